@@ -1,0 +1,1 @@
+"""Replicated data: clocks, signed records, merge laws. Pure: no network, no files, no trio, no torch."""

@@ -1,0 +1,1 @@
+"""Learning: run specifications, models, tasks, codecs, outer optimizers. Pure: no network, no trio."""

@@ -1,0 +1,121 @@
+"""Settings as frozen dataclasses that explain themselves.
+
+A field made with `option(...)` carries its help, unit and permitted range. `parse_section` turns a TOML table into such a
+dataclass and names the file, the key, the value and the allowed range when something is wrong. Run specifications and
+the node's own configuration are both built on it, and `--help` texts quote it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_type_hints
+
+S = TypeVar("S")
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used. The message says where it stands, what it is, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known about one setting beside its type and default."""
+
+    help: str
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    since: int = 1  # schema in which the key appeared; later keys are left out of the run id at their default
+
+    def allowed(self) -> str:
+        """The permitted values in words, for messages and documentation."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        unit = f" {self.unit}" if self.unit else ""
+        if self.minimum is not None and self.maximum is not None:
+            return f"{self.minimum:g} to {self.maximum:g}{unit}"
+        if self.minimum is not None:
+            return f"at least {self.minimum:g}{unit}"
+        return f"any value{unit}"
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+    since: int = 1,
+) -> Any:
+    """A dataclass field with an `Option` in its metadata."""
+    described = Option(help, unit, minimum, maximum, choices, since)
+    return dataclasses.field(default=default, metadata={"option": described})
+
+
+def describe(section: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Option]]:
+    """The options of a settings dataclass, by key."""
+    return {f.name: (f, f.metadata["option"]) for f in dataclasses.fields(section) if "option" in f.metadata}
+
+
+def parse_section(section: type[S], table: Mapping[str, Any], *, where: str) -> S:
+    """Build `section` from a TOML table.
+
+    `where` names the file and table for messages, such as `run.toml [inner]`.
+    Raises SettingError for an unknown key, a wrong type, a value out of range, or a missing required key.
+    """
+    known = describe(section)
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(known)
+            raise SettingError(f"{where}: unknown key {key!r}; {hint}")
+    values = {key: coerce(section, key, value, where=where) for key, value in table.items()}
+    required = {k for k, (f, _) in known.items() if f.default is dataclasses.MISSING}
+    for key in sorted(required - values.keys()):
+        raise SettingError(f"{where}: {key!r} is missing; {known[key][1].help}, {known[key][1].allowed()}")
+    return section(**values)
+
+
+def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
+    """Check one value against the type and range of `section.key`; integers are accepted for floats."""
+    described = describe(section)[key][1]
+    wanted = get_type_hints(section)[key]
+
+    def wrong(expected: str) -> SettingError:
+        return SettingError(f"{where}: {key} = {value!r} is not valid; expected {expected}")
+
+    if wanted is bool:
+        if not isinstance(value, bool):
+            raise wrong("true or false")
+        return value
+    if wanted in (int, float):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise wrong(f"a number, {described.allowed()}")
+        if wanted is int and (isinstance(value, float) and not value.is_integer()):
+            raise wrong(f"a whole number, {described.allowed()}")
+        number = wanted(value)
+        if not math.isfinite(number):
+            raise wrong(f"a finite number, {described.allowed()}")
+        if (described.minimum is not None and number < described.minimum) or (
+            described.maximum is not None and number > described.maximum
+        ):
+            raise wrong(described.allowed())
+        return number
+    if wanted is str:
+        if not isinstance(value, str):
+            raise wrong("text")
+        if described.choices and value not in described.choices:
+            raise wrong(described.allowed())
+        return value
+    if wanted == tuple[str, ...]:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise wrong("a list of texts")
+        return tuple(value)
+    raise TypeError(f"{section.__name__}.{key}: settings of type {wanted} are not supported")

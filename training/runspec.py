@@ -1,0 +1,218 @@
+"""The RunSpec: what a run trains and how, and the run id that follows from it.
+
+    swarmnode config check examples/byte-lm.toml
+
+A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
+canonical encoding of the *resolved* values, so two files that mean the same are the same run, and a spec that came from
+a peer is checked by hashing it. Keys that a later version adds are left out of the encoding at their default, so that
+old run ids stay what they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from swarmnode.training.options import SettingError, describe, option, parse_section
+
+SCHEMA = 1
+MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class RunSection:
+    name: str = option(help="name of the run: lower case letters, digits, '.', '_' and '-'")
+    seed: int = option(0, "seed of the initial parameters and of all sampling", minimum=0, maximum=2**53)
+    trust: str = option("known", "who may take part and how results are checked", choices=("known",))
+    members: tuple[str, ...] = option((), "peer ids that may take part; empty admits anyone who holds the run id")
+
+
+@dataclass(frozen=True)
+class TaskSection:
+    name: str = option("byte-lm", "what is learned: a built-in task or, with --task, the name of a local one")
+    corpus: str = option("python-stdlib", "label of the corpus; each node may point it to its own files with --corpus")
+    heldout_sha256: str = option("", "hash of the held-out text; filled in when the run is created")
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    layers: int = option(4, "transformer blocks", minimum=1, maximum=128)
+    heads: int = option(4, "attention heads", minimum=1, maximum=128)
+    width: int = option(128, "width of the residual stream", minimum=8, maximum=16384)
+    context: int = option(128, "length of a training sequence", unit="tokens", minimum=8, maximum=65536)
+
+
+@dataclass(frozen=True)
+class InnerSection:
+    optimizer: str = option("adamw", "inner optimizer", choices=("adamw",))
+    lr: float = option(3e-3, "inner learning rate", minimum=1e-8, maximum=10)
+    warmup: int = option(20, "inner steps of linear warm-up at the start of a run", unit="steps", minimum=0, maximum=10**6)
+    weight_decay: float = option(0.1, "decoupled weight decay", minimum=0, maximum=10)
+    clip: float = option(1.0, "gradient norm above which gradients are scaled down; 0 turns it off", minimum=0, maximum=1e6)
+    batch: int = option(8, "sequences in an inner step", unit="sequences", minimum=1, maximum=65536)
+    steps: int = option(20, "inner steps in a round (H)", unit="steps", minimum=1, maximum=10**6)
+
+
+@dataclass(frozen=True)
+class OuterSection:
+    lr: float = option(1.0, "outer learning rate", minimum=0, maximum=10)
+    momentum: float = option(0.0, "outer Nesterov momentum", minimum=0, maximum=0.9999)
+
+
+@dataclass(frozen=True)
+class ExchangeSection:
+    method: str = option("diloco", "how nodes exchange what they learned", choices=("diloco",))
+    codec: str = option("int8", "encoding of pseudo-gradients on the wire", choices=("fp32", "fp16", "int8"))
+    group_size: int = option(64, "members that exchange in one round at the most", unit="nodes", minimum=1, maximum=256)
+    weight_cap: float = option(
+        2.0, "weight of a member at the most, as a multiple of the median member's", minimum=1, maximum=1000
+    )
+    deadline_floor: float = option(5.0, "shortest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=3600)
+    deadline_ceiling: float = option(
+        120.0, "longest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=86400
+    )
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training job. Immutable; two specs with equal `run_id` are the same run on every machine."""
+
+    run: RunSection
+    task: TaskSection = field(default_factory=TaskSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    inner: InnerSection = field(default_factory=InnerSection)
+    outer: OuterSection = field(default_factory=OuterSection)
+    exchange: ExchangeSection = field(default_factory=ExchangeSection)
+
+    @property
+    def run_id(self) -> str:
+        """sha-256 of `encode(self)`, 64 hex digits."""
+        return hashlib.sha256(encode(self)).hexdigest()
+
+    def resolved(self, *, heldout_sha256: str) -> RunSpec:
+        """The spec with what its creator measured filled in."""
+        return dataclasses.replace(self, task=dataclasses.replace(self.task, heldout_sha256=heldout_sha256))
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "run": RunSection,
+    "task": TaskSection,
+    "model": ModelSection,
+    "inner": InnerSection,
+    "outer": OuterSection,
+    "exchange": ExchangeSection,
+}
+
+
+def load_runspec(path: Path) -> RunSpec:
+    """Read a RunSpec from a TOML file. Raises SettingError with the file, key, value and permitted range."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingError(f"{path}: no such file; name a run file such as examples/byte-lm.toml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{path}: not valid TOML: {error}") from error
+    return parse_runspec(tables, source=str(path))
+
+
+def parse_runspec(tables: Mapping[str, Any], *, source: str) -> RunSpec:
+    """Build a RunSpec from parsed tables; `source` names their origin in messages."""
+    for name, table in tables.items():
+        if name not in SECTIONS:
+            raise SettingError(f"{source}: unknown table [{name}]; known tables: {', '.join(SECTIONS)}")
+        if not isinstance(table, Mapping):
+            raise SettingError(f"{source}: {name} = {table!r} is not a table; write [{name}] and its keys below it")
+    sections = {
+        name: parse_section(section, tables.get(name, {}), where=f"{source} [{name}]") for name, section in SECTIONS.items()
+    }
+    spec = RunSpec(**sections)
+    _check_together(spec, source)
+    return spec
+
+
+def _check_together(spec: RunSpec, source: str) -> None:
+    """What no single key can tell."""
+    if not _NAME.fullmatch(spec.run.name):
+        raise SettingError(
+            f"{source} [run]: name = {spec.run.name!r} is not valid; "
+            "expected 1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    if spec.model.width % spec.model.heads:
+        raise SettingError(
+            f"{source} [model]: width = {spec.model.width} is not a multiple of heads = {spec.model.heads}; "
+            "each head takes an equal part of the width"
+        )
+    if spec.exchange.deadline_floor > spec.exchange.deadline_ceiling:
+        raise SettingError(
+            f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
+            f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
+        )
+
+
+def encode(spec: RunSpec) -> bytes:
+    """Canonical encoding: msgpack with sorted keys, floats as float64, `{schema: 1, table: {key: value}}`."""
+    tables: dict[str, Any] = {"schema": SCHEMA}
+    for name, section in SECTIONS.items():
+        values = getattr(spec, name)
+        tables[name] = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, (f, described) in sorted(describe(section).items())
+            if (value := getattr(values, key)) is not None and not (described.since > SCHEMA and value == f.default)
+        }
+    packed: bytes = msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
+    return packed
+
+
+def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:
+    """A RunSpec that came from a peer or a file of ours.
+
+    Raises SettingError where it is too large, malformed, of a newer schema, or does not hash to `expected_run_id`.
+    """
+    if len(packed) > MAX_ENCODED_SPEC:
+        raise SettingError(f"run specification of {len(packed)} bytes refused; at most {MAX_ENCODED_SPEC}")
+    if expected_run_id is not None and hashlib.sha256(packed).hexdigest() != expected_run_id:
+        raise SettingError(f"run specification does not hash to {expected_run_id[:12]}…; the peer sent another run")
+    try:
+        tables = msgpack.unpackb(packed, strict_map_key=True, max_array_len=4096, max_map_len=64, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise SettingError(f"run specification is malformed: {error}") from error
+    if not isinstance(tables, dict) or tables.pop("schema", None) != SCHEMA:
+        raise SettingError(f"run specification has another schema than {SCHEMA}; update swarmnode to join this run")
+    spec = parse_runspec(tables, source="run specification from a peer")
+    if encode(spec) != packed:
+        raise SettingError("run specification is not in canonical form; its run id would differ between nodes")
+    return spec
+
+
+def to_toml(spec: RunSpec) -> str:
+    """The spec as a TOML file that loads to an equal one."""
+    lines: list[str] = []
+    for name, section in SECTIONS.items():
+        lines.append(f"[{name}]")
+        for key in describe(section):
+            value = getattr(getattr(spec, name), key)
+            lines.append(f"{key} = {_toml_value(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)
