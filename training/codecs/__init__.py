@@ -1,0 +1,24 @@
+"""Encodings of float32 vectors on the wire, by the name that a RunSpec gives: `codec("int8")`.
+
+All are numpy only, stateless and deterministic: the same values make the same bytes on every CPU. What an encoding
+loses is kept by `feedback.ErrorFeedback`.
+"""
+
+from __future__ import annotations
+
+from swarmnode.training.codecs.base import Codec, CodecError
+from swarmnode.training.codecs.fp16 import Fp16
+from swarmnode.training.codecs.fp32 import Fp32
+from swarmnode.training.codecs.int8 import Int8
+
+__all__ = ["CODECS", "Codec", "CodecError", "codec"]
+
+CODECS: dict[str, Codec] = {c.name: c for c in (Fp32(), Fp16(), Int8())}
+
+
+def codec(name: str) -> Codec:
+    """The codec called `name` in `[exchange] codec`. Raises ValueError naming the known ones."""
+    try:
+        return CODECS[name]
+    except KeyError:
+        raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join(CODECS)}") from None

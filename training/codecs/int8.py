@@ -1,0 +1,106 @@
+"""int8: a signed byte an element and one float32 scale a block of 1024, 1.0039 bytes an element.
+
+    bytes = scales, one float32 a block, little-endian ‖ integers, one int8 an element
+    value = integer * scale,  integer = round half even(value / scale),  scale = absmax of the block / 127
+
+Scales are rounded up to 17 significant bits. An integer has at most 7, so `integer * scale` has at most 24 and is
+*exact* in float32: decoding rounds nothing, and gives the same bits on every CPU, also where a compiler fuses a
+multiplication with the addition behind it. For the same reason a re-encoding of decoded values makes the same bytes.
+The price is a step that is wider by less than 2^-16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
+
+# Elements that share a scale. RMS error at sigma 1 and bytes an element, measured: 256: 0.0070, 1.0156;
+# 512: 0.0074, 1.0078; 1024: 0.0079, 1.0039; 2048: 0.0083, 1.0020. The permitted 1.01 includes headers and frames:
+# 1024 leaves them 0.6 %, for an error 6 % above that of 512.
+BLOCK = 1024
+STEPS = np.float32(127)
+
+_DROPPED_BITS = np.uint32(0x7F)  # of the 24 bits of a scale's significand, the last 7 are zero
+# A scale is zero or normal, since a CPU that flushes subnormals to zero would decode another value, and 127 of it
+# are finite.
+_SMALLEST = int(np.float32(np.finfo(np.float32).tiny).view(np.uint32))
+_LARGEST = int((np.finfo(np.float32).max / STEPS).view(np.uint32) & ~_DROPPED_BITS)
+
+
+class Int8:
+    """Implements `Codec`. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made.
+
+    The error of an element is at most half a step: absmax of its block / 254 (plus 2^-16 of that); in a block whose
+    absmax is below 127 * 2^-126 all elements become zero.
+    """
+
+    name = "int8"
+
+    def encoded_size(self, elements: int) -> int:
+        return 4 * _blocks(elements) + elements
+
+    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
+        values = checked_values(values)
+        target = room(out, self.encoded_size(values.size))
+        scales, integers = _views(target, values.size)
+        scratch = np.empty(min(STEP, values.size), np.float32)
+        for start in range(0, values.size, STEP):
+            step = values[start : start + STEP]
+            whole = step.size - step.size % BLOCK
+            for first, last in ((0, whole), (whole, step.size)):
+                if first == last:
+                    continue
+                blocks = step[first:last].reshape(-1, min(BLOCK, last - first))  # (blocks, BLOCK), or (1, tail)
+                block = (start + first) // BLOCK
+                scale = _scales(blocks)
+                scales[block : block + len(scale)] = scale
+                with np.errstate(divide="ignore"):
+                    inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
+                rounded = scratch[: last - first].reshape(blocks.shape)
+                np.multiply(blocks, inverse[:, None], out=rounded)
+                np.rint(rounded, out=rounded)
+                integers[start + first : start + last].reshape(blocks.shape)[:] = rounded
+        return target
+
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
+        view = checked_bytes(raw, self.encoded_size(elements), self.name)
+        scales, integers = _views(view, elements)
+        bits = scales.view("<u4")
+        if np.any((bits & _DROPPED_BITS) | ((bits != 0) & (bits < _SMALLEST)) | (bits > _LARGEST)):
+            raise CodecError("int8: a scale is negative, not finite, out of range or has more than 17 significant bits")
+        if elements and integers.min() < -STEPS:
+            raise CodecError("int8: an integer is -128; the range is -127 to 127")
+        values = np.empty(elements, np.float32)
+        whole = elements - elements % BLOCK
+        np.multiply(
+            integers[:whole].reshape(-1, BLOCK),
+            scales[: whole // BLOCK, None],
+            out=values[:whole].reshape(-1, BLOCK),
+            dtype=np.float32,
+        )
+        np.multiply(integers[whole:], scales[whole // BLOCK :], out=values[whole:], dtype=np.float32)
+        return values
+
+
+def _blocks(elements: int) -> int:
+    return -(-elements // BLOCK)
+
+
+def _views(raw: memoryview, elements: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """The scales (blocks,) and the integers (elements,) inside encoded bytes."""
+    end = 4 * _blocks(elements)
+    return np.frombuffer(raw[:end], "<f4"), np.frombuffer(raw[end:], np.int8)
+
+
+def _scales(blocks: NDArray[np.float32]) -> NDArray[np.float32]:
+    """One scale for each row of `blocks`, (n, k) -> (n,).
+
+    Raises CodecError for NaN and infinity, which the extremes keep.
+    """
+    absmax = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    if not np.isfinite(absmax).all():
+        raise CodecError("int8: values to encode contain NaN or infinity")
+    bits = (absmax / STEPS).view(np.uint32)
+    bits = np.where(bits < _SMALLEST, np.uint32(0), (bits + _DROPPED_BITS) & ~_DROPPED_BITS)
+    return np.minimum(bits, np.uint32(_LARGEST)).view(np.float32)

@@ -1,0 +1,122 @@
+"""The outer optimizer (DiLoCo, arXiv 2311.08105, algorithm 1) and the hash that proves that nodes agree.
+
+Members of a round apply the same mean pseudo-gradient to the same state and must end bit-identical. So the arithmetic
+here is only float32 multiplication, addition and subtraction of single elements, each rounded on its own, in the
+order that the docstrings write: nothing whose order or fusing a machine may choose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from swarmnode.training.layout import Layout
+
+Vector = NDArray[np.float32]
+
+_STATE_TAG = b"swarmnode/state/1\0"
+_STEP = 64 << 10  # elements worked on at a time; temporaries stay in a core's cache and do not grow with the model
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """What members of a run share: parameters phi and outer momentum, float32 (P,) each. Never written to in place."""
+
+    parameters: Vector
+    momentum: Vector
+
+    @classmethod
+    def start(cls, parameters: Vector) -> OuterState:
+        """The state before round 0: a copy of these parameters, (P,), and no momentum."""
+        return cls(_frozen(parameters.astype(np.float32)), _frozen(np.zeros(parameters.size, np.float32)))
+
+
+def outer_step(state: OuterState, mean_pseudo_gradient: Vector, *, lr: float, momentum: float) -> OuterState:
+    """One outer step along g = `mean_pseudo_gradient` (P,), mean of phi - theta over members.
+
+    With mu = `momentum`, Nesterov's as in torch.optim.SGD(nesterov=True); lr and mu are rounded to float32 first:
+
+        mu > 0:  m <- (mu * m) + g;  phi <- phi - (lr * (g + (mu * m)))
+        mu = 0:  phi <- phi - (lr * g);  m stays
+
+    Returns a new state with read-only arrays; the old one stays valid for readers. Raises ValueError where shapes or
+    dtypes differ, or new parameters would not be finite.
+    """
+    for name, vector in (("momentum", state.momentum), ("pseudo-gradient", mean_pseudo_gradient)):
+        if vector.shape != state.parameters.shape or vector.dtype != np.float32:
+            raise ValueError(f"{name} is {vector.dtype} {vector.shape}, parameters are {state.parameters.shape}")
+    rate, mu = np.float32(lr), np.float32(momentum)
+    parameters = np.empty_like(state.parameters)
+    velocity = np.empty_like(state.momentum) if mu else state.momentum
+    scratch = np.empty(min(_STEP, parameters.size), np.float32)
+    for part in _steps(parameters.size):
+        g, delta = mean_pseudo_gradient[part], scratch[: part.stop - part.start]
+        if mu:
+            m = velocity[part]
+            np.multiply(mu, state.momentum[part], out=m)
+            np.add(m, g, out=m)
+            np.multiply(mu, m, out=delta)
+            np.add(g, delta, out=delta)
+            np.multiply(rate, delta, out=delta)
+        else:
+            np.multiply(rate, g, out=delta)
+        np.subtract(state.parameters[part], delta, out=parameters[part])
+        if not np.isfinite(parameters[part]).all():
+            raise ValueError("the outer step leads to NaN or infinity; the old state stays, the round does not count")
+    return OuterState(_frozen(parameters), _frozen(velocity) if mu else velocity)
+
+
+def weighted_sum(parts: Sequence[Vector], weights: Sequence[int]) -> Vector:
+    """The weighted mean of `parts`, float32 (n,) each, in the order given.
+
+    acc = 0;  for i in order: acc <- acc + (float32(w_i / sum w) * x_i)
+
+    The quotient is that of the integers in float64, then rounded to float32; each product and sum is rounded to
+    float32 on its own. Another order of parts may give other bits: callers pass them in the roster's. Raises
+    ValueError where there are no parts, lengths differ, a weight is negative, or all are zero.
+    """
+    if not parts or len(parts) != len(weights):
+        raise ValueError(f"{len(parts)} parts with {len(weights)} weights; one weight for each of at least one part")
+    if min(weights) < 0 or sum(weights) == 0:
+        raise ValueError(f"weights {list(weights)} must not be negative, and not all zero")
+    if any(x.shape != parts[0].shape or x.ndim != 1 or x.dtype != np.float32 for x in parts):
+        raise ValueError("parts must be float32 vectors of one length")
+    total = sum(weights)
+    shares = [np.float32(weight / total) for weight in weights]
+    mean: Vector = np.zeros(parts[0].size, np.float32)
+    scratch = np.empty(min(_STEP, mean.size), np.float32)
+    for part in _steps(mean.size):
+        for share, x in zip(shares, parts, strict=True):
+            product = np.multiply(share, x[part], out=scratch[: part.stop - part.start])
+            np.add(mean[part], product, out=mean[part])
+    return mean
+
+
+def state_hash(round: int, layout: Layout, state: OuterState) -> str:
+    """sha-256 of the shared state after `round`, 64 hex digits: equal on two nodes exactly when their bits are.
+
+    Over: tag "swarmnode/state/1" and a zero byte ‖ round as u64 ‖ length of layout.encode() as u64 ‖ layout.encode() ‖
+    parameters ‖ momentum; integers and float32 little-endian. Raises ValueError where the layout has another size.
+    """
+    if not layout.parameters == state.parameters.size == state.momentum.size:
+        raise ValueError(f"layout of {layout.parameters} elements, state of {state.parameters.size}")
+    table = layout.encode()
+    digest = hashlib.sha256(_STATE_TAG)
+    digest.update(round.to_bytes(8, "little"))
+    digest.update(len(table).to_bytes(8, "little"))
+    digest.update(table)
+    for vector in (state.parameters, state.momentum):
+        digest.update(np.ascontiguousarray(vector, "<f4").data)
+    return digest.hexdigest()
+
+
+def _steps(size: int) -> Iterator[slice]:
+    return (slice(start, min(start + _STEP, size)) for start in range(0, size, _STEP))
+
+
+def _frozen(vector: Vector) -> Vector:
+    vector.flags.writeable = False
+    return vector
