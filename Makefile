@@ -1,0 +1,84 @@
+# make swarm   train a small model with four nodes on this machine and compare it with one node alone
+# make test    format and lint checks, types, then all tests
+#
+# Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
+# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, and PIP_ARGS, for example
+#   make swarm PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"    (torch without CUDA: 200 MB, not 3 GB)
+
+PYTHON ?= python3
+PIP_ARGS ?=
+SWARM_ARGS ?= --rounds 30
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := .venv/bin
+ROOMS := cli crdt node protocols training
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: swarm test check lint format typecheck bench ci venv clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+	@echo
+	@echo "also: make lint | format | typecheck | bench | ci | clean"
+
+venv: .venv/.installed
+
+# The stamp is written last, so an interrupted installation is taken up again by the next call.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	    echo "swarmnode needs Python 3.11, 3.12 or 3.13, and '$(PYTHON)' is none of them:" \
+	        "$$($(PYTHON) --version 2>&1 || true)." >&2; \
+	    echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { \
+	    echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "installing swarmnode and its dependencies into .venv (minutes the first time)"
+	@$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]' || { \
+	    echo "The installation failed. fastecdsa, which libp2p needs, is compiled here and wants a C compiler and GMP:" >&2; \
+	    echo "on Debian: apt install build-essential python3-dev libgmp-dev; on macOS: brew install gmp" >&2; exit 1; }
+	@touch $@
+
+.venv/.installed-bench: .venv/.installed
+	@echo "installing what the benchmarks compare with into .venv"
+	@$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+swarm: .venv/.installed
+	$(BIN)/swarmnode local --nodes 4 --solo $(SWARM_ARGS)
+
+test: check typecheck
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+lint: check typecheck
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# mypy wants the folders laid out as they import; symbolic links show it the same files in that shape.
+typecheck: .venv/.installed
+	@rm -rf build/typed
+	@mkdir -p build/typed/swarmnode
+	@for file in package/*.py package/py.typed; do ln -s "../../../$$file" build/typed/swarmnode/; done
+	@for room in $(ROOMS); do ln -s "../../../$$room" build/typed/swarmnode/; done
+	$(BIN)/mypy
+
+bench: .venv/.installed-bench
+	@for file in bench/*.py; do \
+	    test -e "$$file" || { echo "there are no benchmarks in bench/" >&2; exit 1; }; \
+	    echo "$$file" >&2; $(BIN)/python "$$file" $(BENCH_ARGS) || exit 1; \
+	done
+
+ci:
+	.ci/run
+
+clean:
+	rm -rf .venv build dist report *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
