@@ -1,7 +1,7 @@
 """int8: a signed byte an element and one float32 scale a block of 1024, 1.0039 bytes an element.
 
     bytes = scales, one float32 a block, little-endian ‖ integers, one int8 an element
-    value = integer * scale,  integer = round half even(value / scale),  scale = absmax of the block / 127
+    value = integer * scale,  integer = round half even(value * (1 / scale)),  scale = absmax of the block / 127
 
 Scales are rounded up to 17 significant bits. An integer has at most 7, so `integer * scale` has at most 24 and is
 *exact* in float32: decoding rounds nothing, and gives the same bits on every CPU, also where a compiler fuses a
@@ -22,9 +22,9 @@ BLOCK = 1024
 STEPS = np.float32(127)
 
 _DROPPED_BITS = np.uint32(0x7F)  # of the 24 bits of a scale's significand, the last 7 are zero
-# A scale is zero or normal, since a CPU that flushes subnormals to zero would decode another value, and 127 of it
-# are finite.
-_SMALLEST = int(np.float32(np.finfo(np.float32).tiny).view(np.uint32))
+# A scale is zero or at least 2^-120, far enough above float32's subnormals that a CPU which flushes those to zero makes
+# the same integers; and 127 of the largest are finite.
+_SMALLEST = int(np.float32(2.0**-120).view(np.uint32))
 _LARGEST = int((np.finfo(np.float32).max / STEPS).view(np.uint32) & ~_DROPPED_BITS)
 
 
@@ -32,7 +32,7 @@ class Int8:
     """Implements `Codec`. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made.
 
     The error of an element is at most half a step: absmax of its block / 254 (plus 2^-16 of that); in a block whose
-    absmax is below 127 * 2^-126 all elements become zero.
+    absmax is below 127 * 2^-120 all elements become zero.
     """
 
     name = "int8"

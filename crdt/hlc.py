@@ -1,0 +1,64 @@
+"""Hybrid logical clock: stamps that follow real time and never run backwards (Kulkarni et al. 2014).
+
+A stamp is one 64-bit integer: 48 bits of milliseconds since the Unix epoch, then a counter of 16 bits. Integers
+compare as time does, and a full counter carries into the milliseconds by itself. Real time is an argument, in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+COUNTER_BITS = 16
+MAX_STAMP = (1 << 64) - 1
+MAX_TIME = (1 << 48) - 1  # ms, in the year 10889
+MAX_AHEAD = 60_000  # ms; a stamp further ahead of this node's time is somebody's broken or lying clock
+
+
+class StampAhead(ValueError):
+    """A stamp from another node is further ahead of this node's time than `MAX_AHEAD`."""
+
+
+def stamp_at(time: int, counter: int = 0) -> int:
+    """The stamp of `time` ms. Raises ValueError outside 48 and 16 bits."""
+    if not 0 <= time <= MAX_TIME or not 0 <= counter < 1 << COUNTER_BITS:
+        raise ValueError(f"no stamp for {time} ms and counter {counter}; expected 48 and 16 bits")
+    return time << COUNTER_BITS | counter
+
+
+def time_of(stamp: int) -> int:
+    """Milliseconds since the epoch in `stamp`."""
+    return stamp >> COUNTER_BITS
+
+
+def is_ahead(stamp: int, now: int) -> bool:
+    """Whether `stamp` is too far in the future at `now` ms to be believed."""
+    return time_of(stamp) > now + MAX_AHEAD
+
+
+class HybridClock:
+    """The clock of one author. `last` is the greatest stamp made or seen: store it, and start from it again.
+
+    Promised: every `tick` is greater than every stamp that this clock made or observed before, also when real time
+    steps back; and no stamp from elsewhere moves it more than `MAX_AHEAD` beyond real time.
+    """
+
+    def __init__(self, last: int = 0) -> None:
+        if not 0 <= last <= MAX_STAMP:
+            raise ValueError(f"{last} is no stamp")
+        self._last = last
+
+    @property
+    def last(self) -> int:
+        return self._last
+
+    def tick(self, now: int) -> int:
+        """A new stamp for something that happens at `now` ms."""
+        self._last = max(stamp_at(now), self._last + 1)
+        return self._last
+
+    def observe(self, stamp: int, now: int) -> None:
+        """Take note of a stamp from elsewhere. Raises StampAhead, and changes nothing, where it is too far ahead."""
+        if not 0 <= stamp <= MAX_STAMP:
+            raise ValueError(f"{stamp} is no stamp")
+        if is_ahead(stamp, now):
+            raise StampAhead(f"stamp is {time_of(stamp) - now} ms ahead of this node's time; at most {MAX_AHEAD} ms")
+        self._last = max(self._last, stamp)
