@@ -1,0 +1,121 @@
+"""Records: valid by themselves, signed under their own tag, and named by their payload alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from swarmnode.crdt import encoding
+from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.record import InvalidRecord, Record, check, open_record, seal, write
+
+RUN = "ab" * 32
+AUTHOR = "12D3KooWAuthor"
+NOW = 1_700_000_000_000
+
+
+def sign(author: str, message: bytes) -> bytes:
+    """Stands for Ed25519: 64 bytes that depend on author and message."""
+    return hashlib.sha512(author.encode() + message).digest()
+
+
+def verify(author: str, message: bytes, signature: bytes) -> bool:
+    return sign(author, message) == signature
+
+
+@pytest.fixture
+def member() -> Record:
+    return write(RUN, AUTHOR, "member", {"role": "train"}, hlc=stamp_at(NOW), sign=lambda m: sign(AUTHOR, m))
+
+
+def test_a_sealed_record_opens_to_an_equal_one(member: Record) -> None:
+    opened = open_record(seal(member), verify)
+    assert opened == member and opened.id == member.id and opened.signature == member.signature
+
+
+def test_the_id_names_the_payload_and_not_the_signature(member: Record) -> None:
+    assert dataclasses.replace(member, signature=b"other").id == member.id
+    assert dataclasses.replace(member, hlc=member.hlc + 1).id != member.id
+    assert member.id.hex() == "2da92bd65e72bafd5ad11a03d6856dec01cf4531f7d29efc3fd8c51b36000638"
+
+
+def test_real_ed25519_signatures_check_under_the_record_tag() -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+    def verify_ed25519(author: str, message: bytes, signature: bytes) -> bool:
+        assert message.startswith(b"swarmnode/record/1\0")
+        try:
+            key.public_key().verify(signature, message)
+        except InvalidSignature:
+            return False
+        return author == AUTHOR
+
+    record = write(RUN, AUTHOR, "member", 1, hlc=stamp_at(NOW), sign=key.sign)
+    check(record, verify_ed25519)
+    with pytest.raises(InvalidRecord, match="not signed by its author"):
+        check(dataclasses.replace(record, signature=key.sign(record.payload)), verify_ed25519)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2},
+        {"v": True},
+        {"run": "ab"},
+        {"run": "AB" * 32},
+        {"author": ""},
+        {"author": "not base58 0OIl"},
+        {"author": "1" * 129},
+        {"key": "unknown"},
+        {"key": "member/2"},
+        {"key": "member" + "r" * 200},
+        {"ttl": 60_001},
+        {"ttl": 1},
+        {"hlc": -1},
+        {"hlc": 2**64},
+        {"value": float("nan")},
+        {"value": b"x" * 1024},
+    ],
+)
+def test_what_no_correct_node_writes_is_invalid_even_when_signed(change: dict[str, object], member: Record) -> None:
+    changed = dataclasses.replace(member, **change)  # type: ignore[arg-type]
+    try:
+        changed = dataclasses.replace(
+            changed, signature=sign(changed.author, b"swarmnode/record/1\0" + changed.payload)
+        )
+    except encoding.EncodingError:
+        pass
+    with pytest.raises(InvalidRecord):
+        check(changed, verify)
+
+
+def test_a_changed_field_breaks_the_signature(member: Record) -> None:
+    with pytest.raises(InvalidRecord, match="not signed"):
+        check(dataclasses.replace(member, value={"role": "watch"}), verify)
+
+
+def test_malformed_bytes_never_open(member: Record) -> None:
+    payload = encoding.decode(member.payload)
+    assert isinstance(payload, dict)
+    sealed = seal(member)
+    for raw in (
+        b"",
+        sealed[:-1],
+        sealed + b"\0",
+        encoding.encode(member.payload),
+        encoding.encode((member.payload, "text")),
+        encoding.encode((b"\xff", bytes(64))),
+        encoding.encode((encoding.encode({**payload, "more": 1}), bytes(64))),
+        encoding.encode((encoding.encode({**payload, "hlc": "now"}), bytes(64))),
+        encoding.encode((encoding.encode({k: payload[k] for k in payload if k != "ttl"}), bytes(64))),
+    ):
+        with pytest.raises(InvalidRecord):
+            open_record(raw, verify)
+
+
+def test_writing_an_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(InvalidRecord, match="known kinds: member"):
+        write(RUN, AUTHOR, "memebr", 1, hlc=0, sign=lambda m: bytes(64))
