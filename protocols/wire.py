@@ -15,7 +15,6 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import msgpack
@@ -157,17 +156,22 @@ def _unpack_message(kind: type[Any], value: Any) -> Any:
         raise WireError(f"{kind.__name__}: {error}") from None
 
 
-@cache
-def _fields_of(kind: Any) -> tuple[_Field, ...]:
+_known: dict[type[Any], tuple[_Field, ...]] = {}  # what `_fields_of` found: a program has few message kinds
+
+
+def _fields_of(kind: type[Any]) -> tuple[_Field, ...]:
+    if kind in _known:
+        return _known[kind]
+    name, hints = kind.__name__, typing.get_type_hints(kind)
     if not is_dataclass(kind):
-        raise TypeError(f"{kind!r} is not a message dataclass")
-    hints = typing.get_type_hints(kind)
+        raise TypeError(f"{name} is not a message dataclass")
     found = []
     for field in fields(kind):
-        where = f"{kind.__name__}.{field.name}"
+        where = f"{name}.{field.name}"
         default = field.default if field.default_factory is MISSING else field.default_factory()
         found.append(_Field(field.name, _codec(hints[field.name], where), default, where))
-    return tuple(found)
+    _known[kind] = tuple(found)
+    return _known[kind]
 
 
 # -- field types
