@@ -1,0 +1,497 @@
+"""A Yamux session in place of py-libp2p's, whose read and write paths hold five defects that cannot be mended apart.
+
+What breaks upstream (py-libp2p 0.8.1, `stream_muxer/yamux/yamux.py`):
+
+- :851 a cancelled `write()` leaves half a frame on the wire; Noise is out of step and the connection dies.
+- :288 a reader that stalls for 5 s makes the *writer* fail; a frozen application costs more than its own streams.
+- :1546 the receive window is only logged: a peer pushed 400 MiB into memory.
+- :1368 the read loop itself waits to hand over a stream (10 unaccepted ones) and to write answers: two peers whose
+  sockets are full wait for each other for ever.
+- :827 every frame is described for a DEBUG log that nobody reads (half of the CPU time of small frames).
+
+Here frames go through one bounded outbox that a task of its own writes, so cancelling a sender never cuts a frame, a
+full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds ends the connection.
+A peer that sends more than its window ends its connection too. A silent connection is pinged, and given up when nothing
+at all was heard. Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md.
+
+No longer needed when `test_stock_yamux_still_*` in tests/node/test_libp2p_patches.py fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.peer.id import ID
+from libp2p.stream_muxer import muxer_multistream
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+from multiaddr import Multiaddr
+
+log = logging.getLogger(__name__)
+
+HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length or increment
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+PROTOCOL_ERROR = 1  # GO_AWAY code
+
+INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
+MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
+MAX_BODY = 65519 - HEADER.size  # one frame fills exactly one Noise message
+MAX_STREAMS = 256  # that a peer may have open on one connection
+MAX_UNREAD = 32 * 1024 * 1024  # bytes of one connection that readers have not taken yet
+OUTBOX = 4 * MAX_BODY  # bytes queued before senders wait
+MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
+KEEPALIVE = 5.0  # seconds of silence before a ping
+SILENCE = 8.0  # further seconds of silence before the connection is given up
+WRITE_STALL = 12.0  # seconds in which the socket must take one frame
+FLUSH = 0.5  # seconds that a polite close waits for the outbox
+
+
+class SessionStream(IMuxedStream):
+    """One stream. `send_all`, `receive_some` and `send_eof` follow trio; the libp2p names call them."""
+
+    def __init__(self, session: Session, stream_id: int) -> None:
+        self.muxed_conn = session
+        self.stream_id = stream_id
+        self.send_window = INITIAL_WINDOW
+        self.receive_window = INITIAL_WINDOW  # bytes that the peer may still send
+        self._target = INITIAL_WINDOW
+        self._unannounced = 0  # bytes read and not yet given back to the peer as window
+        self._announced_at = trio.current_time()
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0
+        self._readable = trio.lowlevel.ParkingLot()
+        self._writable = trio.lowlevel.ParkingLot()
+        self._finished_sending = False
+        self._finished_receiving = False
+        self.broken = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue all of `data`; waits for window and outbox. Raises MuxedStreamReset or MuxedStreamClosed."""
+        view = memoryview(data).cast("B")
+        session = self.muxed_conn
+        offset = 0
+        await trio.lowlevel.checkpoint()
+        while offset < len(view):
+            while not self.broken and (self.send_window == 0 or session.outbox_full):
+                await (self._writable if self.send_window == 0 else session.outbox_room).park()
+            if self.broken:
+                raise MuxedStreamReset("the stream was reset or its connection ended")
+            if self._finished_sending:
+                raise MuxedStreamClosed("the stream is closed for sending")
+            size = min(self.send_window, MAX_BODY, len(view) - offset)
+            self.send_window -= size
+            session.queue(HEADER.pack(0, DATA, 0, self.stream_id, size) + view[offset : offset + size])
+            offset += size
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """At least one byte, or b"" after the other side's end. Raises MuxedStreamReset."""
+        await trio.lowlevel.checkpoint()
+        while not self._chunks:
+            if self._finished_receiving:
+                return b""
+            if self.broken:
+                raise MuxedStreamReset("the stream was reset or its connection ended")
+            await self._readable.park()
+        chunk = self._chunks.popleft()
+        if len(chunk) > max_bytes:
+            self._chunks.appendleft(chunk[max_bytes:])
+            chunk = chunk[:max_bytes]
+        self._took(len(chunk))
+        return chunk
+
+    def send_eof_nowait(self) -> None:
+        """Finish sending: FIN follows what was queued."""
+        if not self._finished_sending and not self.broken:
+            self._finished_sending = True
+            self.muxed_conn.queue(HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
+            self._forget_if_done()
+
+    def abort(self) -> None:
+        """Drop the stream in both directions, at once and without waiting."""
+        self.queue_reset()
+        self._finished_receiving = False  # what was not read is dropped, complete or not
+        self.break_off()
+
+    def queue_reset(self) -> None:
+        if not self.broken and not (self._finished_sending and self._finished_receiving):
+            self.muxed_conn.queue(HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
+
+    def end(self) -> None:
+        """Finish sending and stop reading: what was queued still arrives."""
+        self.send_eof_nowait()
+        if not self._finished_receiving:
+            self.queue_reset()
+            self.break_off()
+
+    def break_off(self) -> None:
+        """Everyone who waits on this stream gets MuxedStreamReset; only what was received to its end stays readable."""
+        self.broken = True
+        if not self._finished_receiving:
+            self.muxed_conn.unread -= self._unread
+            self._unread = 0
+            self._chunks.clear()
+        self._readable.unpark_all()
+        self._writable.unpark_all()
+        self.muxed_conn.outbox_room.unpark_all()
+        self.muxed_conn.forget(self)
+
+    def feed(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._unread += len(chunk)
+        self.muxed_conn.unread += len(chunk)
+        self._readable.unpark_all()
+
+    def feed_eof(self) -> None:
+        self._finished_receiving = True
+        self._readable.unpark_all()
+        self._forget_if_done()
+
+    def widen(self, increment: int) -> None:
+        self.send_window += increment
+        self._writable.unpark_all()
+
+    def _took(self, size: int) -> None:
+        self._unread -= size
+        self.muxed_conn.unread -= size
+        self._unannounced += size
+        if self._finished_receiving or self._unannounced < self._target // 2:
+            return
+        now = trio.current_time()
+        increment = self._unannounced
+        # Half a window within four round trips: the window is what limits the sender, so it doubles.
+        if now - self._announced_at < 4 * self.muxed_conn.rtt() and self._target < MAX_WINDOW:
+            increment += self._target
+            self._target *= 2
+        self._unannounced, self._announced_at = 0, now
+        self.receive_window += increment
+        self.muxed_conn.answer(HEADER.pack(0, WINDOW_UPDATE, 0, self.stream_id, increment))
+
+    def _forget_if_done(self) -> None:
+        if self._finished_sending and self._finished_receiving:
+            self.muxed_conn.forget(self)
+
+    # The names that py-libp2p calls.
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        chunk = await self.receive_some(n if n is not None and n > 0 else MAX_WINDOW)
+        if not chunk:
+            raise MuxedStreamEOF("the other side has finished sending")
+        return chunk
+
+    async def write(self, data: bytes) -> None:
+        await self.send_all(data)
+
+    async def close(self) -> None:
+        self.send_eof_nowait()
+
+    async def reset(self) -> None:
+        self.abort()
+
+    def set_deadline(self, ttl: int) -> bool:
+        raise NotImplementedError("use trio's cancel scopes")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.muxed_conn.get_remote_address()
+
+    async def __aenter__(self) -> SessionStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.send_eof_nowait()
+
+
+class Session(IMuxedConn):
+    """One connection's streams. `start()` is its lifetime: three tasks that end together."""
+
+    def __init__(
+        self,
+        secured_conn: ISecureConn,
+        peer_id: ID,
+        is_initiator: bool | None = None,
+        on_close: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
+        self.secured_conn = secured_conn
+        self.peer_id = peer_id
+        self.on_close = on_close  # py-libp2p sets it; its SwarmConn learns of the end from accept_stream
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.unread = 0
+        self.outbox_room = trio.lowlevel.ParkingLot()
+        self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
+        self._next_id = 1 if self._initiator else 2
+        self._streams: dict[int, SessionStream] = {}
+        self._arrived: deque[SessionStream] = deque()
+        self._arrival = trio.lowlevel.ParkingLot()
+        self._outbox: deque[bytes] = deque()
+        self._outbox_size = 0
+        self._answers: deque[bytes] = deque()
+        self._work = trio.Event()
+        self._drained = trio.Event()
+        self._received = bytearray()
+        self._heard_at = trio.current_time()
+        self._pinged_at: float | None = None
+        self._rtt = 0.0
+        self._closing = False
+
+    async def start(self) -> None:
+        """Run until either side ends the connection; every stream is broken by then."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_frames)
+                nursery.start_soon(self._keep_alive)
+                self.event_started.set()
+                await self._read_frames()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.abandon("the connection ended")
+
+    @property
+    def outbox_full(self) -> bool:
+        return self._outbox_size >= OUTBOX
+
+    def queue(self, frame: bytes) -> None:
+        """Frames of streams, in order."""
+        if self._closing:
+            return
+        self._outbox.append(frame)
+        self._outbox_size += len(frame)
+        self._work.set()
+
+    def answer(self, frame: bytes) -> None:
+        """Frames that go before those of streams: a full outbox must not look like a dead connection."""
+        if self._closing:
+            return
+        self._answers.append(frame)
+        self._work.set()
+
+    def forget(self, stream: SessionStream) -> None:
+        self._streams.pop(stream.stream_id, None)
+
+    def rtt(self) -> float:
+        """Smoothed round-trip time in seconds, 0.0 until the first ping came back."""
+        return self._rtt
+
+    async def abandon(self, why: str) -> None:
+        """Break all streams and close the socket, without a word to the peer."""
+        if self._closing and self.event_closed.is_set():
+            return
+        log.debug("connection to %s: %s", self.peer_id, why)
+        self._closing = True
+        for stream in tuple(self._streams.values()):
+            stream.break_off()
+        self._arrival.unpark_all()
+        self.outbox_room.unpark_all()
+        self._drained.set()
+        self._work.set()
+        self.event_closed.set()
+        try:
+            await self.secured_conn.close()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.debug("closing the socket to %s: %s", self.peer_id, error)
+
+    async def _write_frames(self) -> None:
+        while True:
+            if not self._answers and not self._outbox:
+                self._drained.set()
+                self._work = trio.Event()
+                await self._work.wait()
+                if self._closing and not self._answers and not self._outbox:
+                    return
+                continue
+            batch = [self._next_frame()]
+            size = len(batch[0])
+            while (self._answers or self._outbox) and size + len(self._peek()) <= MAX_BODY + HEADER.size:
+                batch.append(self._next_frame())
+                size += len(batch[-1])
+            self.outbox_room.unpark_all()
+            try:
+                with trio.fail_after(WRITE_STALL):
+                    await self.secured_conn.write(batch[0] if len(batch) == 1 else b"".join(batch))
+            except trio.TooSlowError:
+                await self.abandon(f"the socket took nothing for {WRITE_STALL:.0f} s")
+                return
+            except Exception as error:
+                await self.abandon(f"write failed: {error!r}")
+                return
+
+    def _peek(self) -> bytes:
+        return self._answers[0] if self._answers else self._outbox[0]
+
+    def _next_frame(self) -> bytes:
+        if self._answers:
+            return self._answers.popleft()
+        frame = self._outbox.popleft()
+        self._outbox_size -= len(frame)
+        return frame
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._pinged_at = trio.current_time()
+            self.answer(HEADER.pack(0, PING, SYN, 0, int(self._pinged_at * 1000) & 0xFFFFFFFF))
+            await trio.sleep(SILENCE)
+            if trio.current_time() - self._heard_at >= SILENCE:
+                await self.abandon(f"nothing heard for {trio.current_time() - self._heard_at:.0f} s")
+                return
+            while self._heard_at + KEEPALIVE > trio.current_time():  # noqa: ASYNC110
+                await trio.sleep_until(self._heard_at + KEEPALIVE)
+
+    async def _receive(self, size: int) -> bool:
+        """Have at least `size` bytes in hand; False at the connection's end."""
+        while len(self._received) < size:
+            chunk = await self.secured_conn.read(None)  # one Noise message; a number would be waited for in full
+            if not chunk:
+                return False
+            self._heard_at = trio.current_time()
+            self._received += chunk
+        return True
+
+    async def _read_frames(self) -> None:
+        why = "closed by the peer"
+        try:
+            while await self._receive(HEADER.size):
+                version, kind, flags, stream_id, length = HEADER.unpack_from(self._received)
+                del self._received[: HEADER.size]
+                if version != 0 or kind > GO_AWAY:
+                    raise _ProtocolViolation(f"version {version}, frame type {kind}")
+                if kind == GO_AWAY:
+                    break
+                if kind == PING:
+                    self._on_ping(flags, length)
+                    continue
+                stream = self._on_syn(stream_id) if flags & SYN else self._streams.get(stream_id)
+                if kind == DATA and not await self._read_body(stream, length):
+                    break
+                if stream is not None:
+                    if kind == WINDOW_UPDATE and length:
+                        stream.widen(length)
+                    if flags & RST:
+                        stream.break_off()
+                    elif flags & FIN:
+                        stream.feed_eof()
+                if len(self._answers) > MAX_ANSWERS:
+                    raise _ProtocolViolation("asks for answers and does not read them")
+        except _ProtocolViolation as violation:
+            why = f"broke the protocol: {violation}"
+            log.warning("peer %s %s; its connection is closed", self.peer_id, why)
+            self.answer(HEADER.pack(0, GO_AWAY, 0, 0, PROTOCOL_ERROR))
+            await self._flush()
+        except Exception as error:
+            why = f"read failed: {error!r}"
+        await self.abandon(why)
+
+    async def _read_body(self, stream: SessionStream | None, length: int) -> bool:
+        if length > (MAX_WINDOW if stream is None else stream.receive_window):
+            raise _ProtocolViolation(f"sent {length} bytes where its window allows fewer")
+        if stream is not None:
+            stream.receive_window -= length
+        while length:
+            if not self._received and not await self._receive(1):
+                return False
+            chunk = bytes(self._received[:length])
+            del self._received[: len(chunk)]
+            length -= len(chunk)
+            if stream is not None and not stream.broken:
+                if self.unread + len(chunk) > MAX_UNREAD:
+                    log.warning("peer %s filled %d bytes that nobody read: stream reset", self.peer_id, self.unread)
+                    stream.abort()
+                else:
+                    stream.feed(chunk)
+        return True
+
+    def _on_syn(self, stream_id: int) -> SessionStream | None:
+        if stream_id % 2 == (1 if self._initiator else 0) or stream_id in self._streams:
+            raise _ProtocolViolation(f"opened stream {stream_id}, which is not its to open")
+        theirs = sum(1 for known in self._streams if known % 2 == stream_id % 2)
+        if theirs >= MAX_STREAMS:
+            self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
+            return None
+        stream = self._streams[stream_id] = SessionStream(self, stream_id)
+        self.answer(HEADER.pack(0, WINDOW_UPDATE, ACK, stream_id, 0))
+        self._arrived.append(stream)
+        self._arrival.unpark(count=1)
+        return stream
+
+    def _on_ping(self, flags: int, nonce: int) -> None:
+        if flags & SYN:
+            self.answer(HEADER.pack(0, PING, ACK, 0, nonce))
+        elif self._pinged_at is not None:
+            sample, self._pinged_at = trio.current_time() - self._pinged_at, None
+            self._rtt = sample if self._rtt == 0.0 else (self._rtt + sample) / 2
+
+    async def _flush(self) -> None:
+        self._drained = trio.Event()
+        self._work.set()
+        with trio.move_on_after(FLUSH):
+            await self._drained.wait()
+
+    # The names that py-libp2p calls.
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._initiator
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self._closing
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing
+
+    async def open_stream(self) -> SessionStream:
+        await trio.lowlevel.checkpoint()
+        if self._closing:
+            raise MuxedStreamError("the connection ended")
+        stream = self._streams[self._next_id] = SessionStream(self, self._next_id)
+        self._next_id += 2
+        self.queue(HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
+        return stream
+
+    async def accept_stream(self) -> SessionStream:
+        while not self._arrived:
+            if self._closing:
+                raise MuxedConnUnavailable("the connection ended")
+            await self._arrival.park()
+        return self._arrived.popleft()
+
+    async def close(self) -> None:
+        """Say goodbye, wait up to FLUSH seconds until what was queued is sent, and close."""
+        if not self._closing and self.event_started.is_set():
+            self.queue(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+            await self._flush()
+        with trio.CancelScope(shield=True):
+            await self.abandon("closed here")
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self.secured_conn.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.secured_conn.get_remote_address()
+
+
+class _ProtocolViolation(Exception):
+    """The peer sent what no honest implementation sends."""
+
+
+def apply() -> None:
+    """Let py-libp2p's upgrader make this session where Yamux is agreed on."""
+    muxer_multistream.Yamux = Session  # type: ignore[misc,assignment]
