@@ -1,8 +1,8 @@
 """The arrows between rooms run one way: cli -> node -> protocols -> crdt, training.
 
-Read from the sources with `ast`, so that an import inside a function counts as well; and seen in a fresh interpreter, so
-that what a library drags in counts too: the daemon never holds torch, and a command that a person types starts without
-trio and libp2p.
+Read from the sources with `ast`, so that an import inside a function counts as well; and seen in a fresh interpreter,
+so that what a library drags in counts too: the daemon never holds torch, and what a person types starts without trio
+and libp2p.
 """
 
 from __future__ import annotations

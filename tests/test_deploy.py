@@ -1,0 +1,218 @@
+"""What deploy/ promises, read from its files: images that cache and do not run as root, workers that never share state,
+a service that is told when to give up. No container engine is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from swarmnode.node import exitcodes
+from swarmnode.node.config import NodeConfig
+from swarmnode.training.options import describe
+from swarmnode.training.runspec import load_runspec
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+STATE = "/var/lib/swarmnode"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+SEED, WORKER = COMPOSE["services"]["seed"], COMPOSE["services"]["worker"]
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """The Dockerfile as (instruction, rest) with continued lines joined and comments dropped."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ").splitlines()
+    return [(word.upper(), " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in lines if line)]
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    found: list[list[tuple[str, str]]] = []
+    for instruction in dockerfile():
+        if instruction[0] == "FROM":
+            found.append([])
+        if found:
+            found[-1].append(instruction)
+    return found
+
+
+def service_unit() -> dict[str, list[str]]:
+    """The unit's settings by name, in order; a name may stand more than once."""
+    settings: dict[str, list[str]] = {}
+    for line in (DEPLOY / "swarmnode.service").read_text(encoding="utf-8").splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            settings.setdefault(name, []).append(value)
+    return settings
+
+
+def place(stage: list[tuple[str, str]], part: str) -> int:
+    [index] = [i for i, (_, rest) in enumerate(stage) if part in rest]
+    return index
+
+
+def options_of(command: str) -> str:
+    """The help text of one of our commands."""
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmnode", command, "--help"],
+        env={"PATH": "", "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_image_is_slim_and_leaves_its_compiler_behind() -> None:
+    build, final = stages()
+    assert all(re.fullmatch(r"python:\$\{PYTHON\}-slim-\w+( AS build)?", stage[0][1]) for stage in (build, final))
+    assert not any("gcc" in rest for _, rest in final)
+    assert any("--from=build" in rest for word, rest in final if word == "COPY")
+
+
+def test_image_runs_as_a_user_that_owns_only_the_state() -> None:
+    final = stages()[1]
+    words = [word for word, _ in final]
+    [user] = [rest for word, rest in final if word == "USER"]
+    assert user not in ("root", "0")
+    assert words.index("USER") < words.index("ENTRYPOINT")
+    assert any(f"--owner={user}" in rest and STATE in rest for _, rest in final)
+    assert ("VOLUME", STATE) in final
+    assert any(f"SWARMNODE_DATA_DIR={STATE}" in rest for word, rest in final if word == "ENV")
+
+
+def test_a_change_of_code_installs_no_dependency_again() -> None:
+    build = stages()[0]
+    order = [
+        place(build, "constraints.txt ./"),
+        place(build, "--no-deps --index-url"),
+        place(build, "pyproject.toml ./"),
+        place(build, "--requirement requirements.txt"),
+        place(build, "node node"),
+        place(build, "--no-build-isolation"),
+    ]
+    assert order == sorted(order)
+
+
+def test_torch_wheel_is_chosen_by_a_build_argument_and_is_for_the_cpu_by_default() -> None:
+    [default] = [rest for word, rest in dockerfile() if word == "ARG" and rest.startswith("TORCH_INDEX")]
+    assert default == "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+    assert "TORCH_INDEX" in SEED["build"]["args"]
+
+
+def test_image_reads_the_dependencies_that_pyproject_declares() -> None:
+    [step] = [rest for word, rest in dockerfile() if word == "RUN" and "requirements.txt" in rest]
+    [expression] = re.findall(r"python -c '([^']*)'", step)
+    ast.parse(expression)
+    printed = subprocess.run([sys.executable, "-c", expression], cwd=ROOT, capture_output=True, text=True).stdout
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert printed.splitlines() == declared
+
+
+def test_everything_the_image_copies_exists_and_reaches_the_builder() -> None:
+    admitted = {
+        line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
+    }
+    copied = {
+        source
+        for word, rest in dockerfile()
+        if word == "COPY" and "--from" not in rest
+        for source in shlex.split(rest)[:-1]
+    }
+    assert copied == admitted
+    assert all((ROOT / source).exists() for source in copied)
+    mapped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
+    assert set(mapped) <= copied
+    assert load_runspec(ROOT / "examples" / "byte-lm.toml").run.name
+
+
+def test_workers_can_be_scaled() -> None:
+    for service in (SEED, WORKER):
+        assert "container_name" not in service
+    for fixed in ("ports", "hostname", "network_mode"):
+        assert fixed not in WORKER
+
+
+def test_replicas_never_share_a_data_directory() -> None:
+    assert WORKER["environment"]["SWARMNODE_DATA_DIR"] == STATE
+    assert WORKER["volumes"] == [STATE], "an anonymous volume: each replica gets its own"
+    assert SEED["volumes"] == [f"seed:{STATE}"]
+    assert list(COMPOSE["volumes"]) == ["seed"]
+
+
+def test_workers_join_the_seed_by_name_once_it_is_healthy() -> None:
+    join = WORKER["command"][WORKER["command"].index("--join") + 1]
+    port = describe(NodeConfig)["port"][0].default
+    assert join == f"/dns4/seed/tcp/{port}"
+    assert WORKER["depends_on"]["seed"]["condition"] == "service_healthy"
+    assert SEED["command"] == ["run", "/etc/swarmnode/run.toml"]
+
+
+def test_containers_are_asked_for_their_health_and_given_time_to_leave() -> None:
+    [image_check] = [rest for word, rest in dockerfile() if word == "HEALTHCHECK"]
+    assert "swarmnode status --json" in image_check
+    for service in (SEED, WORKER):
+        assert "swarmnode status --json" in service["healthcheck"]["test"][1]
+        assert service["stop_signal"] == "SIGINT"
+        assert int(service["stop_grace_period"].removesuffix("s")) >= 60
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+
+
+def test_service_tells_systemd_when_it_is_ready_and_outlives_its_trainer() -> None:
+    unit = service_unit()
+    assert unit["Type"] == ["notify"]
+    assert unit["OOMPolicy"] == ["continue"]
+    assert unit["KillSignal"] == ["SIGINT"]
+    assert unit["KillMode"] == ["mixed"]
+    assert unit["User"] == ["swarmnode"]
+
+
+def test_service_does_not_start_again_after_a_mistake_that_stays() -> None:
+    codes = {int(code) for code in service_unit()["RestartPreventExitStatus"][0].split()}
+    assert codes == {exitcodes.USAGE, exitcodes.CONFIG, exitcodes.DATADIR_BUSY, exitcodes.DATADIR_VERSION}
+
+
+def test_service_is_confined() -> None:
+    unit = service_unit()
+    for setting in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "ProtectKernelModules", "RestrictNamespaces"):
+        assert unit[setting] == ["yes"], setting
+    assert unit["ProtectSystem"] == ["strict"]
+    assert unit["CapabilityBoundingSet"] == [""]
+    assert {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"} == set(unit["RestrictAddressFamilies"][0].split())
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
+def test_service_is_understood_by_systemd(tmp_path: Path) -> None:
+    text = (DEPLOY / "swarmnode.service").read_text(encoding="utf-8")
+    unit = tmp_path / "swarmnode.service"
+    unit.write_text(text.replace("/opt/swarmnode/bin/swarmnode", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert str(unit) not in done.stderr, done.stderr
+
+
+def test_variables_are_settings_of_a_node() -> None:
+    text = "".join((DEPLOY / name).read_text() for name in ("Dockerfile", "compose.yaml", "swarmnode.service"))
+    used = {name.lower() for name in re.findall(r"\bSWARMNODE_([A-Z][A-Z_]*)", text)}
+    assert used
+    assert used <= describe(NodeConfig).keys()
+
+
+def test_commands_and_options_used_here_exist() -> None:
+    commands = [SEED["command"], WORKER["command"], ["status", "--json"]]
+    commands += [shlex.split(line)[1:] for line in service_unit()["ExecStart"]]
+    assert all(command[0] in ("run", "status") for command in commands)
+    for command in commands:
+        helped = options_of(command[0])
+        assert all(word in helped for word in command if word.startswith("--"))
