@@ -1,0 +1,314 @@
+"""The node's own settings, and where each value came from.
+
+    swarmnode config show
+
+Later sources win: defaults, then a TOML file (`config.toml` in the data directory, or --config FILE), then the
+environment (`SWARMNODE_PORT=4078`), then flags. The file is flat: one `key = value` a line, no tables; a run file has
+tables, which is how `swarmnode config check` tells the two apart. `python -m swarmnode.node.config --document` writes
+`docs/configuration.md` from the descriptions here and in `training/runspec.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from swarmnode.node.exitcodes import CONFIG
+from swarmnode.training.options import SettingError, coerce, describe, option, parse_section
+
+ENVIRONMENT = "SWARMNODE_"
+SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
+ROLES = ("train", "relay", "watch")
+DEVICES = ("auto", "cpu", "cuda")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+__all__ = ["CONFIG", "Loaded", "NodeConfig", "SettingError", "default_data_dir", "load_config", "parse_node_table"]
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """How one node behaves on one machine. Nothing here changes what a run computes."""
+
+    data_dir: str = option(
+        "~/.local/share/swarmnode",
+        "directory of the key, logs, checkpoints and control socket; XDG_DATA_HOME is honoured",
+    )
+    port: int = option(4077, "TCP port to listen on; 0 takes any free one", minimum=0, maximum=65535)
+    listen: str = option(
+        "0.0.0.0", "IP address to listen on; 0.0.0.0 is every IPv4 interface, 127.0.0.1 this machine only"
+    )
+    announce: tuple[str, ...] = option(
+        (), "multiaddrs to tell peers instead of those found out, for a node behind a port forward"
+    )
+    join: tuple[str, ...] = option((), "multiaddrs of nodes to join, each ending in /p2p/PEER_ID")
+    mdns: bool = option(True, "find and be found by nodes on the local network")
+    role: str = option(
+        "train",
+        "train; relay: help others connect, without a trainer; watch: follow a run without training",
+        choices=ROLES,
+    )
+    device: str = option("auto", "device to train on; auto takes a CUDA GPU where there is one", choices=DEVICES)
+    threads: int = option(
+        0, "CPU threads of the trainer; 0 takes one for each core", unit="threads", minimum=0, maximum=1024
+    )
+    nice: int = option(
+        10, "niceness of the trainer; 0 is the priority of other programs, 19 the lowest", minimum=0, maximum=19
+    )
+    up: float = option(0.0, "upload cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
+    down: float = option(0.0, "download cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
+    max_peers: int = option(64, "peers to be connected to at the most", unit="peers", minimum=1, maximum=4096)
+    corpus: str = option("", "file or folder to train on; empty takes the Python standard library's own sources")
+    task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
+    checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
+    checkpoint_keep: int = option(3, "checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)
+    wait_peers: int = option(
+        0, "the creator of a run starts when this many other nodes are there", unit="peers", minimum=0, maximum=4096
+    )
+    wait_seconds: float = option(
+        60.0, "the creator starts without the missing ones after this long", unit="s", minimum=0, maximum=86400
+    )
+    log_level: str = option("info", "least serious messages to be logged", choices=LOG_LEVELS)
+    passphrase_file: str = option(
+        "", "file whose first line is the key's passphrase; empty takes SWARMNODE_PASSPHRASE, or none"
+    )
+
+    @property
+    def directory(self) -> Path:
+        """`data_dir` as an absolute path."""
+        return Path(self.data_dir).expanduser().absolute()
+
+    @property
+    def up_bytes(self) -> float:
+        """Upload cap in bytes/s, 0 for none."""
+        return self.up * 1e6 / 8
+
+    @property
+    def down_bytes(self) -> float:
+        """Download cap in bytes/s, 0 for none."""
+        return self.down * 1e6 / 8
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, the origin of each value by key (`default`, `env NAME`, `flag --name` or a file's path), and
+    what was odd but not wrong."""
+
+    config: NodeConfig
+    origins: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """$XDG_DATA_HOME/swarmnode, ~/.local/share/swarmnode where it is not set (XDG Base Directory Specification)."""
+    base = environ.get("XDG_DATA_HOME", "")
+    home = Path(base) if base.startswith("/") else Path("~/.local/share").expanduser()
+    return home / "swarmnode"
+
+
+def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
+    """Put the configuration together. `flags` holds what was given on the command line, by key of NodeConfig.
+
+    Without `file`, `config.toml` in the data directory is read where there is one. Raises SettingError.
+    """
+    known = describe(NodeConfig)
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, "default")
+    from_environment, warnings = _environment(environ)
+    given = {key: coerce(NodeConfig, key, value, where=f"flag {flag_name(key)}") for key, value in flags.items()}
+
+    chosen = given.get("data_dir", from_environment.get("data_dir"))
+    if file is None:
+        data_dir = Path(chosen or default_data_dir(environ)).expanduser().absolute()
+        implied = data_dir / "config.toml"
+        if implied.exists():
+            table = read_toml(implied)
+            if "data_dir" in table:
+                raise SettingError(
+                    f"{implied}: data_dir cannot be set by the file inside the data directory; remove the line, "
+                    "and use --data-dir or SWARMNODE_DATA_DIR"
+                )
+            file = implied
+    else:
+        table = read_toml(file)
+    if file is not None:
+        values = parse_node_table(table, source=str(file))
+        origins.update(dict.fromkeys(values, str(file)))
+    values.update(from_environment)
+    origins.update({key: f"env {ENVIRONMENT}{key.upper()}" for key in from_environment})
+    values.update(given)
+    origins.update({key: f"flag {flag_name(key)}" for key in given})
+
+    data_dir = Path(values.get("data_dir") or default_data_dir(environ)).expanduser().absolute()
+    values["data_dir"] = str(data_dir)
+    config = NodeConfig(**values)
+    _check_together(config, origins)
+    return Loaded(config, origins, tuple(warnings))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises SettingError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingError(f"{path}: no such file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{path}: not valid TOML: {error}") from error
+
+
+def parse_node_table(table: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """The values that a node configuration file sets, checked. Raises SettingError."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            raise SettingError(
+                f"{source}: [{key}] is a table; a node configuration is flat, one 'key = value' a line. "
+                "Tables belong in a run file"
+            )
+    parsed = parse_section(NodeConfig, table, where=source)
+    values = {key: getattr(parsed, key) for key in table}
+    _check_together(parsed, dict.fromkeys(table, source))
+    return values
+
+
+def flag_name(key: str) -> str:
+    """The command line's spelling of a key: `--data-dir` for `data_dir`."""
+    return "--" + key.replace("_", "-")
+
+
+def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Settings from SWARMNODE_* variables, and a warning for each variable of that name that is no setting."""
+    known = describe(NodeConfig)
+    names = {ENVIRONMENT + key.upper(): key for key in known}
+    values: dict[str, Any] = {}
+    warnings: list[str] = []
+    for variable in sorted(v for v in environ if v.startswith(ENVIRONMENT) and v not in SECRETS):
+        if variable not in names:
+            near = get_close_matches(variable, [*names, *SECRETS], n=1)
+            hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the names"
+            warnings.append(f"environment variable {variable} is not a setting and is ignored; {hint}")
+        elif environ[variable] != "" or get_type_hints(NodeConfig)[names[variable]] is str:
+            key = names[variable]
+            where = f"environment variable {variable}"
+            values[key] = coerce(NodeConfig, key, _from_text(key, environ[variable]), where=where)
+    return values, warnings
+
+
+def _from_text(key: str, text: str) -> Any:
+    """A variable's text as the type of its setting; what does not fit stays text, for `coerce` to refuse."""
+    wanted = get_type_hints(NodeConfig)[key]
+    if wanted is bool:
+        return {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }.get(text.lower(), text)
+    if wanted in (int, float):
+        try:
+            return float(text) if wanted is float or not text.lstrip("+-").isdigit() else int(text)
+        except ValueError:
+            return text
+    if wanted == tuple[str, ...]:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
+    """What type and range cannot tell."""
+
+    def wrong(key: str, value: Any, expected: str) -> SettingError:
+        return SettingError(f"{origins.get(key, 'default')}: {key} = {value!r} is not valid; expected {expected}")
+
+    try:
+        ipaddress.ip_address(config.listen)
+    except ValueError:
+        raise wrong("listen", config.listen, "an IP address such as 0.0.0.0, :: or 127.0.0.1") from None
+    for address in config.join:
+        if not address.startswith("/") or not address.rpartition("/p2p/")[2].isalnum() or "/p2p/" not in address:
+            raise wrong("join", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…")
+    for address in config.announce:
+        if not address.startswith("/") or address.count("/") < 2:
+            raise wrong("announce", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077")
+    if config.task:
+        file, _, name = config.task.rpartition(":")
+        if not file.endswith(".py") or not name.isidentifier():
+            raise wrong("task", config.task, "FILE.py:CLASS, such as my_task.py:Task")
+
+
+def document() -> str:
+    """docs/configuration.md: every setting of a node and of a run, with default, range and meaning."""
+    from swarmnode.training.runspec import SECTIONS
+
+    lines = [
+        "# Configuration",
+        "",
+        "Written by `python -m swarmnode.node.config --document > docs/configuration.md`; change the descriptions in",
+        "`node/config.py` and `training/runspec.py`, not this page.",
+        "",
+        "Check a file with `swarmnode config check FILE`; see what is in force with `swarmnode config show`.",
+        "",
+        "## The node",
+        "",
+        "A flat TOML file, `config.toml` in the data directory or another one named with `--config`. Each key is",
+        "also an environment variable (`SWARMNODE_MAX_PEERS`; lists are separated by commas) and a flag of",
+        "`swarmnode run` (`--max-peers`; for a list, once for each item; `--mdns` and `--no-mdns`). File, then",
+        "environment, then flags: the last one wins.",
+        "",
+        "The passphrase of the key is not a setting: it comes from `SWARMNODE_PASSPHRASE`, or from the file that",
+        "`passphrase_file` names.",
+        "",
+        *_table_of(NodeConfig),
+        "",
+        "## The run",
+        "",
+        "A TOML file with the tables below. Two files with the same values are the same run, on every machine: the run",
+        "id is a hash of all of them. Every key but `name` has a default.",
+    ]
+    for name, section in SECTIONS.items():
+        lines += ["", f"### [{name}]", "", *_table_of(section)]
+    return "\n".join(lines) + "\n"
+
+
+def _table_of(section: type[Any]) -> list[str]:
+    rows = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    hints = get_type_hints(section)
+    for key, (field, described) in describe(section).items():
+        default = "required" if field.default is dataclasses.MISSING else f"`{as_toml(field.default)}`"
+        allowed = {bool: "true or false", tuple[str, ...]: "a list of texts"}.get(hints[key], described.allowed())
+        if hints[key] is str and not described.choices:
+            allowed = "text"
+        rows.append(f"| `{key}` | {default} | {allowed} | {described.help} |")
+    return rows
+
+
+def as_toml(value: Any) -> str:
+    """A setting's value as it is written in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(as_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m swarmnode.node.config", description="Print docs/configuration.md.")
+    parser.add_argument("--document", action="store_true", required=True, help="print the page on standard output")
+    parser.parse_args()
+    os.write(1, document().encode())

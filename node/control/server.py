@@ -1,0 +1,211 @@
+"""The daemon's side of the control socket.
+
+Who may speak: processes of the daemon's own user, and root. The socket is 0600 in a 0700 directory, and the kernel's
+word on the peer (SO_PEERCRED) is checked besides. One client's requests are answered in order; clients do not wait for
+one another. A line that is too long or no JSON ends that client's connection, a method that fails ends only its request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+from swarmnode.node.control import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    LINE_LIMIT,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    REFUSED,
+    Declined,
+)
+
+Method = Callable[[dict[str, Any]], Awaitable[Any]]
+StreamMethod = Callable[[dict[str, Any]], AsyncIterator[Any]]
+
+MAX_CLIENTS = 32  # connections at once; further ones are closed at once
+SEND_LIMIT = 10.0  # s; a client that does not read for so long is dropped
+READ_CHUNK = 64 << 10  # bytes
+
+log = logging.getLogger(__name__)
+
+
+def may_connect(peer_uid: int | None, own_uid: int) -> bool:
+    """Whether a process of user `peer_uid` may steer a daemon of user `own_uid`: its own user and root may.
+
+    None is a system that does not tell; there the modes of the socket and its directory decide.
+    """
+    return peer_uid is None or peer_uid in (own_uid, 0)
+
+
+def peer_uid_of(connection: socket.socket | trio.socket.SocketType) -> int | None:
+    """The user at the other end of a unix socket, from the kernel; None where the system has no SO_PEERCRED."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    credentials = connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
+    _pid, uid, _gid = struct.unpack("3i", credentials)
+    return int(uid)
+
+
+class ControlServer:
+    """Answers `methods` and `streams` on the unix socket `path` for as long as `run` runs.
+
+    Methods take the request's params and return JSON; streams return an async iterator of JSON. They raise `Declined`
+    with a text for the person; ValueError, KeyError and TypeError in a method's reading of its params are its own to
+    turn into `Declined`. Anything else that they raise is logged and told to the client as an internal error.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        methods: Mapping[str, Method],
+        streams: Mapping[str, StreamMethod],
+        *,
+        admits: Callable[[int | None, int], bool] = may_connect,
+    ) -> None:
+        self.path = path
+        self._methods = dict(methods)
+        self._streams = dict(streams)
+        self._admits = admits
+        self._clients = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled; started once connections are accepted. The socket file is removed at the end.
+
+        The caller holds the data directory's lock, so a socket file that is already there is left from a crash.
+        """
+        with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            self.path.unlink(missing_ok=True)
+            mask = os.umask(0o177)  # the file must not be open to others even between bind and chmod
+            try:
+                await listener.bind(str(self.path))
+            finally:
+                os.umask(mask)
+            bound = self.path.lstat().st_ino
+            listener.listen(MAX_CLIENTS)
+            try:
+                async with trio.open_nursery() as nursery:
+                    task_status.started()
+                    while True:
+                        connection, _ = await listener.accept()
+                        nursery.start_soon(self._client, connection)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    if self.path.lstat().st_ino == bound:
+                        self.path.unlink()
+
+    async def _client(self, connection: trio.socket.SocketType) -> None:
+        stream = trio.SocketStream(connection)
+        async with stream:
+            uid = peer_uid_of(connection)
+            if not self._admits(uid, os.getuid()):
+                log.warning("a process of user %s was refused at the control socket", uid)
+                return
+            if self._clients >= MAX_CLIENTS:
+                log.warning("control socket: %d clients are connected, one more was turned away", self._clients)
+                return
+            self._clients += 1
+            try:
+                await self._answer_lines(stream)
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                log.debug("a control client went away before it was answered")
+            finally:
+                self._clients -= 1
+
+    async def _answer_lines(self, stream: trio.SocketStream) -> None:
+        pending = bytearray()
+        while True:
+            end = pending.find(b"\n")
+            if end > LINE_LIMIT or (end < 0 and len(pending) > LINE_LIMIT):
+                await _send(stream, _error(None, INVALID_REQUEST, f"a request has at most {LINE_LIMIT} bytes"))
+                return
+            if end < 0:
+                chunk = await stream.receive_some(READ_CHUNK)
+                if not chunk:
+                    return
+                pending += chunk
+                continue
+            line = bytes(pending[:end])
+            del pending[: end + 1]
+            if not await self._answer(stream, line):
+                return
+
+    async def _answer(self, stream: trio.SocketStream, line: bytes) -> bool:
+        """Answer one request; False when the connection is then to be closed."""
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            await _send(stream, _error(None, PARSE_ERROR, "the line is not JSON"))
+            return False
+        if not isinstance(request, dict) or not isinstance(request.get("method"), str):
+            await _send(stream, _error(None, INVALID_REQUEST, "a request is an object with a method"))
+            return True
+        key, name, params = request.get("id"), request["method"], request.get("params", {})
+        if not isinstance(params, dict):
+            await _send(stream, _error(key, INVALID_PARAMS, "params are an object"))
+            return True
+        try:
+            if name in self._methods:
+                answer = {"jsonrpc": "2.0", "id": key, "result": await self._methods[name](params)}
+            elif name in self._streams:
+                if not await self._send_items(stream, key, self._streams[name](params)):
+                    return False
+                answer = {"jsonrpc": "2.0", "id": key, "result": None}
+            else:
+                known = ", ".join(sorted([*self._methods, *self._streams]))
+                answer = _error(key, METHOD_NOT_FOUND, f"this daemon has no method {name!r}; it has: {known}")
+        except Declined as declined:
+            answer = _error(key, REFUSED, str(declined), exit_code=declined.exit_code)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            raise  # the client's connection, not the method
+        except Exception:
+            log.exception("control method %s failed", name)
+            answer = _error(key, INTERNAL_ERROR, f"{name} failed inside the daemon; swarmnode logs has the traceback")
+        await _send(stream, answer)
+        return True
+
+    async def _send_items(self, stream: trio.SocketStream, key: Any, items: AsyncIterator[Any]) -> bool:
+        """Send a stream's items; False when the client closed (or spoke) before the stream ended."""
+        ended = False
+
+        async def stop_when_client_speaks(scope: trio.CancelScope) -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.receive_some(1)
+            scope.cancel()
+
+        # The iterator is read in this task, never in a nursery's child: an async generator must not change tasks.
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_when_client_speaks, nursery.cancel_scope)
+            try:
+                async for item in items:
+                    await _send(stream, {"jsonrpc": "2.0", "method": "item", "params": {"id": key, "item": item}})
+                ended = True
+            finally:
+                close = getattr(items, "aclose", None)
+                if close is not None:
+                    with trio.CancelScope(shield=True):
+                        await close()
+            nursery.cancel_scope.cancel()
+        return ended
+
+
+async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
+    with trio.fail_after(SEND_LIMIT):
+        await stream.send_all(json.dumps(message, ensure_ascii=False).encode() + b"\n")
+
+
+def _error(key: Any, code: int, text: str, *, exit_code: int | None = None) -> dict[str, Any]:
+    error: dict[str, Any] = {"code": code, "message": text}
+    if exit_code is not None:
+        error["data"] = {"exit_code": exit_code}
+    return {"jsonrpc": "2.0", "id": key, "error": error}

@@ -1,0 +1,309 @@
+"""The data directory: everything that a node keeps, behind one lock.
+
+    identity.key       the node's private key                  layout   version of this arrangement
+    config.toml        the owner's settings, optional          lock     held by the daemon, contains its pid
+    address-book.json  peers met before                        logs/    one JSON object a line, rotated
+    control.sock       where the command line asks             runs/<run_id>/   checkpoints and state of a run
+
+The directory is 0700. Files are replaced whole: written beside, synced, renamed, and the directory synced, so that a
+crash leaves the old content or the new one. The lock is the kernel's (flock): it ends with its process, however that
+ends, and never goes stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, ExpectedError
+
+LAYOUT_VERSION = 1
+SOCKET_PATH_LIMIT = 103  # bytes; sun_path holds 104 on macOS and 108 on Linux, the closing zero included
+_RUN_ID = re.compile(r"[0-9a-f]{64}")
+
+
+class DataDirError(ExpectedError):
+    """The data directory cannot be created, read or written."""
+
+
+class DataDirBusy(DataDirError):
+    """Another daemon holds the lock. `pid` is its process id, 0 where the lock file does not say."""
+
+    exit_code = DATADIR_BUSY
+
+    def __init__(self, path: Path, pid: int) -> None:
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"{path}: the data directory is in use by {who}; two daemons with one key would look like one liar to "
+            f"their peers. Stop that daemon (swarmnode stop --data-dir {path}) or give this one its own --data-dir."
+        )
+        self.pid = pid
+
+
+class DataDirVersion(DataDirError):
+    """The directory was laid out by another version of swarmnode."""
+
+    exit_code = DATADIR_VERSION
+
+
+class NoSpace(DataDirError):
+    """The disk is full, or the owner's quota is used up."""
+
+    exit_code = NO_SPACE
+
+
+def explain(error: OSError, path: Path) -> DataDirError:
+    """`error`, met while working on `path`, in words that say what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(
+            f"{path}: no space left on the disk ({error.strerror}). What was saved before is intact; free some space "
+            "or name another place with --data-dir, then start again."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DataDirError(
+            f"{path}: {error.strerror}. The node must be able to write there; run it as the directory's owner or name "
+            "another place with --data-dir."
+        )
+    return DataDirError(f"{path}: {error.strerror or error}. Look at the path, or name another one with --data-dir.")
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and new names in `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_beside(path: Path, content: bytes | memoryview, mode: int) -> Path:
+    """Write and sync `content` to a new hidden file in the directory of `path`, and return its path."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    return beside
+
+
+def write_atomic(path: Path, content: bytes | memoryview, mode: int = 0o600) -> None:
+    """Replace `path` by `content`, whole or not at all. Raises NoSpace or DataDirError."""
+    try:
+        beside = write_beside(path, content, mode)
+        try:
+            os.replace(beside, path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+class DataDir:
+    """The paths of one data directory, and its lock while a daemon has it open.
+
+    Making a DataDir touches nothing. `prepare` creates the directory; `open` also locks it and is for the daemon alone.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._lock: int | None = None
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.key"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def address_book(self) -> Path:
+        return self.path / "address-book.json"
+
+    @property
+    def layout(self) -> Path:
+        return self.path / "layout"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def run(self, run_id: str) -> Path:
+        """The directory of one run. Raises ValueError for what is no run id, as it would name another place."""
+        if not _RUN_ID.fullmatch(run_id):
+            raise ValueError(f"{run_id!r} is not a run id; expected 64 hex digits")
+        return self.runs / run_id
+
+    def known_runs(self) -> tuple[str, ...]:
+        """Ids of the runs that have a directory here, sorted."""
+        try:
+            return tuple(sorted(p.name for p in self.runs.iterdir() if _RUN_ID.fullmatch(p.name) and p.is_dir()))
+        except FileNotFoundError:
+            return ()
+
+    def prepare(self) -> None:
+        """Create the directory where it is missing and close it to other users. Raises DataDirError."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+                self.path.chmod(0o700)
+        except FileExistsError as error:
+            raise DataDirError(f"{self.path}: is a file; name a directory with --data-dir.") from error
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+    def open(self) -> DataDir:
+        """Create, lock and check the directory. Raises DataDirBusy, DataDirVersion, NoSpace or DataDirError."""
+        self.prepare()
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise explain(error, self.lock) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._check_layout()
+            for folder in (self.logs, self.runs):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except BlockingIOError:
+            pid = _read_pid(self.lock)
+            os.close(descriptor)
+            raise DataDirBusy(self.path, pid) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise explain(error, self.path) from error
+        except DataDirError:
+            os.close(descriptor)
+            raise
+        self._lock = descriptor
+        return self
+
+    def close(self) -> None:
+        """Give the lock back. The lock file stays: removing it would let two daemons lock two files of one name."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> DataDir:
+        return self if self._lock is not None else self.open()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def holder(self) -> int | None:
+        """The pid of the daemon that holds the lock (0 where the file does not say), or None where nobody does."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_pid(self.lock)
+        finally:
+            os.close(descriptor)
+        return None
+
+    def _check_layout(self) -> None:
+        try:
+            found = self.layout.read_text(encoding="ascii", errors="replace").strip()
+        except FileNotFoundError:
+            write_atomic(self.layout, f"{LAYOUT_VERSION}\n".encode())
+            return
+        if found == str(LAYOUT_VERSION):
+            return
+        newer = found.isdigit() and int(found) > LAYOUT_VERSION
+        remedy = "upgrade swarmnode" if newer else "run the swarmnode version that wrote it"
+        raise DataDirVersion(
+            f"{self.path}: the data directory has layout {found[:20]!r}, this swarmnode reads layout {LAYOUT_VERSION}; "
+            f"nothing was changed. Either {remedy}, or start afresh with another --data-dir (copy identity.key there "
+            "to keep the peer id)."
+        )
+
+    def socket_candidates(self) -> tuple[Path, ...]:
+        """Where the control socket may be, best first.
+
+        One path where it fits into a socket address; else short ones named by a hash of the directory, under
+        XDG_RUNTIME_DIR and under /tmp. A service and a login shell may differ in XDG_RUNTIME_DIR, so a client tries
+        all.
+        """
+        direct = self.path / "control.sock"
+        if len(os.fsencode(direct)) <= SOCKET_PATH_LIMIT:
+            return (direct,)
+        name = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16] + ".sock"
+        try:
+            owner = self.path.stat().st_uid
+        except OSError:
+            owner = os.getuid()
+        bases = [Path("/tmp") / f"swarmnode-{owner}"]
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        if runtime and Path(runtime).is_dir():
+            bases.insert(0, Path(runtime) / "swarmnode")
+        return tuple(base / name for base in bases if len(os.fsencode(base / name)) <= SOCKET_PATH_LIMIT)
+
+    def prepare_socket(self) -> Path:
+        """The path to bind the control socket to; its directory exists, is 0700 and ours. Raises DataDirError."""
+        chosen = self.socket_candidates()[0]
+        if chosen.parent != self.path:
+            try:
+                chosen.parent.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise explain(error, chosen.parent) from error
+            self._check_private(chosen.parent)
+        return chosen
+
+    def find_socket(self) -> Path | None:
+        """The control socket of a daemon on this directory, or None. Raises DataDirError where it may be a trap."""
+        for candidate in self.socket_candidates():
+            try:
+                exists = stat.S_ISSOCK(candidate.lstat().st_mode)
+            except OSError:
+                continue
+            if exists:
+                if candidate.parent != self.path:
+                    self._check_private(candidate.parent)
+                return candidate
+        return None
+
+    def _check_private(self, folder: Path) -> None:
+        """A folder in /tmp can be made by anyone: use it only where it is closed and ours."""
+        found = folder.lstat()
+        owner = self.path.stat().st_uid
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or stat.S_IMODE(found.st_mode) & 0o077:
+            raise DataDirError(
+                f"{folder}: is not a private directory of user {owner}, so the control socket is not safe there. "
+                "Remove it, or choose a --data-dir with a path below 90 characters."
+            )
+
+
+def _read_pid(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,39 @@
+"""What the exit code of `swarmnode` says, and the errors that end it in an orderly way.
+
+An `ExpectedError` is something that happens to careful people too: a port is taken, a disk is full. Its text says what
+happened, what it means and what to do; the program prints it without a traceback and ends with its `exit_code`.
+"""
+
+from __future__ import annotations
+
+OK = 0
+ERROR = 1
+USAGE = 2
+CONFIG = 3
+DATADIR_BUSY = 4
+DATADIR_VERSION = 5
+PORT_TAKEN = 6
+NO_SPACE = 7
+RUN_UNAVAILABLE = 8
+NOT_RUNNING = 9
+FORCED = 130
+
+MEANINGS: dict[int, tuple[str, str]] = {
+    OK: ("OK", "done, or stopped in order after the first Ctrl-C"),
+    ERROR: ("ERROR", "failed; the message says why"),
+    USAGE: ("USAGE", "the command line is not understood"),
+    CONFIG: ("CONFIG", "a setting, a run file or a key file cannot be used"),
+    DATADIR_BUSY: ("DATADIR_BUSY", "another daemon holds the data directory"),
+    DATADIR_VERSION: ("DATADIR_VERSION", "the data directory was written by another version of swarmnode"),
+    PORT_TAKEN: ("PORT_TAKEN", "another program listens on the port"),
+    NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up"),
+    RUN_UNAVAILABLE: ("RUN_UNAVAILABLE", "nobody answers at the join addresses, or the run was refused"),
+    NOT_RUNNING: ("NOT_RUNNING", "the command needs a running daemon and there is none"),
+    FORCED: ("FORCED", "ended at once by a second Ctrl-C"),
+}
+
+
+class ExpectedError(Exception):
+    """An error that a person is told about in plain words. `exit_code` is what the process then returns."""
+
+    exit_code = ERROR

@@ -1,0 +1,175 @@
+"""Who a node is: one Ed25519 key, kept as PKCS8 PEM in the data directory, and the libp2p peer id that follows from it.
+
+The file is 0600 and is created once, atomically: two programs that start together end up with the same key. A
+passphrase, where one is set, encrypts the file; it comes from SWARMNODE_PASSPHRASE or from a file named by
+`passphrase_file`, never from the command line, where other users of the machine could read it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarmnode.node.datadir import explain, sync_directory, write_beside
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+# A libp2p peer id is the multihash of the protobuf public key, and keys up to 42 bytes are hashed by "identity":
+# 00 = identity, 24 = 36 bytes follow; 08 01 = key type Ed25519; 12 20 = 32 bytes of key (libp2p spec, peer-ids).
+_PEER_ID_PREFIX = bytes.fromhex("002408011220")
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+PASSPHRASE_VARIABLE = "SWARMNODE_PASSPHRASE"
+
+
+class IdentityError(ExpectedError):
+    """The key file cannot be used. The text says what is wrong with it and what to do."""
+
+    exit_code = CONFIG
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A node's key and its name in the network."""
+
+    private_key: Ed25519PrivateKey
+    peer_id: str  # base58btc, "12D3KooW…"
+
+    @property
+    def raw_private(self) -> bytes:
+        """The seed of the private key, 32 bytes."""
+        return self.private_key.private_bytes_raw()
+
+    @property
+    def raw_public(self) -> bytes:
+        """The public key, 32 bytes."""
+        return self.private_key.public_key().public_bytes_raw()
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """The libp2p peer id of a raw Ed25519 public key (32 bytes)."""
+    if len(public_key) != 32:
+        raise ValueError(f"an Ed25519 public key has 32 bytes, not {len(public_key)}")
+    return _base58(_PEER_ID_PREFIX + public_key)
+
+
+def _base58(raw: bytes) -> str:
+    """Base58btc: big-endian digits in base 58, and one '1' for each leading zero byte."""
+    number = int.from_bytes(raw, "big")
+    digits: list[str] = []
+    while number:
+        number, remainder = divmod(number, 58)
+        digits.append(_BASE58[remainder])
+    zeros = len(raw) - len(raw.lstrip(b"\0"))
+    return "1" * zeros + "".join(reversed(digits))
+
+
+def read_passphrase(file: str, environ: Mapping[str, str]) -> bytes | None:
+    """The passphrase of the key: the first line of `file`, else SWARMNODE_PASSPHRASE, else None.
+
+    Raises IdentityError where the file is missing, empty, or readable by other users.
+    """
+    if not file:
+        given = environ.get(PASSPHRASE_VARIABLE, "")
+        return given.encode() or None
+    path = Path(file).expanduser()
+    try:
+        _refuse_open_file(path)
+        passphrase = path.read_bytes().split(b"\n", 1)[0].rstrip(b"\r")
+    except OSError as error:
+        raise IdentityError(
+            f"{path}: the passphrase file cannot be read: {error.strerror}. Correct passphrase_file, or leave it out "
+            f"and set {PASSPHRASE_VARIABLE}."
+        ) from error
+    if not passphrase:
+        raise IdentityError(f"{path}: the first line of the passphrase file is empty; write the passphrase there.")
+    return passphrase
+
+
+def load_or_create(path: Path, passphrase: bytes | None) -> Identity:
+    """The identity kept at `path`, made and saved there on first use. Raises IdentityError or DataDirError."""
+    try:
+        if not path.exists():
+            _create(path, passphrase)
+        return load(path, passphrase)
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def load(path: Path, passphrase: bytes | None) -> Identity:
+    """The identity kept at `path`. Raises IdentityError, or OSError where the file cannot be read."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    _refuse_open_file(path)
+    pem = path.read_bytes()
+    encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in pem
+    if encrypted and passphrase is None:
+        raise IdentityError(
+            f"{path}: the key is protected by a passphrase and none was given. Set {PASSPHRASE_VARIABLE}, or name a "
+            "file that holds it with --passphrase-file."
+        )
+    if passphrase is not None and not encrypted and b"-----BEGIN PRIVATE KEY-----" in pem:
+        raise IdentityError(
+            f"{path}: a passphrase was given and the key is not protected by one. Start without it, or protect the key "
+            f"first: openssl pkcs8 -topk8 -v2 aes-256-cbc -in {path} -out NEW_FILE"
+        )
+    try:
+        private_key = load_pem_private_key(pem, passphrase)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        if encrypted and b"-----END ENCRYPTED PRIVATE KEY-----" in pem:
+            raise IdentityError(
+                f"{path}: the passphrase does not open this key (or the file is damaged). Try another passphrase; "
+                "there is no way to recover a forgotten one, and a new key is a new peer id."
+            ) from error
+        raise IdentityError(
+            f"{path}: not a private key in PKCS8 PEM: {error}. Put the right file back, or move it away to start with "
+            "a new key and a new peer id."
+        ) from error
+    if not isinstance(private_key, Ed25519PrivateKey):
+        raise IdentityError(
+            f"{path}: holds a key of another kind ({type(private_key).__name__}); swarmnode identities are Ed25519. "
+            "Move the file away to start with a new key."
+        )
+    return Identity(private_key, peer_id_of(private_key.public_key().public_bytes_raw()))
+
+
+def _create(path: Path, passphrase: bytes | None) -> None:
+    """Make a key at `path`, unless another program was faster; that one's key then stays."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        KeySerializationEncryption,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    encryption: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    beside = write_beside(path, pem, 0o600)
+    try:
+        os.link(beside, path)  # unlike a rename, this never replaces a key that is there
+    except FileExistsError:
+        return
+    finally:
+        beside.unlink()
+    sync_directory(path.parent)
+
+
+def _refuse_open_file(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise IdentityError(
+            f"{path}: other users can reach this secret (mode {mode:04o}). Close it with: chmod 600 {path}; if others "
+            "may have read it, move it away and start with a new one."
+        )
