@@ -1,0 +1,47 @@
+"""The command line of `swarmnode local`; what it does is in `local_run.py`.
+
+    swarmnode local --nodes 4 --rounds 12 --solo
+
+This module is imported for `swarmnode --help` as well, so everything but typer is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_ROUNDS = 40  # of 20 inner steps: about as long as the default model learns quickly
+
+
+def local(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run; without it a small GPT on Python's sources.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes to start.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = DEFAULT_ROUNDS,
+    solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone, for comparison.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="JSON on standard output, one object a line.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each node's trainer.")] = 1,
+    report: Annotated[Path, typer.Option(file_okay=False, help="Where the report is written.")] = Path("report"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for the nodes' data directories; it is kept.")
+    ] = None,
+) -> None:
+    """Train with a swarm of real nodes on this machine, and report how it went."""
+    from swarmnode.cli.local_run import LocalOptions, run_local
+
+    options = LocalOptions(
+        nodes=nodes,
+        run_file=run_file,
+        rounds=rounds,
+        solo=solo,
+        json=json_lines,
+        threads=threads,
+        report=report,
+        keep=keep,
+        data_dir=data_dir,
+    )
+    raise typer.Exit(run_local(options))

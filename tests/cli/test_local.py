@@ -1,0 +1,457 @@
+"""`swarmnode local` against node programs that only pretend: they print the daemon's JSON events and obey signals.
+
+What a node does wrong is told to it in the environment (`FAKE_NODES`), so that every fault happens at a known round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from swarmnode.cli import local_run, local_swarm
+from swarmnode.cli.local import local
+from swarmnode.cli.local_run import LocalOptions, NotMeasured, run_local
+from swarmnode.cli.local_summary import RoundReport, round_report, summarize
+from swarmnode.cli.local_table import Board, Row, table
+from swarmnode.node import exitcodes
+
+PARAMETERS = 1000  # of the fake node's model
+FAKE_NODE = """
+import argparse, hashlib, json, os, pathlib, signal, sys, time
+p = argparse.ArgumentParser()
+for name in ("command", "run_file"):
+    p.add_argument(name, nargs="?")
+for name in ("--data-dir", "--port", "--listen", "--threads", "--rounds", "--wait-peers", "--join", "--run"):
+    p.add_argument(name)
+for name in ("--no-mdns", "--stay", "--json"):
+    p.add_argument(name, action="store_true", required=True)
+o = p.parse_args()
+home = pathlib.Path(o.data_dir)
+faults = json.loads(os.environ.get("FAKE_NODES", "{}")).get(home.name, {})
+(home / "command.json").write_text(json.dumps(vars(o)))
+(home / "pid").write_text(str(os.getpid()))
+
+def on_sigint(*_):
+    with (home / "goodbye").open("a") as f:
+        f.write("goodbye\\n")
+    if not faults.get("stubborn"):
+        os._exit(0)
+
+signal.signal(signal.SIGINT, on_sigint)
+print("the log of", home.name, file=sys.stderr, flush=True)
+if faults.get("fails_to_start"):
+    sys.exit("corpus is empty")
+
+def say(**event):
+    print(json.dumps(event), flush=True)
+
+say(event="ready", pid=os.getpid(), trainer_pid=os.getpid() + 1, peer_id="peer-of-" + home.name, data_dir=str(home),
+    multiaddr="/ip4/127.0.0.1/tcp/1/p2p/" + home.name, run_id="ab" * 32, parameters=1000, join="")
+while len(list(home.parent.glob("node-*/pid"))) <= int(o.wait_peers or 0):
+    time.sleep(0.01)
+for r in range(int(o.rounds)):
+    if r == faults.get("dies_at"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if r == faults.get("freezes_at"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if r == faults.get("pauses_at"):
+        signal.pause()
+    time.sleep(0.01)
+    state = str(r) + (home.name if r == faults.get("diverges_at") else "")
+    say(event="round", round=r, loss=float("nan") if r == faults.get("nan_at") else 8 / (r + 1),
+        state_hash=hashlib.sha256(state.encode()).hexdigest(), outcome="Completed", seconds=0.01, bytes_in=400,
+        bytes_out=500, compute_seconds=0.005, tokens=100, members=3, missing=[], extra="kept")
+say(event="finished", rounds=int(o.rounds))
+if faults.get("thaws"):
+    pid = int((home.parent / faults["thaws"] / "pid").read_text())
+    while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGCONT)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> list[str]:
+    program = tmp_path / "fake_node.py"
+    program.write_text(FAKE_NODE)
+    return [sys.executable, "-S", str(program)]
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(local_swarm, "TICK", 0.05)
+
+
+def _options(tmp_path: Path, **changes: object) -> LocalOptions:
+    settings: dict[str, object] = {"nodes": 3, "rounds": 6, "json": True, "report": tmp_path / "report"}
+    return LocalOptions(**{**settings, "data_dir": tmp_path / "nodes", **changes})  # type: ignore[arg-type]
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, **faults: dict[str, object]) -> None:
+    monkeypatch.setenv("FAKE_NODES", json.dumps({name.replace("_", "-"): fault for name, fault in faults.items()}))
+
+
+def _events(out: str) -> list[dict]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not strict JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in out.splitlines()]
+
+
+def _rounds(events: list[dict], node: int) -> list[int]:
+    return [event["round"] for event in events if event["event"] == "round" and event["node"] == node]
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def _wait(condition, limit: float = 20.0) -> bool:
+    end = time.monotonic() + limit
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_json_is_nodes_in_order_then_rounds_then_one_summary(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, node_1={"nan_at": 2})
+    code = run_local(_options(tmp_path), command=fake, measure=lambda data_dir: 2.5)
+    events = _events(capsys.readouterr().out)
+
+    assert code == exitcodes.OK
+    assert [event["event"] for event in events] == ["node"] * 3 + ["round"] * 18 + ["summary"]
+    assert [event["node"] for event in events[:3]] == [0, 1, 2]
+    first = events[0]
+    assert set(first) == {"event", "node", "pid", "trainer_pid", "peer_id", "data_dir", "multiaddr"}
+    assert first["trainer_pid"] == first["pid"] + 1, "the pid is the node's own, not that of a parent"
+    assert all(_rounds(events, node) == list(range(6)) for node in range(3))
+    assert all(event["extra"] == "kept" for event in events if event["event"] == "round")
+    assert [e["loss"] for e in events if e["event"] == "round" and e["node"] == 1][2] is None
+    summary = events[-1]
+    assert list(summary) == [
+        "event",
+        "nodes",
+        "rounds",
+        "parameters",
+        "heldout_bits_per_byte",
+        "solo_bits_per_byte",
+        "hashes_agree",
+        "bytes_per_parameter_round",
+        "compute_share",
+        "seconds",
+    ]
+    assert (summary["nodes"], summary["rounds"], summary["parameters"]) == (3, 6, PARAMETERS)
+    assert (summary["heldout_bits_per_byte"], summary["solo_bits_per_byte"]) == (2.5, None)
+    assert summary["hashes_agree"] is True
+    assert summary["bytes_per_parameter_round"] == pytest.approx(0.5)
+
+
+def test_others_join_the_first_node_and_every_node_is_told_to_stop(tmp_path, fake, capsys):
+    measured = []
+
+    def measure(data_dir: Path) -> float:
+        measured.append(data_dir)
+        assert not (data_dir / "goodbye").exists(), "nodes are asked before they are stopped"
+        return 2.5
+
+    assert run_local(_options(tmp_path, threads=2), command=fake, measure=measure) == 0
+    told = [json.loads((tmp_path / f"nodes/node-{i}/command.json").read_text()) for i in range(3)]
+    assert told[0]["run_file"] == str(tmp_path / "nodes/run.toml") and told[0]["wait_peers"] == "2"
+    assert told[1]["run_file"] is None
+    assert {(t["join"], t["run"]) for t in told[1:]} == {("/ip4/127.0.0.1/tcp/1/p2p/node-0", "ab" * 32)}
+    assert {(t["threads"], t["rounds"], t["port"], t["listen"]) for t in told} == {("2", "6", "0", "127.0.0.1")}
+    assert measured == [tmp_path / "nodes/node-0"]
+    for i in range(3):
+        assert (tmp_path / f"nodes/node-{i}/goodbye").read_text() == "goodbye\n", "exactly one SIGINT"
+
+
+def test_a_temporary_folder_is_removed_unless_it_is_kept(tmp_path, fake, capsys):
+    run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5)
+    assert list((tmp_path / "state").iterdir()) == []
+    run_local(_options(tmp_path, data_dir=None, keep=True), command=fake, measure=lambda _: 2.5)
+    (kept,) = (tmp_path / "state").iterdir()
+    assert (kept / "node-1").is_dir() and str(kept) in capsys.readouterr().err
+
+
+def test_survivors_finish_and_measure_after_a_node_dies(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, node_0={"dies_at": 2})
+    measured = []
+    code = run_local(_options(tmp_path), command=fake, measure=lambda data_dir: measured.append(data_dir) or 2.5)
+    out = capsys.readouterr()
+    events = _events(out.out)
+    assert code == 0
+    assert [_rounds(events, node) for node in range(3)] == [[0, 1], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
+    assert measured == [tmp_path / "nodes/node-1"], "the first survivor is asked"
+    assert "node 0 is dead" in out.err
+    assert "<td>dead</td>" in (tmp_path / "report/index.html").read_text()
+
+
+def test_a_frozen_node_is_not_waited_for_and_does_not_outlive_the_command(tmp_path, fake, capsys, monkeypatch):
+    monkeypatch.setattr(local_swarm, "FROZEN_PATIENCE", 0.2)
+    _break(monkeypatch, node_2={"freezes_at": 3})
+    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == 0
+    out = capsys.readouterr()
+    events = _events(out.out)
+    assert _rounds(events, 2) == [0, 1, 2] and _rounds(events, 1) == list(range(6))
+    assert "node 2 is frozen" in out.err
+    assert _gone(events[2]["pid"])
+
+
+def test_a_thawed_node_is_waited_for_until_it_has_caught_up(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, node_2={"freezes_at": 3}, node_0={"thaws": "node-2"})
+    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == 0
+    assert _rounds(_events(capsys.readouterr().out), 2) == list(range(6))
+
+
+def test_a_thawed_node_that_never_catches_up_ends_the_wait_in_time(tmp_path, fake, capsys, monkeypatch):
+    monkeypatch.setattr(local_swarm, "CATCH_UP_PATIENCE", 1.0)
+    _break(monkeypatch, node_2={"freezes_at": 3, "pauses_at": 4}, node_0={"thaws": "node-2"})
+    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == 0
+    assert _rounds(_events(capsys.readouterr().out), 2) == [0, 1, 2, 3]
+
+
+def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, **{f"node_{i}": {"dies_at": 2 + i} for i in range(3)})
+    assert run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5) == exitcodes.ERROR
+    out = capsys.readouterr()
+    assert not any(event["event"] == "summary" for event in _events(out.out))
+    assert "error: all nodes died" in out.err and "ended by SIGKILL" in out.err and "the log of node-2" in out.err
+    assert len(list((tmp_path / "state").iterdir())) == 1
+
+
+def test_a_node_that_cannot_start_ends_the_command_with_its_log(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, node_1={"fails_to_start": True})
+    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == exitcodes.ERROR
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert "node 1 ended with exit code 1 before it was ready" in out.err and "corpus is empty" in out.err
+    assert all(_gone(int((tmp_path / f"nodes/node-{i}/pid").read_text())) for i in range(3))
+
+
+def test_a_different_state_hash_in_one_round_is_seen(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, node_2={"diverges_at": 4})
+    run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5)
+    assert _events(capsys.readouterr().out)[-1]["hashes_agree"] is False
+
+
+def test_solo_trains_one_node_afterwards_and_only_its_loss_is_told(tmp_path, fake, capsys):
+    losses = {"node-0": 2.5, "solo-0": 2.75}
+    assert run_local(_options(tmp_path, solo=True), command=fake, measure=lambda path: losses[path.name]) == 0
+    events = _events(capsys.readouterr().out)
+    assert [event["event"] for event in events] == ["node"] * 3 + ["round"] * 18 + ["summary"]
+    assert (events[-1]["heldout_bits_per_byte"], events[-1]["solo_bits_per_byte"]) == (2.5, 2.75)
+    alone = json.loads((tmp_path / "nodes/solo-0/command.json").read_text())
+    assert (alone["join"], alone["wait_peers"], alone["rounds"], alone["threads"]) == (None, "0", "6", "1")
+    page = (tmp_path / "report/index.html").read_text()
+    assert "0.250 below the 2.750 of one node alone" in page
+
+
+def test_a_failed_solo_run_keeps_the_summary_and_is_no_success(tmp_path, fake, capsys, monkeypatch):
+    _break(monkeypatch, solo_0={"fails_to_start": True})
+    assert run_local(_options(tmp_path, solo=True), command=fake, measure=lambda _: 2.5) == exitcodes.ERROR
+    summary = _events(capsys.readouterr().out)[-1]
+    assert summary["event"] == "summary" and summary["solo_bits_per_byte"] is None
+
+
+def test_the_last_rounds_loss_stands_in_when_no_node_can_measure(tmp_path, fake, capsys):
+    def fail(data_dir: Path) -> float:
+        raise NotMeasured("no answer")
+
+    assert run_local(_options(tmp_path), command=fake, measure=fail) == 0
+    out = capsys.readouterr()
+    assert _events(out.out)[-1]["heldout_bits_per_byte"] == pytest.approx(8 / 6)
+    assert "node 0 could not measure the held-out loss: no answer" in out.err
+
+
+def test_a_node_that_ignores_sigint_is_killed_after_the_patience(tmp_path, fake, capsys, monkeypatch):
+    monkeypatch.setattr(local_swarm, "STOP_PATIENCE", 0.3)
+    _break(monkeypatch, node_1={"stubborn": True})
+    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == 0
+    assert _gone(_events(capsys.readouterr().out)[1]["pid"])
+
+
+def test_settings_that_would_tie_the_nodes_to_another_swarm_are_not_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWARMNODE_JOIN", "/ip4/192.0.2.1/tcp/4077/p2p/foreign")
+    seen = tmp_path / "environment"
+    program = tmp_path / "show.py"
+    program.write_text(f"import os; open({str(seen)!r}, 'w').write(os.environ.get('SWARMNODE_JOIN', 'none'))")
+    run_local(_options(tmp_path, nodes=1), command=[sys.executable, str(program)], measure=lambda _: 2.5)
+    assert seen.read_text() == "none"
+
+
+def test_a_wrong_run_file_is_refused_before_anything_starts(tmp_path, fake, capsys):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('[run]\nname = "x"\n[inner]\nbach = 3\n')
+    assert run_local(_options(tmp_path, run_file=wrong), command=fake) == exitcodes.CONFIG
+    assert "did you mean 'batch'" in capsys.readouterr().err
+    assert not (tmp_path / "nodes").exists()
+
+
+def test_without_json_people_get_a_line_a_round_and_a_summary(tmp_path, fake, capsys):
+    assert run_local(_options(tmp_path, json=False), command=fake, measure=lambda _: 2.5) == 0
+    out = capsys.readouterr().out
+    assert "round 6 of 6, loss 1.333 bits per byte" in out and "3 of 3 agree" in out
+    assert "2.5000 bits per byte" in out and "equal in every round" in out
+    assert "event" not in out
+
+
+DRIVER = """
+    import sys
+    from pathlib import Path
+    from swarmnode.cli.local_run import LocalOptions, run_local
+    folder = Path(sys.argv[1])
+    options = LocalOptions(nodes=3, rounds=6, json=True, report=folder / "report", data_dir=folder / "nodes")
+    sys.exit(run_local(options, command=[sys.executable, "-S", sys.argv[2]], measure=lambda _: 2.5))
+"""
+
+
+def _start_driver(tmp_path: Path, fake: list[str]) -> subprocess.Popen[str]:
+    driver = tmp_path / "driver.py"
+    driver.write_text(textwrap.dedent(DRIVER))
+    return subprocess.Popen(
+        [sys.executable, str(driver), str(tmp_path), fake[-1]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _read_until(run: subprocess.Popen[str], wanted) -> list[dict]:
+    events: list[dict] = []
+    assert run.stdout is not None
+    for line in run.stdout:
+        events.append(json.loads(line))
+        if wanted(events):
+            break
+    return events
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_nodes_even_a_frozen_one_die_when_the_command_is_killed(tmp_path, fake, monkeypatch):
+    _break(monkeypatch, node_0={"pauses_at": 2}, node_1={"freezes_at": 2}, node_2={"pauses_at": 2})
+    with _start_driver(tmp_path, fake) as run:
+        events = _read_until(run, lambda events: len(events) == 9)
+        pids = [event["pid"] for event in events[:3]]
+        assert not any(_gone(pid) for pid in pids)
+        run.kill()
+    assert _wait(lambda: all(_gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("to_group", [True, False], ids=["ctrl-c", "sigterm"])
+def test_an_interruption_stops_all_nodes_in_order_and_shows_what_was_reached(tmp_path, fake, monkeypatch, to_group):
+    _break(monkeypatch, node_0={"pauses_at": 2}, node_1={"pauses_at": 2}, node_2={"pauses_at": 2})
+    with _start_driver(tmp_path, fake) as run:
+        events = _read_until(run, lambda events: len(events) == 9)
+        if to_group:
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+        else:
+            run.terminate()
+        out, err = run.communicate(timeout=30)
+    assert run.returncode == exitcodes.FORCED
+    (summary,) = _events(out)
+    assert summary["event"] == "summary" and summary["rounds"] == 2
+    assert summary["heldout_bits_per_byte"] == pytest.approx(4.0)
+    assert "stopped before the end" in err and "Traceback" not in err
+    assert all(_gone(event["pid"]) for event in events[:3])
+    for i in range(3):
+        assert (tmp_path / f"nodes/node-{i}/goodbye").read_text() == "goodbye\n", "a second SIGINT would force the node"
+
+
+def test_the_command_line_reaches_the_options(tmp_path, monkeypatch):
+    given: list[LocalOptions] = []
+    monkeypatch.setattr(local_run, "run_local", lambda options: given.append(options) or 7)
+    app = typer.Typer()
+    app.command()(local)
+    line = [
+        "my.toml",
+        "--nodes",
+        "5",
+        "--rounds",
+        "12",
+        "--solo",
+        "--json",
+        "--threads",
+        "2",
+        "--report",
+        "r",
+        "--keep",
+    ]
+    assert CliRunner().invoke(app, [*line, "--data-dir", "d"]).exit_code == 7
+    assert given == [LocalOptions(5, 12, Path("my.toml"), True, True, 2, Path("r"), True, Path("d"))]
+    assert CliRunner().invoke(app, ["--nodes", "0"]).exit_code == exitcodes.USAGE
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("swarmnode.cli.local", ("torch", "trio", "libp2p", "numpy", "rich.live", "msgpack", "matplotlib")),
+        ("swarmnode.cli.local_run", ("torch", "trio", "libp2p", "numpy", "matplotlib")),
+    ],
+)
+def test_importing_the_command_loads_nothing_heavy(module, absent):
+    code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def _report(number: int, *, ended_at: float, compute: float = 0.5, bytes_out: int = 2000) -> RoundReport:
+    return RoundReport(number, 3.0, "h", "Completed", 1.0, 0, bytes_out, compute, 100, ended_at)
+
+
+def test_compute_share_spans_first_start_to_last_end_of_nodes_that_finished():
+    full = [_report(0, ended_at=11.0), _report(1, ended_at=14.0)]  # 1 s computing in the 4 s from 10 to 14
+    early = [_report(0, ended_at=11.0, compute=1.0)]
+    summary = summarize([full, early, []], parameters=1000, heldout=None, solo=None, seconds=5)
+    assert summary.compute_share == pytest.approx(0.25)
+    assert summary.bytes_per_parameter_round == pytest.approx(2.0)
+    assert (summary.nodes, summary.rounds, summary.gain) == (3, 2, None)
+
+
+def test_nothing_reported_is_no_agreement():
+    assert summarize([[], []], parameters=0, heldout=None, solo=None, seconds=1).hashes_agree is False
+
+
+def test_a_round_event_with_missing_figures_is_read_and_one_without_a_round_refused():
+    assert round_report({"round": 3, "loss": None}, ended_at=1.0).loss is None
+    with pytest.raises(ValueError, match="without a round number"):
+        round_report({"loss": 2.0}, ended_at=1.0)
+
+
+def test_the_table_fits_80_columns():
+    last = RoundReport(99998, 8.123, "f" * 64, "Completed", 1.0, 10**9, 10**9, 1.0, 1234567, 1.0)
+    rows = tuple(Row(str(i), "training", last, 99999, 999 * 10**6, 999 * 10**6, "green") for i in range(64))
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table(Board(rows, 99999, 2.0)))
+    text = console.export_text()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "99999/99999" in text and "999.0 MB" in text and "1,234,567" in text and "ffffffff" in text
+
+
+def test_a_pipe_that_is_closed_stops_the_nodes(tmp_path, fake):
+    with _start_driver(tmp_path, fake) as run:
+        events = _read_until(run, lambda events: len(events) == 3)
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.close()
+        reader = threading.Thread(target=run.stderr.read)
+        reader.start()
+        assert run.wait(timeout=30) != 0
+        reader.join()
+    assert all(_gone(event["pid"]) for event in events)

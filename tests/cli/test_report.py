@@ -1,0 +1,110 @@
+"""The report of a local swarm: one page that needs nothing else, with the figures of the summary."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmnode.cli.local_summary import RoundReport, Summary
+from swarmnode.cli.report import NodeFacts, Results, figures, verdict, write_report
+
+
+def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundReport, ...]:
+    return tuple(
+        RoundReport(r, loss, f"{state_hash}{r}" * 8, "Completed", 1.5, 10**6, 2 * 10**6, 1.0, 100, 2.0 * r)
+        for r, loss in enumerate(losses)
+    )
+
+
+def _results(**changes: object) -> Results:
+    values: dict[str, object] = {
+        "run": "byte-lm <test>",
+        "run_id": "ab" * 32,
+        "summary": Summary(2, 3, 840_000, 2.40, 2.52, True, 2.25, 0.61, 93.4),
+        "nodes": (
+            NodeFacts("0", "12D3KooA", "finished", _rounds([4.0, 3.0, 2.4])),
+            NodeFacts("1", "12D3KooB", "dead", _rounds([4.0, None])),
+        ),
+        "solo": _rounds([4.1, 3.2, 2.52], "bb"),
+    }
+    return Results(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_page_holds_its_picture_and_refers_to_nothing_outside(tmp_path):
+    files = write_report(tmp_path / "deep" / "report", _results())
+    page = files.page.read_text(encoding="utf-8")
+    assert files.picture is not None and files.picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert files.picture.name == "loss.png" and files.page.name == "index.html"
+    assert re.findall(r'(?:src|href)="([^"]{0,22})', page) == ["data:image/png;base64,"]
+    assert "http" not in page and "<script" not in page
+
+
+def test_the_page_has_summary_and_facts_of_every_node(tmp_path):
+    page = write_report(tmp_path, _results(notes=("node 1: disk is full",))).page.read_text(encoding="utf-8")
+    for text in (
+        "0.120 below the 2.520 of one node alone",
+        "2.4000 bits per byte",
+        "+0.1200 bits per byte",
+        "equal in every round",
+        "2.25 bytes",
+        "61%",
+        "840,000",
+        "12D3KooA",
+        "12D3KooB",
+        "dead",
+        "6.00 MB",
+        "2 Completed",
+        "node 1: disk is full",
+    ):
+        assert text in page, text
+
+
+def test_what_comes_from_elsewhere_is_escaped(tmp_path):
+    nodes = (NodeFacts("0", "<b>peer</b>", "finished", _rounds([4.0])),)
+    page = write_report(tmp_path, _results(nodes=nodes)).page.read_text(encoding="utf-8")
+    assert "byte-lm &lt;test&gt;" in page and "<b>peer" not in page and "<test>" not in page
+
+
+def test_a_round_with_two_hashes_shows_both(tmp_path):
+    nodes = (NodeFacts("0", "a", "finished", _rounds([4.0])), NodeFacts("1", "b", "finished", _rounds([4.0], "cc")))
+    page = write_report(tmp_path, _results(nodes=nodes)).page.read_text(encoding="utf-8")
+    assert "aa0aa0aa0aa0aa0a ≠ cc0cc0cc0cc0cc0c" in page
+
+
+def test_without_matplotlib_the_page_has_the_figures_only(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = write_report(tmp_path, _results())
+    assert files.picture is None and not (tmp_path / "loss.png").exists()
+    assert "matplotlib is not installed" in files.page.read_text(encoding="utf-8")
+
+
+def test_a_run_that_reached_nothing_still_gives_a_report(tmp_path):
+    nothing = Summary(2, 0, 0, None, None, False, None, None, 3.0)
+    page = write_report(tmp_path, _results(summary=nothing, nodes=(NodeFacts("0", "", "dead", ()),), solo=())).page
+    assert "no held-out loss was measured" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("solo", "sentence"),
+    [
+        (None, "2 nodes reached 2.400 bits per byte on held-out text in 3 rounds."),
+        (2.3, "2 nodes reached 2.400 bits per byte on held-out text, 0.100 above the 2.300 of one node alone."),
+    ],
+)
+def test_the_verdict_says_against_what(solo, sentence):
+    assert verdict(Summary(2, 3, 10, 2.4, solo, True, 1.0, 0.5, 1.0)) == sentence
+
+
+def test_figures_say_when_hashes_differ():
+    values = dict(figures(Summary(2, 3, 10, 2.4, None, False, None, None, 1.0)))
+    assert values["state hashes"] == "NOT equal in every round"
+    assert values["held-out loss of one node alone"] == "not measured"
+
+
+def test_an_unwritable_folder_is_an_oserror(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        write_report(tmp_path / "file" / "report", _results())
