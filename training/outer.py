@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from swarmnode.training.layout import Layout
 
 Vector = NDArray[np.float32]
@@ -52,20 +53,23 @@ def outer_step(state: OuterState, mean_pseudo_gradient: Vector, *, lr: float, mo
     parameters = np.empty_like(state.parameters)
     velocity = np.empty_like(state.momentum) if mu else state.momentum
     scratch = np.empty(min(_STEP, parameters.size), np.float32)
-    for part in _steps(parameters.size):
-        g, delta = mean_pseudo_gradient[part], scratch[: part.stop - part.start]
-        if mu:
-            m = velocity[part]
-            np.multiply(mu, state.momentum[part], out=m)
-            np.add(m, g, out=m)
-            np.multiply(mu, m, out=delta)
-            np.add(g, delta, out=delta)
-            np.multiply(rate, delta, out=delta)
-        else:
-            np.multiply(rate, g, out=delta)
-        np.subtract(state.parameters[part], delta, out=parameters[part])
-        if not np.isfinite(parameters[part]).all():
-            raise ValueError("the outer step leads to NaN or infinity; the old state stays, the round does not count")
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        for part in _steps(parameters.size):
+            g, delta = mean_pseudo_gradient[part], scratch[: part.stop - part.start]
+            if mu:
+                m = velocity[part]
+                np.multiply(mu, state.momentum[part], out=m)
+                np.add(m, g, out=m)
+                np.multiply(mu, m, out=delta)
+                np.add(g, delta, out=delta)
+                np.multiply(rate, delta, out=delta)
+            else:
+                np.multiply(rate, g, out=delta)
+            np.subtract(state.parameters[part], delta, out=parameters[part])
+            if not np.isfinite(parameters[part]).all():
+                raise ValueError(
+                    "the outer step leads to NaN or infinity; the old state stays, the round does not count"
+                )
     return OuterState(_frozen(parameters), _frozen(velocity) if mu else velocity)
 
 

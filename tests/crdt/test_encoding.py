@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from swarmnode.crdt.encoding import EncodingError, decode, encode
 
 leaves = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from swarmnode.crdt.hlc import MAX_AHEAD, HybridClock, StampAhead, stamp_at, time_of
 
 NOW = 1_700_000_000_000

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import InvalidRecord, Kind, Record
 from swarmnode.crdt.registers import Merged, Registers

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from swarmnode.training.codecs.base import Codec, Vector
 
 

@@ -6,6 +6,7 @@ Finite values beyond ±65504 saturate there; what that loses is for the error fe
 from __future__ import annotations
 
 import numpy as np
+
 from swarmnode.training.codecs.base import STEP, Vector, check_finite, checked_bytes, checked_values, room
 
 LARGEST = np.float32(np.finfo(np.float16).max)  # 65504

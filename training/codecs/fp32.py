@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from swarmnode.training.codecs.base import Vector, check_finite, checked_bytes, checked_values, room
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
 from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
 
 # Elements that share a scale. RMS error at sigma 1 and bytes an element, measured: 256: 0.0070, 1.0156;
@@ -98,7 +99,7 @@ def _scales(blocks: NDArray[np.float32]) -> NDArray[np.float32]:
 
     Raises CodecError for NaN and infinity, which the extremes keep.
     """
-    absmax = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    absmax = np.abs(np.maximum(blocks.max(axis=1), -blocks.min(axis=1)))  # abs: a block of zeros may give -0.0
     if not np.isfinite(absmax).all():
         raise CodecError("int8: values to encode contain NaN or infinity")
     bits = (absmax / STEPS).view(np.uint32)
