@@ -51,7 +51,7 @@ class NodeConfig:
     mdns: bool = option(True, "find and be found by nodes on the local network")
     role: str = option(
         "train",
-        "train; relay: help others connect, without a trainer; watch: follow a run without training",
+        "what the node does: train; relay helps others connect, watch follows a run, both without training",
         choices=ROLES,
     )
     device: str = option("auto", "device to train on; auto takes a CUDA GPU where there is one", choices=DEVICES)

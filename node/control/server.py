@@ -2,7 +2,8 @@
 
 Who may speak: processes of the daemon's own user, and root. The socket is 0600 in a 0700 directory, and the kernel's
 word on the peer (SO_PEERCRED) is checked besides. One client's requests are answered in order; clients do not wait for
-one another. A line that is too long or no JSON ends that client's connection, a method that fails ends only its request.
+one another. A line that is too long or no JSON ends that client's connection; a method that fails
+ends only its request.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+
 from swarmnode.node.control import (
     INTERNAL_ERROR,
     INVALID_PARAMS,

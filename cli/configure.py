@@ -1,0 +1,85 @@
+"""`swarmnode config`: check a file, show what is in force."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, print_json, say
+from swarmnode.cli.text import table
+from swarmnode.node.config import as_toml, load_config, parse_node_table, read_toml
+
+config = typer.Typer(
+    help="Check a configuration or run file, or show the settings in force.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+@config.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run file or a node configuration file, in TOML.")],
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Say whether FILE is a run file or a node configuration, and whether it can be used."""
+    tables = read_toml(file)
+    if any(isinstance(value, dict) for value in tables.values()):
+        answer = _check_run(tables, file)
+        text = f"{file}: a run file, in order. Run {answer['name']!r}, run id {answer['run_id']}"
+        text += "" if answer["final"] else " (its creator adds the hash of the held-out text, which changes the run id)"
+    else:
+        values = parse_node_table(tables, source=str(file))
+        answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
+        text = f"{file}: a node configuration, in order. It sets {', '.join(values) or 'nothing'}"
+    if json_output:
+        print_json(answer)
+    else:
+        print(text)
+
+
+def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
+    from swarmnode.training.runspec import parse_runspec
+
+    spec = parse_runspec(tables, source=str(file))
+    return {
+        "kind": "run",
+        "file": str(file),
+        "name": spec.run.name,
+        "run_id": spec.run_id,
+        "final": bool(spec.task.heldout_sha256),
+    }
+
+
+@config.command()
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"
+        ),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show each setting in force and where it came from: default, file, environment or flag."""
+    flags = {} if data_dir is None else {"data_dir": str(data_dir)}
+    found = load_config(file, os.environ, flags)
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    values = {field.name: getattr(found.config, field.name) for field in dataclasses.fields(found.config)}
+    if json_output:
+        rows = {key: {"value": _json(value), "origin": found.origins[key]} for key, value in values.items()}
+        print_json({"settings": rows, "warnings": list(found.warnings)})
+        return
+    print(table(("KEY", "VALUE", "FROM"), [(key, as_toml(value), found.origins[key]) for key, value in values.items()]))
+
+
+def _json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

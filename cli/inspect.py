@@ -1,0 +1,154 @@
+"""Commands that look at a running daemon and change nothing: status, peers, ping, logs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json, say
+from swarmnode.cli.text import colours, duration, plain, style, table
+from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+
+PING_TIMEOUT = 10.0  # s for one ping, beside the time to connect
+LOG_LINES = 50
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C. [default: print once]")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two refreshes.")] = 2.0,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what the node is doing: run, loss, peers, traffic."""
+    from swarmnode.cli.status_view import render
+
+    client = ControlClient(directory(data_dir))
+    if not watch:
+        answer = client.call("status", timeout=10.0)
+        if json_output:
+            print_json(answer)
+        else:
+            print(render(answer, colour=colours()))
+        return
+    screen = sys.stdout.isatty() and not json_output
+    if screen:
+        sys.stdout.write("\x1b[?1049h\x1b[?25l")  # the terminal's second screen, without a cursor
+    try:
+        while True:
+            answer = client.call("status", timeout=10.0)
+            if json_output:
+                print_json(answer)
+            else:
+                _draw(render(answer, colour=colours()), screen)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+    finally:
+        if screen:
+            sys.stdout.write("\x1b[?25h\x1b[?1049l")
+            sys.stdout.flush()
+
+
+def _draw(text: str, screen: bool) -> None:
+    if screen:
+        text = "\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[J"
+    sys.stdout.write(text if screen else text + "\n\n")
+    sys.stdout.flush()
+
+
+def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """List the connected peers and how far away they are."""
+    from swarmnode.cli.status_view import short_peer
+
+    answer = ControlClient(directory(data_dir)).call("peers", timeout=10.0)
+    if json_output:
+        print_json(answer)
+        return
+    if not answer["peers"]:
+        print("no peers yet. Print the line for another machine with: swarmnode id --join")
+        return
+    rows = [
+        (
+            short_peer(peer["peer_id"]),
+            "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms",
+            peer["path"] + (" in" if peer["inbound"] else " out"),
+            duration(peer["age_s"]),
+            "-" if peer["round"] is None else str(peer["round"]),
+            "yes" if peer["member"] else "no",
+            plain(peer["agent"] or "-", 24),
+            plain(peer["address"].partition("/p2p/")[0], 48),
+        )
+        for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
+    ]
+    heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "AGENT", "ADDRESS")
+    print(table(heads, rows, right=frozenset({1, 3, 4})))
+
+
+def ping(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Peer id, or a multiaddr that ends in /p2p/PEER_ID.")],
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=100, help="Round trips to measure.")] = 4,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure round trips to a peer, from the running node."""
+    client = ControlClient(directory(data_dir))
+    answer = client.call("ping", timeout=PING_TIMEOUT * (count + 1), peer=peer, count=count)
+    if json_output:
+        print_json(answer)
+        return
+    for rtt in answer["rtts_ms"]:
+        print(f"{answer['peer_id']}: {rtt:.1f} ms")
+    rtts = answer["rtts_ms"]
+    if rtts:
+        print(f"{len(rtts)} of {count} answered, {answer['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms")
+    else:
+        raise ControlError(f"none of {count} pings to {peer} was answered. The peer may be gone: see swarmnode peers")
+
+
+def logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=2000, help="Newest lines printed first.")
+    ] = LOG_LINES,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Print the node's log.
+
+    Without a running node, this is the end of the log file that it left.
+    """
+    home = directory(data_dir)
+    try:
+        for line in ControlClient(home).stream("logs", lines=lines, follow=follow):
+            _print_line(line, json_output)
+    except KeyboardInterrupt:
+        return
+    except NotRunning:
+        _print_left_behind(home, lines, follow, json_output)
+
+
+def _print_left_behind(home: Path, lines: int, follow: bool, json_output: bool) -> None:
+    """The log file of a daemon that has ended. Raises NotRunning where there is none, or nothing to follow."""
+    from swarmnode.node.datadir import DataDir
+    from swarmnode.node.logs import read_tail
+
+    found = read_tail(DataDir(home).logs, lines)
+    for line in found:
+        _print_line(line, json_output)
+    if follow or not found:
+        raise NotRunning(home)
+    say("(no daemon is running; this is the end of the log it left)")
+
+
+def _print_line(line: dict[str, Any], json_output: bool) -> None:
+    if json_output:
+        print_json(line)
+        return
+    colour = {"WARNING": ("yellow",), "ERROR": ("red",), "CRITICAL": ("red", "bold")}.get(line["level"], ())
+    head = f"{line['time'].replace('T', ' ')} {line['level']:<7} {line['logger'].removeprefix('swarmnode.')}: "
+    body = "\n    ".join(plain(part) for part in line["message"].split("\n"))
+    print(style(head, *colour, on=bool(colour) and colours()) + body, flush=True)

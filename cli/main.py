@@ -1,0 +1,136 @@
+"""`swarmnode …`: the commands, and how their errors reach a person.
+
+A command's module is imported when the command runs (or its help is shown), and none of them imports torch, trio,
+libp2p or numpy: the shell's prompt is back before one notices. Errors that can happen to careful people (ExpectedError,
+SettingError) become one message and an exit code that means something; anything else is a bug and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+from swarmnode.node import exitcodes
+
+# name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("swarmnode.cli.run", "run"),
+    "local": ("swarmnode.cli.local", "local"),
+    "status": ("swarmnode.cli.inspect", "status"),
+    "peers": ("swarmnode.cli.inspect", "peers"),
+    "id": ("swarmnode.cli.identify", "identify"),
+    "ping": ("swarmnode.cli.inspect", "ping"),
+    "sample": ("swarmnode.cli.sample", "sample"),
+    "pause": ("swarmnode.cli.steer", "pause"),
+    "resume": ("swarmnode.cli.steer", "resume"),
+    "stop": ("swarmnode.cli.steer", "stop"),
+    "leave": ("swarmnode.cli.steer", "leave"),
+    "logs": ("swarmnode.cli.inspect", "logs"),
+    "config": ("swarmnode.cli.configure", "config"),
+    "version": ("swarmnode.cli.identify", "version"),
+}
+
+
+def _typer(**settings: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+
+
+class LazyCommands(typer.core.TyperGroup):
+    """The commands of COMMANDS, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            alone = _typer()
+            alone.command(cmd_name)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+
+app = _typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.callback()
+def swarmnode() -> None:
+    """Train a model together with other people's machines.
+
+    Start with: swarmnode local (a swarm on this machine), or swarmnode run RUN.toml, or swarmnode run --join MULTIADDR.
+    Exit codes are listed in docs/cli.md.
+    """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        result = typer.main.get_command(app).main(arguments, prog_name="swarmnode", standalone_mode=False)
+        return result if isinstance(result, int) else exitcodes.OK
+    except BrokenPipeError:  # `swarmnode logs | head`: the reader had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exitcodes.OK
+    except KeyboardInterrupt:
+        return exitcodes.FORCED
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        _say(error, code, as_json="--json" in arguments)
+        return code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of an expected error; None for a bug."""
+    from swarmnode.training.options import SettingError
+
+    if isinstance(error, exitcodes.ExpectedError):
+        return error.exit_code
+    if isinstance(error, SettingError):
+        return exitcodes.CONFIG
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return exitcodes.NO_SPACE
+    if isinstance(error, typer.Abort):
+        return exitcodes.FORCED
+    # Usage errors are click's, and typer ships its own copy of click in newer versions: told by what they can do.
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return int(error.exit_code)
+    return None
+
+
+def _say(error: Exception, code: int, *, as_json: bool) -> None:
+    """The error on standard error; with --json as an object, so that a program can read it."""
+    text = str(error)
+    if isinstance(error, typer.Abort):
+        text = "nothing was changed"
+    elif isinstance(error, OSError):
+        text = f"{error.filename or 'the disk'}: no space left; free some and try again"
+    elif hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        text = error.format_message()
+        if context is not None:
+            text += f"\nTry: {context.command_path} --help"
+    if not text:
+        return
+    if as_json:
+        print(json.dumps({"error": {"exit_code": code, "message": text}}, ensure_ascii=False), file=sys.stderr)
+    else:
+        print(f"swarmnode: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""`swarmnode run`: start the daemon in the foreground.
+
+Every setting of the node is a flag here, with the help, unit and range that `node/config.py` states. A flag that is not
+given stays None, so that `config show` and the daemon can tell a default from a choice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import JsonOption, say
+from swarmnode.node.config import NodeConfig, as_toml, load_config
+from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.training.options import describe
+
+_KNOWN = describe(NodeConfig)
+_RUN_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def _flag(key: str, metavar: str | None, *names: str) -> Any:
+    """The typer option of a setting: help, unit, range and default from its description."""
+    field, described = _KNOWN[key]
+    allowed = described.allowed()
+    limits = f" ({allowed})" if described.choices or described.minimum is not None else ""
+    default = "none" if field.default in ((), "") else as_toml(field.default).strip('"')
+    unit = f" {described.unit}" if described.unit and default != "none" else ""
+    text = described.help[0].upper() + described.help[1:]
+    return typer.Option(*names, metavar=metavar, show_default=False, help=f"{text}{limits}. [default: {default}{unit}]")
+
+
+def run(
+    runspec: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN.toml", help="The run to create or go on with; leave it out to join one."),
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run", metavar="RUN_ID", help="The run to join. [default: the only one a peer has]")
+    ] = None,
+    join: Annotated[list[str] | None, _flag("join", "MULTIADDR", "--join")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, metavar="R", help="Stop training after R rounds. [default: no limit]")
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Serve on after the last round, until Ctrl-C. [default: end]")
+    ] = False,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"
+        ),
+    ] = None,
+    data_dir: Annotated[str | None, _flag("data_dir", "DIR", "--data-dir")] = None,
+    port: Annotated[int | None, _flag("port", "PORT", "--port")] = None,
+    listen: Annotated[str | None, _flag("listen", "IP", "--listen")] = None,
+    announce: Annotated[list[str] | None, _flag("announce", "MULTIADDR", "--announce")] = None,
+    mdns: Annotated[bool | None, _flag("mdns", None, "--mdns/--no-mdns")] = None,
+    role: Annotated[str | None, _flag("role", "ROLE", "--role")] = None,
+    device: Annotated[str | None, _flag("device", "DEVICE", "--device")] = None,
+    threads: Annotated[int | None, _flag("threads", "N", "--threads")] = None,
+    nice: Annotated[int | None, _flag("nice", "N", "--nice")] = None,
+    up: Annotated[float | None, _flag("up", "MBIT/S", "--up")] = None,
+    down: Annotated[float | None, _flag("down", "MBIT/S", "--down")] = None,
+    max_peers: Annotated[int | None, _flag("max_peers", "N", "--max-peers")] = None,
+    corpus: Annotated[str | None, _flag("corpus", "PATH", "--corpus")] = None,
+    task: Annotated[str | None, _flag("task", "FILE.py:CLASS", "--task")] = None,
+    checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,
+    checkpoint_keep: Annotated[int | None, _flag("checkpoint_keep", "N", "--checkpoint-keep")] = None,
+    wait_peers: Annotated[int | None, _flag("wait_peers", "N", "--wait-peers")] = None,
+    wait_seconds: Annotated[float | None, _flag("wait_seconds", "SECONDS", "--wait-seconds")] = None,
+    log_level: Annotated[str | None, _flag("log_level", "LEVEL", "--log-level")] = None,
+    passphrase_file: Annotated[str | None, _flag("passphrase_file", "FILE", "--passphrase-file")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Start the node: join or create a run, and train.
+
+    The first Ctrl-C leaves the swarm in order; a second one ends the node at once.
+
+    swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join MULTIADDR --run RUN_ID joins one.
+    """
+    given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        raise _usage(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
+    if run_id is not None and runspec is not None:
+        raise _usage("a run file and --run were both given; leave out --run, the file says which run it is")
+    if runspec is not None:
+        from swarmnode.training.runspec import load_runspec
+
+        load_runspec(runspec)  # a mistake in it is said before anything starts
+    loaded = load_config(config_file, os.environ, given)
+    for warning in loaded.warnings:
+        say(f"warning: {warning}")
+    from swarmnode.node.daemon import run_daemon
+
+    code = run_daemon(
+        loaded.config,
+        loaded.origins,
+        runspec=runspec,
+        run_id=run_id,
+        rounds=rounds,
+        stay=stay,
+        json_events=json_output,
+    )
+    raise typer.Exit(code)
+
+
+def _usage(text: str) -> ExpectedError:
+    error = ExpectedError(text)
+    error.exit_code = USAGE
+    return error

@@ -1,0 +1,146 @@
+"""How `swarmnode status` looks: the daemon's answer as at most 24 lines of at most 80 characters.
+
+    swarmnode 0.1.0   12D3KooW…zNgh7                              up 2 h 10 min
+
+    run       byte-lm  3f9c21ab04de   0.84 M parameters, int8
+    round     18 of 40   ━━━━━━━━━━━━━━━━━━─────────────────────   training
+    next      in 12 s   (a round takes 31 s)
+    loss      2.412 bits per byte   █▇▆▅▄▃▃▂▂▁   -0.041 last round
+
+Built from plain values, so that a test reads it; `inspect` prints it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarmnode.cli.text import bar, count, duration, plain, size, sparkline, style
+
+WIDTH = 80
+HEIGHT = 24
+LABEL = 10  # characters of a line's label
+SPARK = 32  # characters of the loss's course
+WARNINGS = 5  # shown at the most; `logs` has all of them
+
+_PHASE_STYLE = {
+    "training": "green",
+    "exchanging": "cyan",
+    "finished": "green",
+    "catching-up": "yellow",
+    "paused": "yellow",
+}
+_REACHABILITY = {
+    "public": "public: peers can dial this node",
+    "private": "private: this node dials, peers cannot",
+    "relayed": "relayed: peers reach this node through others",
+    "unknown": "not known yet",
+}
+
+
+def render(status: dict[str, Any], *, colour: bool = False) -> str:
+    """The screen for a `status` answer, without a closing newline."""
+
+    def line(label: str, text: str, *, limit: int = WIDTH - LABEL) -> str:
+        return style(label.ljust(LABEL), "dim", on=colour) + (text if colour else plain(text, limit))
+
+    lines = [_head(status, colour), ""]
+    run = status.get("run")
+    if run is None:
+        nothing = "none: this node helps others connect" if status.get("role") == "relay" else "none joined yet"
+        lines.append(line("run", nothing))
+    else:
+        lines += _run_lines(run, bool(status.get("paused")), line, colour)
+    lines.append("")
+    lines += _network_lines(status, line)
+    trainer = status.get("trainer")
+    if trainer is not None:
+        restarts = trainer["restarts"]
+        again = "" if not restarts else f", restarted {restarts} time{'s' if restarts > 1 else ''}"
+        threads = f"{trainer['threads']} thread{'' if trainer['threads'] == 1 else 's'}"
+        lines.append(line("trainer", f"{trainer['device']}, {threads}, pid {trainer['pid']}{again}"))
+    lines += _warning_lines(status.get("warnings", []), colour)
+    return "\n".join(lines[:HEIGHT])
+
+
+def _head(status: dict[str, Any], colour: bool) -> str:
+    left = f"swarmnode {plain(status['version'], 16)}"
+    peer = short_peer(status["peer_id"])
+    right = f"up {duration(status['uptime_s'])}"
+    middle = f"   {peer}   {plain(status['role'], 8)}"
+    gap = " " * max(2, WIDTH - len(left) - len(middle) - len(right))
+    return style(left, "bold", on=colour) + style(middle, "dim", on=colour) + gap + right
+
+
+def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> list[str]:
+    phase = "paused" if paused else run["phase"]
+    shown = style(phase, _PHASE_STYLE.get(phase, "yellow"), on=colour)
+    model = f"{count(run['parameters'])} parameters, {plain(run['codec'], 8)}"
+    lines = [line("run", f"{plain(run['name'], 24)}  {run['run_id'][:12]}   {model}")]
+    if run["rounds"]:
+        progress = bar(run["round"] / run["rounds"], 28)
+        lines.append(line("round", f"{run['round']} of {run['rounds']}   {progress}   {shown}"))
+    else:
+        lines.append(line("round", f"{run['round']}   {shown}"))
+    if run.get("next_round_s") is not None and phase not in ("paused", "finished"):
+        usual = f"   (a round takes {duration(run['round_seconds'])})" if run.get("round_seconds") else ""
+        due = run["next_round_s"]
+        lines.append(line("next", (f"in {duration(due)}" if due >= 1 else "any moment") + usual))
+    lines.append(line("loss", _loss(run, colour)))
+    members = f"{run['members']} in this round" if run.get("members") else "none yet"
+    if run.get("missing"):
+        members += f", missing: {', '.join(short_peer(p) for p in run['missing'][:2])}"
+        members += f" and {len(run['missing']) - 2} more" if len(run["missing"]) > 2 else ""
+    lines.append(line("members", members))
+    speed = f"{count(run['tokens_per_second'])} tokens/s" if run.get("tokens_per_second") else "no speed yet"
+    if run.get("compute_share") is not None:
+        speed += f", {run['compute_share']:.0%} of the time computing"
+    lines.append(line("speed", speed))
+    if run.get("state_hash"):
+        outcome = f"   last round {run['outcome'].lower()}" if run.get("outcome") else ""
+        lines.append(line("state", f"{run['state_hash'][:16]}{outcome}"))
+    return lines
+
+
+def _loss(run: dict[str, Any], colour: bool) -> str:
+    if run.get("loss") is None:
+        return "not measured yet"
+    history = [loss for _, loss in run.get("loss_history", []) if loss is not None]
+    text = f"{run['loss']:.3f} bits per byte"
+    if len(history) > 1:
+        change = history[-1] - history[-2]
+        trend = style(f"{change:+.3f}", "green" if change <= 0 else "yellow", on=colour)
+        text += f"   {style(sparkline(history, SPARK), 'cyan', on=colour)}   {trend}"
+    return text
+
+
+def _network_lines(status: dict[str, Any], line: Any) -> list[str]:
+    peers, traffic = status["peers"], status["traffic"]
+    lines = [
+        line("peers", f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed"),
+        line("reach", _REACHABILITY.get(status["reachability"], plain(status["reachability"]))),
+        line(
+            "traffic",
+            f"in {size(traffic['bytes_in'])} ({size(traffic['rate_in'])}/s)   "
+            f"out {size(traffic['bytes_out'])} ({size(traffic['rate_out'])}/s)",
+        ),
+    ]
+    if not peers["connected"] and status.get("join"):
+        lines.append(line("invite", "swarmnode id --join prints the line for another machine"))
+    return lines
+
+
+def _warning_lines(warnings: list[str], colour: bool) -> list[str]:
+    if not warnings:
+        return []
+    lines = [""]
+    for warning in warnings[:WARNINGS]:
+        lines.append(style(plain(f"! {warning}", WIDTH), "yellow", on=colour))
+    if len(warnings) > WARNINGS:
+        lines.append(f"! and {len(warnings) - WARNINGS} more: swarmnode logs")
+    return lines
+
+
+def short_peer(peer_id: str) -> str:
+    """A peer id that fits a line and can still be told from others: its end, as all of them begin alike."""
+    clean = plain(peer_id)
+    return clean if len(clean) <= 16 else f"{clean[:8]}…{clean[-6:]}"

@@ -1,0 +1,142 @@
+"""Commands that change what a node does: pause, resume, stop, leave."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json, say
+from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.datadir import DataDir, DataDirError, explain
+from swarmnode.node.exitcodes import USAGE, ExpectedError
+
+STOP_TIMEOUT = 120.0  # s; a node finishes or hands over its round, saves and says goodbye
+POLL = 0.1  # s between two looks at the lock while a daemon ends
+
+
+def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Stop training and keep the node in the swarm; resume goes on."""
+    ControlClient(directory(data_dir)).call("pause")
+    _done(
+        {"paused": True},
+        "paused: the node stays connected and trains no more. Go on with: swarmnode resume",
+        json_output,
+    )
+
+
+def resume(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Train again after a pause."""
+    ControlClient(directory(data_dir)).call("resume")
+    _done({"paused": False}, "resumed", json_output)
+
+
+def stop(
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return only when the daemon has ended.")] = True,
+    timeout: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait at the most.")] = STOP_TIMEOUT,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """End the daemon in order.
+
+    It finishes or hands over its round, saves, and says goodbye to its peers.
+    """
+    home = directory(data_dir)
+    ControlClient(home).call("stop")
+    if wait:
+        _wait_for_end(DataDir(home), timeout)
+    _done({"stopped": wait}, "stopped" if wait else "stopping", json_output)
+
+
+def _wait_for_end(home: DataDir, timeout: float) -> None:
+    limit = time.monotonic() + timeout
+    while (pid := home.holder()) is not None:
+        if time.monotonic() > limit:
+            raise ControlError(
+                f"the daemon (pid {pid}) has not ended within {timeout:g} s. It may wait for peers: look at swarmnode "
+                f"logs, wait longer with --timeout, or force it with: kill -9 {pid}"
+            )
+        time.sleep(POLL)
+
+
+def leave(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN_ID", help="The run, or how its id begins. [default: the only one there is]"),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Forget a run and delete its checkpoints on this machine."""
+    home = DataDir(directory(data_dir))
+    chosen = _choose(home, run_id)
+    if not yes:
+        _confirm(home, chosen)
+    try:
+        answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
+    except NotRunning:
+        answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
+    _done(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}", json_output)
+
+
+def _choose(home: DataDir, wanted: str | None) -> str:
+    """The full id of the run that is meant. Raises ExpectedError where there is none or more than one."""
+    known = list(home.known_runs())
+    try:
+        current = (ControlClient(home.path).call("status", timeout=10.0).get("run") or {}).get("run_id")
+    except NotRunning:
+        current = None
+    if current and current not in known:
+        known.append(current)
+    matching = [run for run in known if run.startswith(wanted or "")]
+    if len(matching) == 1:
+        return matching[0]
+    if not known:
+        raise ExpectedError(f"{home.path}: holds no run, so there is nothing to leave")
+    if wanted is None and current:
+        return str(current)
+    listed = "\n".join(f"  {run}" for run in known)
+    what = f"no run, or more than one, begins with {wanted!r}" if wanted else "there is more than one run"
+    error = ExpectedError(f"{home.path}: {what}; say which one:\n{listed}")
+    error.exit_code = USAGE
+    raise error
+
+
+def _confirm(home: DataDir, run_id: str) -> None:
+    question = f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost."
+    if not sys.stdin.isatty():
+        error = ExpectedError(f"{question} Nobody can be asked here; say --yes if this is what you want.")
+        error.exit_code = USAGE
+        raise error
+    say(question)
+    typer.confirm("Delete it", abort=True, err=True)
+
+
+def _delete(home: DataDir, run_id: str) -> list[str]:
+    """Delete a run's directory while holding the lock, so that no daemon starts on it meanwhile."""
+    path = home.run(run_id)
+    with home.open():
+        return _delete_tree(path)
+
+
+def _delete_tree(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        failed: DataDirError = explain(error, Path(error.filename or path))
+        raise failed from error
+    return [str(path)]
+
+
+def _done(answer: dict[str, Any], text: str, json_output: bool) -> None:
+    if json_output:
+        print_json(answer)
+    else:
+        print(text)

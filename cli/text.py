@@ -1,0 +1,94 @@
+"""Words, numbers and lines for a terminal: sizes, durations, a sparkline, colours where they are wanted.
+
+Colours are off where the output is no terminal, where NO_COLOR is set (no-color.org), and for a dumb terminal. Text
+that came from peers passes through `plain`, so that nobody's escape sequences reach the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from collections.abc import Sequence
+from itertools import pairwise
+
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def colours() -> bool:
+    """Whether standard output is a terminal that wants colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, *names: str, on: bool) -> str:
+    """`text` in bold, dim, red, green, yellow or cyan; unchanged where colours are off."""
+    if not on or not text:
+        return text
+    return f"\x1b[{';'.join(_STYLES[name] for name in names)}m{text}\x1b[0m"
+
+
+def plain(text: str, limit: int = 0) -> str:
+    """`text` on one line without control characters, at most `limit` characters long where one is given."""
+    printable = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
+    return printable if not limit or len(printable) <= limit else printable[: limit - 1] + "…"
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that reads best: `18.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Two units at the most: `42 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def count(number: float) -> str:
+    """A large number with a letter: `0.84 M`, `12.3 k`."""
+    if number >= 1e9:
+        return f"{number / 1e9:.2f} G"
+    if number >= 1e5:
+        return f"{number / 1e6:.2f} M"
+    return f"{number / 1e3:.1f} k" if number >= 1e4 else f"{number:.0f}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of `values` in at most `width` characters, the newest at the right; averaged where there are more."""
+    finite = [v for v in values if abs(v) < float("inf")]  # false for NaN as well
+    if not finite:
+        return ""
+    if len(finite) > width:
+        edges = [round(i * len(finite) / width) for i in range(width + 1)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(finite), max(finite)
+    if high == low:
+        return _BARS[0] * len(finite)
+    return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in finite)
+
+
+def bar(done: float, width: int) -> str:
+    """A progress bar of `width` characters for a part `done` between 0 and 1."""
+    filled = round(min(1.0, max(0.0, done)) * width)
+    return "━" * filled + "─" * (width - filled)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
+    """Columns two spaces apart, headed; the columns in `right` are aligned right."""
+    cells = [list(heads), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)).rstrip()
+        for row in cells
+    )
