@@ -1,0 +1,113 @@
+"""The task byte-lm: equal starts everywhere, comparable losses, and custom tasks from local files only."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnode.training.corpus import CHUNK, CorpusError
+from swarmnode.training.inner import InnerLoop, layout_of
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import Assignment, TaskError, load_task
+from swarmnode.training.tasks.byte_lm import ByteLM
+
+
+def _spec(seed: int = 0, context: int = 16) -> RunSpec:
+    model = {"layers": 1, "heads": 2, "width": 32, "context": context}
+    return parse_runspec(
+        {"run": {"name": "t", "seed": seed}, "model": model, "inner": {"batch": 8, "warmup": 0, "lr": 1e-2}},
+        source="test",
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """Words in random order: something to learn, and nothing twice."""
+    chance = random.Random(5)
+    words = [b"alpha", b"beta", b"gamma", b"delta"]
+    path = tmp_path / "words.txt"
+    path.write_bytes(b" ".join(chance.choices(words, k=60 * CHUNK // 6)))
+    return str(path)
+
+
+def _task(corpus: str, peer_id: str = "alice", seed: int = 0) -> ByteLM:
+    return ByteLM(_spec(seed), Assignment("run", peer_id, corpus))
+
+
+def test_all_nodes_start_from_the_same_bits(corpus: str) -> None:
+    alice, bob = _task(corpus, "alice").model.state_dict(), _task(corpus, "bob").model.state_dict()
+    assert all(torch.equal(alice[name], bob[name]) for name in alice)
+    other = _task(corpus, seed=1).model.state_dict()
+    assert not torch.equal(alice["head.weight"], other["head.weight"])
+
+
+def test_all_nodes_measure_the_same_but_train_on_their_own(corpus: str) -> None:
+    alice, bob = _task(corpus, "alice"), _task(corpus, "bob")
+    for thorough in (False, True):
+        assert alice.evaluate(thorough=thorough) == bob.evaluate(thorough=thorough)
+    assert alice.evaluate(thorough=True) == pytest.approx(8.0, abs=0.2)  # log2 256 bits: it knows nothing yet
+    draws = [task.draw(4, torch.Generator().manual_seed(1)) for task in (alice, bob)]
+    assert draws[0].shape == draws[1].shape == (4, 17)
+    assert not torch.equal(draws[0], draws[1])
+
+
+def test_windows_are_pieces_of_the_text(corpus: str) -> None:
+    text = Path(corpus).read_bytes()
+    windows = [bytes(window.tolist()) for window in _task(corpus).draw(50, torch.Generator().manual_seed(2))]
+    assert sum(window in text for window in windows) >= 45  # a few lie across two chunks of the slice
+
+
+def test_training_lowers_the_heldout_loss_and_repeats_bit_for_bit(corpus: str) -> None:
+    def trained() -> tuple[ByteLM, torch.Tensor]:
+        task = _task(corpus)
+        vector = torch.zeros(layout_of(task.model).parameters)
+        loop = InnerLoop(_spec(), task, peer_id="alice", vector=vector, keep=False)
+        loop.train(round=0, steps=60, seconds=60, between=lambda: False)
+        return task, vector
+
+    (task, vector), (_, again) = trained(), trained()
+    assert torch.equal(vector, again)
+    assert task.evaluate(thorough=True) < 2.5
+    assert task.sample(b"alp", length=3, temperature=0, seed=0) == b"ha "
+    once = task.sample(b"", length=20, temperature=1.0, seed=3)
+    assert len(once) == 20
+    assert once == task.sample(b"", length=20, temperature=1.0, seed=3)
+    assert once != task.sample(b"", length=20, temperature=1.0, seed=4)
+
+
+def test_loss_is_in_bits_per_byte(corpus: str) -> None:
+    task = _task(corpus)
+    batch = task.draw(4, torch.Generator().manual_seed(1))
+    assert task.loss(batch).item() == pytest.approx(task.model.loss(batch).item() / math.log(2))
+
+
+def test_context_longer_than_the_text_is_explained(corpus: str) -> None:
+    with pytest.raises(CorpusError, match="context"):
+        ByteLM(_spec(context=16384), Assignment("run", "alice", corpus))
+
+
+def test_custom_task_comes_from_a_local_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("class Mine:\n    tokens_per_sample = 7\n")
+    assert load_task("anything", f"{file}:Mine").tokens_per_sample == 7
+    assert load_task("byte-lm", "") is ByteLM
+
+
+@pytest.mark.parametrize(
+    ("local", "says"),
+    [
+        ("mine.py", "file.py:Class"),
+        ("nowhere.py:Mine", "not a Python file"),
+        ("MINE:Other", "no class Other"),
+        ("", "--task"),
+    ],
+)
+def test_missing_custom_task_is_explained(tmp_path: Path, local: str, says: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("class Mine:\n    pass\n")
+    with pytest.raises(TaskError, match=says):
+        load_task("my-task", local.replace("MINE", str(file)))

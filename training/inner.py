@@ -1,0 +1,123 @@
+"""The inner loop: AdamW on one node's own text, between two exchanges.
+
+All parameters are views into one flat float32 vector and all gradients into another, in the order of the layout. So
+what is exchanged is the very memory that is trained, clipping is one norm, and nothing is gathered or scattered.
+Optimizer: decoupled weight decay on matrices only (Loshchilov & Hutter 2019), betas (0.9, 0.95) as in nanoGPT.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.training.layout import Layout
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.tasks import Task
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one call of `InnerLoop.train` did."""
+
+    steps: int
+    samples: int  # steps × batch
+    tokens: int
+    loss: float  # mean over the steps, in the task's unit; nan without a step
+    seconds: float  # wall time inside inner steps
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of a model's trainable parameters, in the model's order."""
+    return Layout.of([(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()])
+
+
+def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
+    """Make the parameters of `model` views of `vector` (P,) float32, and their gradients of one like it.
+
+    With `keep` the model takes the vector's values, otherwise the vector takes the model's. The gradients stay in
+    place for good: they are zeroed, never dropped.
+    """
+    gradients = torch.zeros_like(vector)
+    for slot, parameter in zip(layout_of(model).slots, model.parameters(), strict=True):
+        view = vector[slot.offset : slot.offset + slot.size].view(slot.shape)
+        if not keep:
+            view.copy_(parameter.data)
+        parameter.data = view
+        parameter.grad = gradients[slot.offset : slot.offset + slot.size].view(slot.shape)
+
+
+class InnerLoop:
+    """Inner steps of one task. The optimizer's moments live on from round to round and are never exchanged."""
+
+    def __init__(self, spec: RunSpec, task: Task, *, peer_id: str, vector: Tensor, keep: bool) -> None:
+        flatten_into(task.model, vector, keep=keep)
+        self._spec = spec
+        self._task = task
+        self._peer_id = peer_id
+        parameters = list(task.model.parameters())
+        first = parameters[0].grad
+        assert first is not None  # flatten_into has just set it
+        self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": spec.inner.weight_decay},
+                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            ],
+            lr=spec.inner.lr,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+        self._round = -1
+        self._step_in_round = 0
+        self._generator = torch.Generator()
+
+    def train(self, *, round: int, steps: int, seconds: float, between: Callable[[], bool]) -> Progress:
+        """Run inner steps until `steps` are done or `seconds` have passed, at least one unless `between` says stop.
+
+        `between` is called before every step and returns whether to stop; the time it takes does not count. A further
+        call for the same round goes on where the last one ended.
+        """
+        if round != self._round:
+            self._round, self._step_in_round = round, 0
+            self._generator.manual_seed(self._seed_of(round))
+        losses = torch.zeros((), dtype=torch.float64)
+        done, spent = 0, 0.0
+        while done < steps and spent < seconds and not between():
+            started = time.perf_counter()
+            losses += self._step().double().cpu()
+            spent += time.perf_counter() - started
+            done += 1
+        return Progress(
+            steps=done,
+            samples=done * self._spec.inner.batch,
+            tokens=done * self._spec.inner.batch * self._task.tokens_per_sample,
+            loss=float(losses) / done if done else math.nan,
+            seconds=spent,
+        )
+
+    def _step(self) -> Tensor:
+        """One inner step; returns its loss, a scalar without gradient."""
+        inner = self._spec.inner
+        warmth = (self._round * inner.steps + self._step_in_round + 1) / max(1, inner.warmup)
+        for group in self._optimizer.param_groups:
+            group["lr"] = inner.lr * min(1.0, warmth)
+        self._gradients.zero_()
+        loss = self._task.loss(self._task.draw(inner.batch, self._generator))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if inner.clip > 0:
+            norm = torch.linalg.vector_norm(self._gradients)
+            self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
+        self._optimizer.step()
+        self._step_in_round += 1
+        return loss.detach()
+
+    def _seed_of(self, round: int) -> int:
+        """Another stream of windows for each node and round, the same one when a round is repeated."""
+        text = f"{self._spec.run.seed} {self._peer_id} {round}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

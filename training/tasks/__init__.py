@@ -1,0 +1,86 @@
+"""What can be learned: the interface of a task, and how one is found.
+
+A task owns the model, its data and the measure of success; the inner loop and the daemon know only what stands here.
+Built in is `byte-lm`; any other one is a local file, `--task my_task.py:MyTask`. Code never comes from a peer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from swarmnode.training.runspec import RunSpec
+
+
+class TaskError(Exception):
+    """The task cannot be loaded. The message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Who trains, and on what: the part of a task's setting that differs between nodes."""
+
+    run_id: str
+    peer_id: str
+    corpus: str = ""  # file or folder; empty is the task's own default
+    heldout: str = ""  # file with the run's held-out part where the corpus has another; empty for none
+
+
+class Task(Protocol):
+    """Something to learn. Built as `Task(spec, assignment, device)`.
+
+    The constructor must leave in `model` the run's initial parameters, a function of `spec` alone, in float32.
+    """
+
+    model: torch.nn.Module
+    tokens_per_sample: int
+
+    def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None: ...
+
+    def draw(self, samples: int, generator: torch.Generator) -> torch.Tensor:
+        """A training batch on the task's device; all of its chance comes from `generator` (a CPU one)."""
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        """Mean training loss of a batch in bits per byte (or the task's own unit), a scalar with a gradient."""
+
+    def evaluate(self, *, thorough: bool) -> float:
+        """Held-out loss of the model in the unit of `loss`, always on the same sample, a larger one if `thorough`."""
+
+    def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        """What the model writes after `prompt`."""
+
+
+def load_task(name: str, local: str) -> type[Any]:
+    """The class of the task called `name` in the RunSpec; `local` is `file.py:Class` for one that is not built in.
+
+    Raises TaskError.
+    """
+    if local:
+        return _local_task(local)
+    if name == "byte-lm":
+        from swarmnode.training.tasks.byte_lm import ByteLM
+
+        return ByteLM
+    raise TaskError(
+        f"task {name!r} is not built in; the run needs a local file that defines it: --task my_task.py:MyTask"
+    )
+
+
+def _local_task(local: str) -> type[Any]:
+    path, _, name = local.rpartition(":")
+    if not path or not name.isidentifier():
+        raise TaskError(f"--task {local!r} is not valid; expected file.py:Class")
+    found = importlib.util.spec_from_file_location("swarmnode_local_task", Path(path).expanduser())
+    if found is None or found.loader is None or not Path(path).expanduser().is_file():
+        raise TaskError(f"--task {local!r}: {path} is not a Python file on this machine")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    task = getattr(module, name, None)
+    if not isinstance(task, type):
+        raise TaskError(f"--task {local!r}: {path} defines no class {name}")
+    return task

@@ -1,0 +1,73 @@
+"""The task byte-lm: a GPT learns to predict the next byte of the corpus.
+
+Training windows start anywhere in the node's own slice; the held-out loss is measured on windows spread evenly over the
+held-out part, the same on every node, so losses of different nodes can be compared digit by digit.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarmnode.training.corpus import CorpusError, corpus_for_run
+from swarmnode.training.gpt import GPT
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.tasks import Assignment
+
+QUICK_WINDOWS = 32  # a progress figure each round must cost no more than a few inner steps
+THOROUGH_WINDOWS = 256
+EVALUATION_BATCH = 32
+
+
+class ByteLM:
+    """A language model on bytes. Raises CorpusError where the corpus cannot be used."""
+
+    def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
+        heldout = Path(assignment.heldout) if assignment.heldout else None
+        corpus = corpus_for_run(assignment.corpus, heldout_sha256=spec.task.heldout_sha256, heldout=heldout)
+        self.device = device
+        self.tokens_per_sample = spec.model.context
+        self._window = torch.arange(spec.model.context + 1)
+        self._training = _as_tensor(corpus.slice_for(assignment.run_id, assignment.peer_id), len(self._window))
+        self._heldout = _as_tensor(corpus.heldout, len(self._window))
+        torch.manual_seed(spec.run.seed)
+        self.model = GPT(spec.model).to(device)
+
+    def draw(self, samples: int, generator: torch.Generator) -> Tensor:
+        """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
+        starts = torch.randint(len(self._training) - len(self._window) + 1, (samples, 1), generator=generator)
+        return self._training[starts + self._window].long().to(self.device)
+
+    def loss(self, batch: Tensor) -> Tensor:
+        """Bits per byte of the windows (B, context + 1)."""
+        loss: Tensor = self.model.loss(batch) / math.log(2)
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, *, thorough: bool) -> float:
+        """Bits per byte of the held-out windows."""
+        count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
+        starts = torch.linspace(0, len(self._heldout) - len(self._window), count, dtype=torch.float64).long()
+        windows = self._heldout[starts[:, None] + self._window].long()  # (count, context + 1)
+        losses = [float(self.loss(batch.to(self.device))) for batch in windows.split(EVALUATION_BATCH)]
+        return sum(losses) / len(losses)
+
+    def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        """`length` bytes after `prompt`; an empty prompt starts from a line's end."""
+        start = torch.tensor(list(prompt or b"\n"), device=self.device)
+        generator = torch.Generator().manual_seed(seed)
+        text = self.model.continue_text(start, length=length, temperature=temperature, generator=generator)
+        return bytes(text.tolist())
+
+
+def _as_tensor(text: bytes, window: int) -> Tensor:
+    """Text as uint8 (n,), checked to hold one window."""
+    if len(text) < window:
+        raise CorpusError(
+            f"{len(text)} bytes of text are too few for windows of {window} bytes; name a larger corpus with --corpus "
+            "or lower [model] context"
+        )
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
