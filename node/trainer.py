@@ -1,0 +1,341 @@
+"""The trainer's supervisor: the daemon's side of the child process that owns torch.
+
+What fails, and what is then true: the child may be killed, run out of memory or crash at any moment. The call in
+flight raises TrainerDied; the parameters stay, because they lie in a memfd that the daemon holds too (a child killed
+in the middle of an optimizer step leaves some tensors one step ahead of others, which training does not mind). A new
+child is started from them after a back-off and calls wait for it; the inner optimizer starts afresh. A child that
+cannot be started three times in a row, or says why it never will, ends `run` with TrainerFailed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import trio
+
+from swarmnode.protocols.trainer import TrainerDied, Vector, Worked
+from swarmnode.training.layout import Layout
+from swarmnode.training.runspec import RunSpec, encode
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct(">I")
+FIRST_BACK_OFF = 0.5  # s before a dead child is replaced; doubles each time until a command succeeds
+LAST_BACK_OFF = 60.0  # s
+MAX_FAILED_STARTS = 3  # in a row
+STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
+QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
+STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
+SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
+MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
+
+
+class TrainerFailed(Exception):
+    """The trainer cannot work here. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How this node's trainer runs; none of it is part of the run."""
+
+    threads: int = 0  # of torch; 0 means one for each core
+    nice: int = 10
+    device: str = "auto"  # auto, cpu or cuda
+    corpus: str = ""  # file or folder; empty is the task's own default
+    heldout: str = ""  # file with the run's held-out part, where the corpus has another
+    task: str = ""  # file.py:Class of a task that is not built in
+
+
+class TrainerProcess:
+    """A `Trainer` in a child process. Its other methods work once `run` has said that it started."""
+
+    def __init__(
+        self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = TrainerSettings()
+    ) -> None:
+        self._spec = spec
+        self._run_id = run_id
+        self._peer_id = peer_id
+        self._settings = settings
+        self._layout: Layout | None = None
+        self._vector: Vector | None = None  # (P,), the shared memory itself
+        self._child: _Child | None = None
+        self._ready = trio.Event()
+        self.restarts = 0
+        self.device = settings.device
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            raise RuntimeError("the trainer has not started yet")
+        return self._layout
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None while there is none."""
+        return None if self._child is None else self._child.process.pid
+
+    def parameters(self) -> Vector:
+        return self._shared().copy()
+
+    def load(self, vector: Vector) -> None:
+        np.copyto(self._shared(), vector, casting="no")
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+        child = await self._ready_child()
+        answer = await child.call("train", round=round, steps=steps, seconds=seconds)
+        return Worked(**answer)
+
+    async def evaluate(self, *, thorough: bool) -> float:
+        child = await self._ready_child()
+        return float((await child.call("evaluate", thorough=thorough))["loss"])
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        if not 0 <= length <= MAX_SAMPLE:
+            raise ValueError(f"length = {length} is not valid; expected 0 to {MAX_SAMPLE} bytes")
+        child = await self._ready_child()
+        answer = await child.call("sample", prompt=prompt, length=length, temperature=temperature, seed=seed)
+        text: bytes = answer["text"]
+        return text
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
+        if not hasattr(os, "memfd_create"):
+            raise TrainerFailed("training needs Linux (memfd_create); on this system run with --role relay or watch")
+        memory_fd = os.memfd_create("swarmnode-parameters")
+        failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
+        try:
+            while True:
+                child = _Child()
+                failure: TrainerFailed | None = None
+                async with child.running(memory_fd, threads=self._settings.threads):
+                    try:
+                        await self._introduce(child, memory_fd)
+                        if not started:
+                            task_status.started()
+                            started = True
+                        await child.ended.wait()
+                    except TrainerFailed as error:
+                        failure = error  # raised below, outside the nursery, which would wrap it in a group
+                    except TrainerDied:
+                        pass  # before it was ready; counted below
+                    finally:
+                        self._child, self._ready = None, trio.Event()
+                if failure is not None:
+                    raise failure
+                failed_starts = 0 if child.answered else failed_starts + 1
+                if failed_starts == MAX_FAILED_STARTS:
+                    raise TrainerFailed(
+                        f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
+                        f"its last words: {child.last_words() or 'none'}"
+                    )
+                if child.answered > 1:  # not only its introduction: it was fit for work
+                    back_off = FIRST_BACK_OFF
+                self.restarts += 1
+                logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
+                await trio.sleep(back_off)
+                back_off = min(2 * back_off, LAST_BACK_OFF)
+        finally:
+            os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
+
+    async def _introduce(self, child: _Child, memory_fd: int) -> None:
+        """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
+        answer = await child.call(
+            "init",
+            spec=encode(self._spec),
+            run_id=self._run_id,
+            peer_id=self._peer_id,
+            keep=self._vector is not None,
+            **asdict(self._settings),
+        )
+        layout = Layout.of([(name, tuple(shape)) for name, shape in answer["layout"]])
+        if self._vector is None:
+            self._layout = layout
+            self._vector = np.frombuffer(mmap.mmap(memory_fd, 4 * layout.parameters), dtype="<f4")
+        elif layout != self._layout:
+            raise TrainerFailed("the trainer came back with another layout; were its files changed? restart the node")
+        self.device = answer["device"]
+        self._child = child
+        self._ready.set()
+
+    async def _ready_child(self) -> _Child:
+        while self._child is None:
+            await self._ready.wait()
+        return self._child
+
+    def _shared(self) -> Vector:
+        if self._vector is None:
+            raise RuntimeError("the trainer has not started yet")
+        return self._vector
+
+
+class _Child:
+    """One life of the child process: its socket, the calls in flight on it, and how it ended."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.answered = 0  # commands
+        self._numbers = itertools.count()
+        self._in_flight: dict[int, _Call] = {}
+        self._sending = trio.Lock()
+        self._words = b""
+        self._reason = ""
+
+    @asynccontextmanager
+    async def running(self, memory_fd: int, *, threads: int) -> AsyncIterator[None]:
+        """Start the process; at the end of the block ask it to quit, then make sure that it is gone."""
+        ours, theirs = trio.socket.socketpair()
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads)) if threads else None
+        arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid())]
+        # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the child
+        # ends, and trio's worker threads end when they are idle.
+        self.process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-P", "-m", "swarmnode.training.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[theirs.fileno(), memory_fd],
+            env=environment,
+        )
+        theirs.close()
+        assert self.process.stdout is not None  # asked for above
+        self._stream = trio.SocketStream(ours)
+        words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
+        self.process.stdout.close()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_answers)
+            nursery.start_soon(self._listen, words)
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._quit()
+                nursery.cancel_scope.cancel()
+
+    async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; when cancelled, have it stopped and wait for the step in hand.
+
+        Raises TrainerDied, and TrainerFailed for an error that trying again cannot mend. Any other error makes the
+        child unfit: it is killed, so that its successor starts clean.
+        """
+        number, call = next(self._numbers), _Call()
+        self._in_flight[number] = call
+        try:
+            await self._send({"id": number, "op": op, **arguments})
+            try:
+                await call.done.wait()
+            except trio.Cancelled:
+                if op == "train":
+                    await self._stop(call)
+                raise
+        finally:
+            del self._in_flight[number]
+        if call.answer is None:
+            raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
+        if "error" not in call.answer:
+            self.answered += 1
+            return call.answer["ok"] or {}
+        if call.answer["fault"]:
+            raise TrainerFailed(call.answer["error"])
+        self._kill(f"{op} failed: {call.answer['error']}")
+        raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
+
+    def cause(self) -> str:
+        """How it ended, in a few words."""
+        if self._reason:
+            return self._reason
+        code = self.process.poll()
+        if code is None:
+            return "closed its socket"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        return self._words.decode(errors="replace").strip()
+
+    async def _send(self, command: dict[str, Any]) -> None:
+        """Send whole or not at all: half a command would garble what follows."""
+        packed = msgpack.packb(command)
+        with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
+            async with self._sending:
+                try:
+                    await self._stream.send_all(_LENGTH.pack(len(packed)) + packed)
+                except trio.BrokenResourceError:
+                    self._finish()
+        if patience.cancelled_caught:
+            self._kill("took no commands")
+
+    async def _stop(self, call: _Call) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE) as patience:
+            await self._send({"id": next(self._numbers), "op": "stop"})
+            await call.done.wait()
+        if patience.cancelled_caught:
+            self._kill("did not stop")
+
+    async def _quit(self) -> None:
+        """Reap the process, by force where it does not go."""
+        if not self.ended.is_set():
+            with trio.move_on_after(QUIT_GRACE):
+                await self._send({"id": next(self._numbers), "op": "quit"})
+                await self.ended.wait()
+        if not self.ended.is_set():
+            self.process.kill()
+        await trio.to_thread.run_sync(self.process.wait)
+        self._finish()
+
+    async def _read_answers(self) -> None:
+        received = bytearray()
+        try:
+            async for piece in self._stream:
+                received += piece
+                while len(received) >= _LENGTH.size:
+                    (length,) = _LENGTH.unpack(received[: _LENGTH.size])
+                    if len(received) < _LENGTH.size + length:
+                        break
+                    answer = msgpack.unpackb(bytes(received[_LENGTH.size : _LENGTH.size + length]))
+                    del received[: _LENGTH.size + length]
+                    call = self._in_flight.get(answer["id"])
+                    if call is not None:
+                        call.answer = answer
+                        call.done.set()
+        except trio.BrokenResourceError:
+            logger.debug("the trainer's socket broke")
+        # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
+        self.process.kill()
+        await trio.to_thread.run_sync(self.process.wait)
+        self._finish()
+
+    async def _listen(self, words: trio.lowlevel.FdStream) -> None:
+        async with words:
+            async for piece in words:
+                self._words = (self._words + piece)[-STDERR_TAIL:]
+
+    def _kill(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self.process.kill()
+
+    def _finish(self) -> None:
+        """No answer will come any more."""
+        self.ended.set()
+        for call in self._in_flight.values():
+            call.done.set()
+
+
+class _Call:
+    """A command in flight; `answer` stays None where the child ended."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: dict[str, Any] | None = None

@@ -1,0 +1,233 @@
+"""The trainer process: what the daemon can rely on when its child works, is killed, or never comes up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.node import trainer as trainer_module
+from swarmnode.node.trainer import TrainerFailed, TrainerProcess, TrainerSettings
+from swarmnode.protocols.trainer import TrainerDied
+from swarmnode.training.runspec import RunSpec, parse_runspec
+
+SPEC = parse_runspec(
+    {
+        "run": {"name": "tiny"},
+        "model": {"layers": 1, "heads": 2, "width": 16, "context": 16},
+        "inner": {"batch": 2, "warmup": 0},
+    },
+    source="test",
+)
+FOREVER = 10**9
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    corpus = tmp_path / "corpus"
+    corpus.write_bytes(random.Random(0).randbytes(200_000))
+    return TrainerSettings(threads=1, nice=0, device="cpu", corpus=str(corpus))
+
+
+def _with_trainer(
+    settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]], spec: RunSpec = SPEC
+) -> None:
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            with trio.fail_after(60):
+                await use(trainer)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def _until_training(trainer: TrainerProcess, start: np.ndarray) -> None:
+    """Wait until the first inner step has changed the parameters."""
+    while np.array_equal(trainer.parameters(), start):  # noqa: ASYNC110 (another process changes them: there is no event)
+        await trio.sleep(0.005)
+
+
+def test_trains_evaluates_and_writes(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        assert start.shape == (trainer.layout.parameters,)
+        assert start.dtype == np.float32
+        before = await trainer.evaluate(thorough=False)
+        worked = await trainer.train(round=0, steps=5, seconds=60)
+        assert (worked.steps, worked.samples, worked.tokens) == (5, 10, 160)
+        assert 0 < worked.seconds < 60
+        trained = trainer.parameters()
+        assert not np.array_equal(trained, start)
+        assert await trainer.evaluate(thorough=False) != before
+        trainer.load(start)
+        assert await trainer.evaluate(thorough=False) == before
+        assert (await trainer.train(round=1, steps=FOREVER, seconds=0.05)).steps < FOREVER
+        assert len(await trainer.sample(b"def ", length=9, temperature=1.0, seed=1)) == 9
+        with pytest.raises(ValueError, match="4096"):
+            await trainer.sample(b"", length=10**6, temperature=1.0, seed=1)
+        assert (trainer.restarts, trainer.device) == (0, "cpu")
+
+    _with_trainer(settings, use)
+
+
+def test_cancelled_training_stops_and_keeps_its_steps(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await _until_training(trainer, start)
+            nursery.cancel_scope.cancel()
+        stopped = trainer.parameters()
+        await trainer.evaluate(thorough=False)
+        assert np.array_equal(trainer.parameters(), stopped)
+        assert (await trainer.train(round=0, steps=2, seconds=60)).steps == 2
+
+    _with_trainer(settings, use)
+
+
+async def _train_forever(trainer: TrainerProcess) -> None:
+    await trainer.train(round=0, steps=FOREVER, seconds=FOREVER)
+
+
+def test_answers_between_steps(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await _until_training(trainer, trainer.parameters())
+            assert len(await trainer.sample(b"x", length=3, temperature=0.5, seed=0)) == 3
+            assert await trainer.evaluate(thorough=False) > 0
+            nursery.cancel_scope.cancel()
+
+    _with_trainer(settings, use)
+
+
+def test_killed_trainer_is_replaced_with_its_parameters(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+
+    async def use(trainer: TrainerProcess) -> None:
+        start, first = trainer.parameters(), trainer.pid
+
+        async def victim() -> None:
+            with pytest.raises(TrainerDied, match="SIGKILL"):
+                await _train_forever(trainer)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(victim)
+            await _until_training(trainer, start)
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+        kept = trainer.parameters()
+        assert not np.array_equal(kept, start)
+        await trainer.evaluate(thorough=False)
+        assert np.array_equal(trainer.parameters(), kept)
+        assert trainer.pid not in (None, first)
+        assert trainer.restarts == 1
+        assert (await trainer.train(round=1, steps=1, seconds=60)).steps == 1
+
+    _with_trainer(settings, use)
+
+
+def test_same_seed_starts_from_the_same_bits(settings: TrainerSettings) -> None:
+    starts: list[np.ndarray] = []
+
+    async def use(trainer: TrainerProcess) -> None:
+        starts.append(trainer.parameters())
+
+    _with_trainer(settings, use)
+    _with_trainer(replace(settings, threads=2), use)
+    _with_trainer(settings, use, replace(SPEC, run=replace(SPEC.run, seed=1)))
+    assert np.array_equal(starts[0], starts[1])
+    assert not np.array_equal(starts[0], starts[2])
+
+
+async def _use_not_at_all(trainer: TrainerProcess) -> None:
+    """Only start it."""
+
+
+def _failure(settings: TrainerSettings) -> str:
+    with pytest.raises(ExceptionGroup) as raised:
+        _with_trainer(settings, _use_not_at_all)
+    failure = raised.value
+    while isinstance(failure, ExceptionGroup):
+        (failure,) = failure.exceptions
+    assert isinstance(failure, TrainerFailed)
+    return str(failure)
+
+
+def test_fault_that_trying_again_cannot_mend_is_told_at_once(settings: TrainerSettings, tmp_path: Path) -> None:
+    assert "no such file" in _failure(replace(settings, corpus=str(tmp_path / "missing")))
+
+
+def test_child_that_never_comes_up_fails_with_its_last_words(
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\nprint('no luck today', flush=True)\nos._exit(7)\n")
+    failure = _failure(replace(settings, task=f"{broken}:Task"))
+    assert "3 times" in failure
+    assert "exit code 7" in failure
+    assert "no luck today" in failure
+
+
+def test_trainer_dies_with_its_daemon(settings: TrainerSettings) -> None:
+    daemon = f"""
+import trio
+from swarmnode.node.trainer import TrainerProcess, TrainerSettings
+from swarmnode.training.runspec import parse_runspec
+async def main():
+    spec = parse_runspec({{"run": {{"name": "tiny"}}, "model": {{"width": 16, "context": 16}}}}, source="test")
+    trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings={settings!r})
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        print(trainer.pid, flush=True)
+        await trainer.train(round=0, steps=10**9, seconds=1e9)
+trio.run(main)
+"""
+    code = f"from swarmnode.node.trainer import TrainerSettings\n{daemon}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        gone = os.pidfd_open(pid)
+        process.kill()
+    trio.run(_readable_within, gone, 10.0)
+    os.close(gone)
+
+
+async def _readable_within(descriptor: int, seconds: float) -> None:
+    with trio.fail_after(seconds):
+        await trio.lowlevel.wait_readable(descriptor)
+
+
+def test_daemon_side_never_loads_torch() -> None:
+    code = "import sys, swarmnode.node.trainer, swarmnode.node.toytrainer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
+    pids: list[int] = []
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert trainer.pid is not None
+        pids.append(trainer.pid)
+
+    before = len(os.listdir("/proc/self/fd"))
+    _with_trainer(settings, use)
+    with suppress(ProcessLookupError):
+        os.kill(pids[0], 0)
+        pytest.fail("the child is still there")
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the mapping, until it is collected

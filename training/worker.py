@@ -1,0 +1,219 @@
+"""The trainer process: owns torch and the device, and does what the daemon's commands say.
+
+    python -m swarmnode.training.worker SOCKET_FD MEMORY_FD PARENT_PID        (started by node/trainer.py)
+
+Commands and replies are msgpack maps behind a 4-byte big-endian length, on a socket pair. A command is {id, op, ...};
+its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is one that trying again cannot mend.
+
+    init      spec, run_id, peer_id, ... -> layout     first of all; with keep, the parameters in memory stay
+    train     round, steps, seconds -> steps, ...      replies when done or stopped
+    stop      -> nothing                               ends `train` after the step in hand
+    evaluate  thorough -> loss                         also between two steps of `train`
+    sample    prompt, length, temperature, seed -> text    also between two steps
+    ping      -> nothing
+    quit      -> nothing                               and the process ends
+
+Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector. On a CPU it is
+the very memory that is trained; a GPU trains a copy, written back at least every few seconds and after `train`. The
+process ends with its parent: by PDEATHSIG, and when the socket closes. It leaves to the daemon what Ctrl-C means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgpack
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH = struct.Struct(">I")
+WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
+OOM_SCORE = "500"  # out of memory, the kernel ends the trainer before the daemon
+
+
+class Closed(Exception):
+    """The daemon closed the socket: there is nobody left to work for."""
+
+
+class Worker:
+    """One task, its inner loop, and the answers to commands."""
+
+    def __init__(self, commands: socket.socket, memory_fd: int) -> None:
+        self._socket = commands
+        self._memory_fd = memory_fd
+        self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "evaluate": self._evaluate,
+            "sample": self._sample,
+            "ping": lambda command: None,
+            "stop": lambda command: None,
+        }
+
+    def serve(self) -> None:
+        """Answer commands until `quit`. Raises Closed."""
+        while (command := self._receive())["op"] != "quit":
+            if command["op"] == "init":
+                self._reply(command, self._init)
+            elif command["op"] == "train":
+                self._reply(command, self._train)
+            else:
+                self._pull()  # not between steps: the vector on the device is then the newer one
+                self._reply(command, self._answers[command["op"]])
+        self._reply(command, lambda command: None)
+
+    def _init(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Build the task and put its parameters into the shared memory, or take them from there."""
+        os.nice(command["nice"])
+        import torch
+
+        from swarmnode.training.inner import InnerLoop, layout_of
+        from swarmnode.training.runspec import decode
+        from swarmnode.training.tasks import Assignment, load_task
+
+        torch.set_num_threads(command["threads"] or os.cpu_count() or 1)
+        torch.set_flush_denormal(True)
+        self._device = _device(command["device"], torch.cuda.is_available())
+        spec = decode(command["spec"])
+        task_class = load_task(spec.task.name, command["task"])
+        assignment = Assignment(command["run_id"], command["peer_id"], command["corpus"], command["heldout"])
+        self._task = task_class(spec, assignment, self._device)
+        layout = layout_of(self._task.model)
+        size = 4 * layout.parameters
+        if not command["keep"]:
+            os.ftruncate(self._memory_fd, size)
+        memory = mmap.mmap(self._memory_fd, size)
+        self._shared = torch.frombuffer(memory, dtype=torch.float32)  # (P,)
+        on_cpu = self._device == "cpu"
+        self._vector = self._shared if on_cpu else self._shared.to(self._device)  # (P,)
+        self._loop = InnerLoop(
+            spec, self._task, peer_id=command["peer_id"], vector=self._vector, keep=bool(command["keep"])
+        )
+        self._push()
+        return {"layout": [[slot.name, list(slot.shape)] for slot in layout.slots], "device": self._device}
+
+    def _train(self, command: dict[str, Any]) -> dict[str, Any]:
+        self._pull()
+        self._written_back = time.monotonic()
+        progress = self._loop.train(
+            round=command["round"], steps=command["steps"], seconds=command["seconds"], between=self._between_steps
+        )
+        self._push()
+        return asdict(progress)
+
+    def _between_steps(self) -> bool:
+        """Answer what has come in meanwhile; whether to stop training."""
+        if time.monotonic() - self._written_back > WRITE_BACK_SECONDS:
+            self._push()
+            self._written_back = time.monotonic()
+        while select.select([self._socket], [], [], 0)[0]:
+            command = self._receive()
+            if command["op"] == "quit":
+                self._push()
+                raise Closed
+            self._reply(command, self._answers[command["op"]])
+            if command["op"] == "stop":
+                return True
+        return False
+
+    def _evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
+        return {"loss": self._task.evaluate(thorough=command["thorough"])}
+
+    def _sample(self, command: dict[str, Any]) -> dict[str, Any]:
+        text = self._task.sample(
+            command["prompt"], length=command["length"], temperature=command["temperature"], seed=command["seed"]
+        )
+        return {"text": text}
+
+    def _pull(self) -> None:
+        """Take the daemon's parameters onto the device."""
+        if self._vector is not self._shared:
+            self._vector.copy_(self._shared)
+
+    def _push(self) -> None:
+        """Give the device's parameters to the daemon."""
+        if self._vector is not self._shared:
+            self._shared.copy_(self._vector)
+
+    def _reply(self, command: dict[str, Any], work: Callable[[dict[str, Any]], Any]) -> None:
+        """Do the work and send what came of it; an error in one command is not the end of the process."""
+        try:
+            message = {"id": command["id"], "ok": work(command)}
+        except (Closed, MemoryError):
+            raise
+        except Exception as error:
+            text = str(error) if _is_for_people(error) else f"{type(error).__name__}: {error}"
+            message = {"id": command["id"], "error": text, "fault": command["op"] == "init"}
+        packed = msgpack.packb(message)
+        try:
+            self._socket.sendall(_LENGTH.pack(len(packed)) + packed)
+        except OSError as error:
+            raise Closed from error
+
+    def _receive(self) -> dict[str, Any]:
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        command: dict[str, Any] = msgpack.unpackb(self._read(length))
+        return command
+
+    def _read(self, count: int) -> bytes:
+        received = b""
+        while len(received) < count:
+            try:
+                more = self._socket.recv(count - len(received))
+            except OSError as error:
+                raise Closed from error
+            if not more:
+                raise Closed
+            received += more
+        return received
+
+
+def _is_for_people(error: Exception) -> bool:
+    """Whether the message alone says what happened and what to do, without the name of the exception."""
+    from swarmnode.training.corpus import CorpusError
+    from swarmnode.training.options import SettingError
+    from swarmnode.training.tasks import TaskError
+
+    return isinstance(error, (CorpusError, SettingError, TaskError))
+
+
+def _device(wanted: str, has_cuda: bool) -> str:
+    from swarmnode.training.tasks import TaskError
+
+    if wanted == "cuda" and not has_cuda:
+        raise TaskError("--device cuda: torch finds no CUDA device here; use --device auto or cpu")
+    return "cuda" if has_cuda and wanted != "cpu" else "cpu"
+
+
+def _die_with(parent: int) -> None:
+    """End when the daemon ends, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write(OOM_SCORE)
+    if os.getppid() != parent:  # it ended before the request above was made
+        raise SystemExit(0)
+
+
+def main() -> None:
+    socket_fd, memory_fd, parent = (int(argument) for argument in sys.argv[1:])
+    _die_with(parent)
+    commands = socket.socket(fileno=socket_fd)
+    commands.setblocking(True)  # the daemon's end of the pair is trio's, which made both non-blocking
+    try:
+        Worker(commands, memory_fd).serve()
+    except Closed:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
