@@ -1,0 +1,70 @@
+"""A model so small that a thousand of them train in one process: linear regression by noisy gradient descent.
+
+    toy = ToyModel(dimension=32, seed=0, peer_id="12D3…")
+    loss = toy.step(round=0, steps=10)
+
+All nodes of a run look for the same weights, each in data of its own, so the mean of their steps is better than any one
+of them: what an exchange should show can be seen here in microseconds. Deterministic in (seed, peer, round, steps).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.layout import Layout
+
+Vector = NDArray[np.float32]
+
+HELDOUT_SAMPLES = 256
+
+
+class ToyModel:
+    """Parameters: `weight` (D,) and `bias` (), targets y = x·w* + b* + noise. Losses are mean squared errors."""
+
+    def __init__(
+        self,
+        *,
+        dimension: int = 32,
+        seed: int = 0,
+        peer_id: str = "",
+        lr: float = 0.02,
+        batch: int = 4,
+        noise: float = 0.5,
+    ) -> None:
+        self.layout = Layout.of([("weight", (dimension,)), ("bias", (1,))])
+        self.batch = batch
+        self.vector: Vector = np.zeros(dimension + 1, np.float32)  # (D + 1,), the initial parameters of every node
+        self._seed, self._peer_id, self._lr, self._noise = seed, peer_id, lr, noise
+        truth = _generator(f"truth {seed}")
+        self._truth = truth.standard_normal(dimension + 1).astype(np.float32)
+        self._heldout = self._draw(_generator(f"heldout {seed}"), HELDOUT_SAMPLES)
+
+    def step(self, *, round: int, steps: int) -> float:
+        """Take `steps` gradient steps on batches of this node and round; their mean loss, nan for none."""
+        generator = _generator(f"batches {self._seed} {self._peer_id} {round}")
+        losses = []
+        for _ in range(steps):
+            x, y = self._draw(generator, self.batch)
+            error = x @ self.vector - y  # (B,)
+            self.vector -= np.float32(self._lr * 2 / self.batch) * (x.T @ error)
+            losses.append(float(np.mean(error**2)))
+        return float(np.mean(losses)) if losses else float("nan")
+
+    def heldout_loss(self) -> float:
+        """Mean squared error on samples that are the same on every node."""
+        x, y = self._heldout
+        return float(np.mean((x @ self.vector - y) ** 2))
+
+    def _draw(self, generator: np.random.Generator, samples: int) -> tuple[Vector, Vector]:
+        """Inputs (samples, D + 1), the last column ones for the bias, and targets (samples,)."""
+        x = generator.standard_normal((samples, len(self._truth)), dtype=np.float32)
+        x[:, -1] = 1.0
+        noise = generator.standard_normal(samples, dtype=np.float32)
+        return x, x @ self._truth + np.float32(self._noise) * noise
+
+
+def _generator(purpose: str) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big"))
