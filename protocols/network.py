@@ -4,8 +4,8 @@ Two implementations: `node.host.Libp2pNetwork` (py-libp2p) and `node.simnet.SimN
 MockClock). Both pass the same conformance suite in `tests/node/test_network_conformance.py`.
 
 Errors: opening raises `Unreachable`; a stream that the other side or the network ended raises `StreamBroken` from
-`send_all` and `receive_some`. Every method is cancellable, and a cancelled `send_all` may have sent a part: the stream is
-then good for nothing but `aclose`.
+`send_all` and `receive_some`. Every method is cancellable, and a cancelled `send_all` may have sent a part: the
+stream is then good for nothing but `aclose`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,268 @@
+"""What a running daemon answers to its owner: the methods behind `swarmnode status`, `peers`, `ping` and the others.
+
+Reads the parts of the daemon and changes nothing but what the owner asks for. Results are plain JSON values; their
+shapes are documented in docs/cli.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from swarmnode import __version__
+from swarmnode.node.control import Declined
+from swarmnode.node.control.server import ControlServer
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE
+from swarmnode.protocols.exchange.outcomes import Partial
+from swarmnode.protocols.network import NetworkError, PeerId, Traffic
+from swarmnode.protocols.rpc import CallError
+from swarmnode.protocols.trainer import TrainerDied
+
+if TYPE_CHECKING:
+    from swarmnode.node.daemon import Daemon
+
+logger = logging.getLogger(__name__)
+
+RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
+PING_TIMEOUT = 5.0  # seconds
+RECENT = 16  # rounds that averages shown to people go over
+EVENTS_WAITING = 256  # events kept for a slow reader of the events stream, who then loses the oldest
+
+
+class Api:
+    """The control methods of one daemon; `run` samples traffic."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._started = trio.current_time()
+        self._samples: deque[tuple[float, Traffic]] = deque(maxlen=4)
+        self._listeners: set[trio.MemorySendChannel[dict[str, Any]]] = set()
+        self._seconds: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # round, computing, tokens
+
+    def server(self) -> ControlServer:
+        methods = {
+            name: getattr(self, name)
+            for name in ("status", "peers", "ping", "sample", "evaluate", "pause", "resume", "stop", "leave")
+        }
+        return ControlServer(self._daemon.socket, methods, {"logs": self.logs, "events": self.events})
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            self._samples.append((trio.current_time(), self._daemon.network.traffic()))
+            await trio.sleep(RATE_OVER)
+
+    def note(self, event: dict[str, Any]) -> None:
+        """An event happened: remember what status needs, and pass it to those who follow."""
+        if event["event"] == "round":
+            self._seconds.append((event["seconds"], event["compute_seconds"], event["tokens"]))
+        for listener in self._listeners:
+            try:
+                listener.send_nowait(event)
+            except trio.WouldBlock:
+                logger.debug("a reader of events is too slow; it misses one")
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    async def status(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        daemon = self._daemon
+        views = daemon.network.peers()
+        relayed = sum(view.path == "relayed" for view in views)
+        return {
+            "version": __version__,
+            "peer_id": daemon.network.me,
+            "uptime_s": round(trio.current_time() - self._started, 1),
+            "role": daemon.config.role,
+            "addresses": list(daemon.network.addresses),
+            "join": daemon.join_line(),
+            "data_dir": str(daemon.config.directory),
+            "paused": daemon.session is not None and daemon.session.paused,
+            "reachability": "unknown",
+            "run": self._run_status(),
+            "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
+            "traffic": self._traffic(),
+            "trainer": self._trainer_status(),
+            "warnings": daemon.warnings(),
+        }
+
+    def _run_status(self) -> dict[str, Any] | None:
+        daemon = self._daemon
+        session, chosen = daemon.session, daemon.chosen
+        if chosen is None:
+            return None
+        head = daemon.head()
+        last = session.last if session is not None else None
+        elapsed, computed, tokens = (
+            (sum(column) for column in zip(*self._seconds, strict=True)) if self._seconds else (0.0, 0.0, 0)
+        )
+        usual = median(seconds for seconds, _, _ in self._seconds) if self._seconds else None
+        outcome = last.outcome if last is not None else None
+        return {
+            "run_id": chosen.run_id,
+            "name": chosen.spec.run.name,
+            "round": head.round if head is not None else None,
+            "rounds": daemon.options.rounds,
+            "phase": session.phase if session is not None else "waiting",
+            "members": len(head.voters) if head is not None else 0,
+            "parameters": daemon.parameters(),
+            "codec": chosen.spec.exchange.codec,
+            "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
+            "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
+            "tokens_per_second": round(tokens / elapsed, 1) if elapsed else None,
+            "compute_share": round(computed / elapsed, 4) if elapsed else None,
+            "state_hash": head.state_hash if head is not None else None,
+            "outcome": type(outcome).__name__ if outcome is not None else None,
+            "missing": list(outcome.missing) if isinstance(outcome, Partial) else [],
+            "round_seconds": round(last.seconds, 2) if last is not None else None,
+            "next_round_s": round(max(0.0, usual - head.elapsed), 1) if usual and head is not None else None,
+        }
+
+    def _trainer_status(self) -> dict[str, Any] | None:
+        trainer = self._daemon.trainer
+        if trainer is None:
+            return None
+        threads = self._daemon.config.threads
+        return {"pid": trainer.pid, "device": trainer.device, "threads": threads, "restarts": trainer.restarts}
+
+    def _traffic(self) -> dict[str, float]:
+        now, total = trio.current_time(), self._daemon.network.traffic()
+        then, before = self._samples[0] if self._samples else (now, total)
+        seconds = max(now - then, 1e-9)
+        return {
+            "bytes_in": total.bytes_in,
+            "bytes_out": total.bytes_out,
+            "rate_in": round((total.bytes_in - before.bytes_in) / seconds, 1),
+            "rate_out": round((total.bytes_out - before.bytes_out) / seconds, 1),
+        }
+
+    async def peers(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        daemon = self._daemon
+        members = set(daemon.membership.members()) if daemon.membership is not None else set()
+        head = daemon.head()
+        seated = {*head.voters, *head.joiners} if head is not None else set()
+        now = trio.current_time()
+        return {
+            "peers": [
+                {
+                    "peer_id": view.peer,
+                    "address": view.addresses[0] if view.addresses else "",
+                    "path": view.path,
+                    "inbound": view.inbound,
+                    "age_s": round(now - view.connected_at, 1),
+                    "rtt_ms": round(1000 * rtt, 2) if (rtt := daemon.liveness.rtts.get(view.peer)) else None,
+                    "agent": view.agent,
+                    "member": view.peer in members,
+                    "round": head.round if head is not None and view.peer in seated else None,
+                }
+                for view in daemon.network.peers()
+            ]
+        }
+
+    async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        peer = await self._resolve(str(params.get("peer", "")))
+        count = max(1, min(int(params.get("count", 3)), 100))
+        rtts = []
+        for _ in range(count):
+            try:
+                rtts.append(round(1000 * await self._daemon.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
+            except CallError as error:
+                raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
+        path = next((view.path for view in self._daemon.network.peers() if view.peer == peer), "direct")
+        return {"peer_id": peer, "rtts_ms": rtts, "path": path}
+
+    async def _resolve(self, name: str) -> PeerId:
+        """A peer id, the end or beginning of a connected one's, or a multiaddr."""
+        if name.startswith("/"):
+            try:
+                return await self._daemon.network.connect(name, timeout=PING_TIMEOUT)
+            except NetworkError as error:
+                raise Declined(f"{name} cannot be reached: {error}") from error
+        connected = [view.peer for view in self._daemon.network.peers()]
+        fitting = [p for p in connected if name and (p.startswith(name) or p.endswith(name))]
+        if len(fitting) == 1:
+            return fitting[0]
+        if len(fitting) > 1:
+            raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
+        if len(name) < 40:
+            raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them")
+        return name
+
+    def logs(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
+        return self._daemon.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))
+
+    async def events(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        send, receive = trio.open_memory_channel[dict[str, Any]](EVENTS_WAITING)
+        self._listeners.add(send)
+        try:
+            while True:
+                yield await receive.receive()
+        finally:
+            self._listeners.discard(send)
+
+    # --- asking the model -------------------------------------------------------------------------------------------
+
+    async def sample(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        trainer = self._daemon.trainer
+        if trainer is None:
+            raise Declined("this node has no trainer and so no model to ask; start it with --role train and a run")
+        try:
+            text = await trainer.sample(
+                str(params.get("prompt", "")).encode(),
+                length=int(params.get("length", 200)),
+                temperature=float(params.get("temperature", 0.8)),
+                seed=int(params.get("seed", 0)),
+            )
+        except ValueError as error:
+            raise Declined(str(error)) from error
+        except TrainerDied as error:
+            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
+        return {"text": text.decode(errors="replace")}
+
+    async def evaluate(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        trainer = self._daemon.trainer
+        if trainer is None:
+            raise Declined("this node has no trainer, so it cannot measure a loss")
+        try:
+            return {"heldout_bits_per_byte": await trainer.evaluate(thorough=True)}
+        except TrainerDied as error:
+            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
+
+    # --- steering ---------------------------------------------------------------------------------------------------
+
+    async def pause(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        if self._daemon.session is None:
+            raise Declined("this node trains nothing, so there is nothing to pause")
+        await self._daemon.session.pause()
+        return {}
+
+    async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        if self._daemon.session is None:
+            raise Declined("this node trains nothing, so there is nothing to resume")
+        self._daemon.session.resume()
+        return {}
+
+    async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        self._daemon.stop()
+        return {}
+
+    async def leave(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Forget a run and delete what was kept of it. Leaving the present run stops the daemon."""
+        present = self._daemon.chosen.run_id if self._daemon.chosen is not None else None
+        run_id = params.get("run_id") or present
+        known = self._daemon.store.known()
+        if run_id is None or (run_id not in known and run_id != present):
+            listed = ", ".join(r[:12] for r in known) or "none"
+            raise Declined(f"this node does not know that run; known: {listed}", exit_code=RUN_UNAVAILABLE)
+        folder = self._daemon.store.folder(run_id)
+        if run_id == present:
+            self._daemon.stop()
+            await self._daemon.left.wait()
+        await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
+        return {"run_id": run_id, "deleted": [str(folder)]}

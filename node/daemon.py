@@ -1,0 +1,436 @@
+"""The daemon: all parts of a node, started in one order and stopped in the reverse one.
+
+    data directory → identity → host → calls and bulk → control socket → discovery → run → trainer → session
+
+Each part runs in a nursery of its own inside the one before, so a part that fails ends the daemon with its reason, and
+what depends on a part is gone before the part is. The first SIGINT or SIGTERM leaves the swarm in order: an exchange in
+hand may end, local work is saved, the others are told. A second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from swarmnode import __version__
+from swarmnode.crdt.hlc import HybridClock
+from swarmnode.node import sdnotify
+from swarmnode.node.api import Api
+from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.config import NodeConfig
+from swarmnode.node.datadir import DataDir
+from swarmnode.node.discovery import AddressBook, Discovery
+from swarmnode.node.exitcodes import ERROR, FORCED, OK, PORT_TAKEN, ExpectedError
+from swarmnode.node.host import HostSettings, Libp2pNetwork, PortTaken
+from swarmnode.node.identity import Identity, load_or_create, read_passphrase
+from swarmnode.node.logs import LogRing, adopt, setup_logs
+from swarmnode.node.runs import ChosenRun, RunFinder, RunStore, heldout_key
+from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.trainer import TrainerFailed, TrainerProcess, TrainerSettings
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.catchup import CatchUp
+from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.exchange.messages import Head
+from swarmnode.protocols.hello import serve_hello
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.membership import Membership, RunListing, serve_runs
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import in_thread
+from swarmnode.training.codecs import codec
+from swarmnode.training.corpus import CorpusError
+from swarmnode.training.runspec import RunSpec
+
+logger = logging.getLogger(__name__)
+
+STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
+AGENT = f"swarmnode/{__version__}"
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `swarmnode run` was asked for beside the node's configuration."""
+
+    runspec: Path | None  # run file
+    run_id: str | None
+    rounds: int | None  # stop training after this many rounds
+    stay: bool  # serve on after the last round
+    json_events: bool  # one JSON object a line on standard output
+
+
+class DaemonError(ExpectedError):
+    """A part of the daemon ended it; the text says why and what to do."""
+
+    def __init__(self, text: str, *, exit_code: int = ERROR) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def run_daemon(
+    config: NodeConfig,
+    origins: dict[str, str],
+    *,
+    runspec: Path | None,
+    run_id: str | None,
+    rounds: int | None,
+    stay: bool,
+    json_events: bool,
+) -> int:
+    """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
+    datadir = DataDir(config.directory).open()
+    try:
+        identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
+        logs = setup_logs(datadir.logs, config.log_level)
+        adopt("libp2p")
+        for key, origin in origins.items():
+            logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
+        options = RunOptions(runspec, run_id, rounds, stay, json_events)
+        try:
+            return trio.run(partial(_main, config, datadir, identity, logs, options))
+        except BaseExceptionGroup as group:
+            raise _reason(group) from group
+    finally:
+        datadir.close()
+
+
+async def _main(config: NodeConfig, datadir: DataDir, identity: Identity, logs: LogRing, options: RunOptions) -> int:
+    return await Daemon(config, datadir, identity, logs, options).run()
+
+
+def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception in nested nurseries' groups that tells a person what happened."""
+    leaves = list(_leaves(group))
+    for kind in (ExpectedError, PortTaken, TrainerFailed, CorpusError, ValueError, OSError):
+        for leaf in leaves:
+            if isinstance(leaf, PortTaken):
+                return DaemonError(str(leaf), exit_code=PORT_TAKEN)
+            if isinstance(leaf, (TrainerFailed, CorpusError)):
+                return DaemonError(str(leaf))
+            if isinstance(leaf, kind):
+                return leaf
+    return leaves[0]
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+@asynccontextmanager
+async def _running(run: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
+    """A part that runs, in a nursery of its own, for as long as the block does."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+class Daemon:
+    """One node. `run` is its life; the attributes are its parts, for `api.py`."""
+
+    def __init__(
+        self, config: NodeConfig, datadir: DataDir, identity: Identity, logs: LogRing, options: RunOptions
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.logs = logs
+        self.socket = datadir.prepare_socket()
+        self.store = RunStore(datadir)
+        self.network = Libp2pNetwork(
+            identity,
+            HostSettings(
+                listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
+                announce=config.announce,
+                mdns=config.mdns,
+                up=config.up_bytes,
+                down=config.down_bytes,
+                max_peers=config.max_peers,
+                agent=AGENT,
+            ),
+        )
+        self.rpc = Rpc(self.network)
+        self.bulk = Bulk(self.network, runner=in_thread)
+        self.liveness = Liveness(self.rpc)
+        self._book = AddressBook(datadir.address_book)
+        self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
+        self._api = Api(self)
+        self.chosen: ChosenRun | None = None
+        self.membership: Membership | None = None
+        self.trainer: TrainerProcess | None = None
+        self.session: Session | None = None
+        self.left = trio.Event()  # the session is over and saved
+        self._agreement: Agreement | None = None
+        self._stopping = trio.Event()
+        self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
+        self._forced = False
+
+    async def run(self) -> int:
+        """Start everything, take part until stopped, stop everything; the exit code."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_signals, signals, nursery.cancel_scope)
+                async with AsyncExitStack() as stack:
+                    await self._start_parts(stack)
+                    with self._life:
+                        await self._take_part(stack)
+                    sdnotify.notify(sdnotify.STOPPING)
+                    self.left.set()
+                nursery.cancel_scope.cancel()
+        code = FORCED if self._forced else OK
+        self.emit({"event": "stopped", "code": code})
+        return code
+
+    async def _start_parts(self, stack: AsyncExitStack) -> None:
+        serve_hello(self.network, AGENT)
+        serve_runs(self.rpc, self._listings, self.store.encoded)
+        for part in (
+            self.network.run,
+            self.rpc.run,
+            self.bulk.run,
+            self.liveness.run,
+            self._api.run,
+            self._api.server().run,
+            self._discovery.run,
+        ):
+            await stack.enter_async_context(_running(part))
+
+    async def _watch_signals(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
+        async for number in signals:
+            if self._stopping.is_set():
+                logger.warning("second %s: ending at once", signal.Signals(number).name)
+                self._forced = True
+                everything.cancel()
+                return
+            logger.info("%s: leaving the swarm; once more ends at once", signal.Signals(number).name)
+            self.stop()
+
+    def stop(self) -> None:
+        """Begin an orderly stop."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self.session is not None and not self.session.finished.is_set():
+            self.session.stop()
+            self._life.deadline = trio.current_time() + STOP_WITHIN
+        else:
+            self._life.cancel()
+
+    # --- taking part ------------------------------------------------------------------------------------------------
+
+    async def _take_part(self, stack: AsyncExitStack) -> None:
+        if self.config.role != "train":
+            self._ready()
+            await trio.sleep_forever()
+        self.chosen = await RunFinder(
+            store=self.store,
+            network=self.network,
+            rpc=self.rpc,
+            bulk=self.bulk,
+            runner=in_thread,
+            corpus=self.config.corpus,
+        ).choose(
+            file=self.options.runspec,
+            run_id=self.options.run_id,
+            joining=bool(self.config.join),
+            failures=self._discovery.join_failures,
+            custom_task=bool(self.config.task),
+        )
+        spec, run_id = self.chosen.spec, self.chosen.run_id
+        self.bulk.offer(heldout_key(run_id), self.chosen.heldout)
+        self._discovery.set_rendezvous(bytes.fromhex(run_id))
+        self.trainer = self._make_trainer(spec, run_id)
+        await stack.enter_async_context(_running(self.trainer.run))
+        self.membership = Membership(
+            run_id=run_id,
+            network=self.network,
+            rpc=self.rpc,
+            clock=HybridClock(),
+            now=lambda: time.time_ns() // 1_000_000,
+            admits=self._admits(spec),
+        )
+        await stack.enter_async_context(_running(self.membership.run))
+        self.session = self._make_session(spec, run_id, self.membership, self.trainer)
+        self._ready()
+        expect = bool(self.config.join) or bool(self._book.entries())
+        await self.session.run(expect_members=expect)
+        self.emit({"event": "finished", "rounds": self.head_round()})
+        self.left.set()
+        if self.options.stay and not self._stopping.is_set():
+            await self.session.serve_forever()
+
+    def _make_trainer(self, spec: RunSpec, run_id: str) -> TrainerProcess:
+        config = self.config
+        heldout = self.store.folder(run_id) / "heldout.bin"
+        settings = TrainerSettings(
+            threads=config.threads,
+            nice=config.nice,
+            device=config.device,
+            corpus=config.corpus,
+            heldout=str(heldout) if heldout.exists() else "",
+            task=config.task,
+        )
+        return TrainerProcess(spec, run_id=run_id, peer_id=self.network.me, settings=settings)
+
+    def _make_session(self, spec: RunSpec, run_id: str, membership: Membership, trainer: TrainerProcess) -> Session:
+        me, exchange = self.network.me, spec.exchange
+        self._agreement = Agreement(
+            me=me,
+            run_id=run_id,
+            rpc=self.rpc,
+            liveness=self.liveness,
+            settings=AgreementSettings(
+                group_size=exchange.group_size,
+                weight_cap=exchange.weight_cap,
+                floor=exchange.deadline_floor,
+                ceiling=exchange.deadline_ceiling,
+            ),
+            admits=self._admits(spec),
+        )
+        allreduce = AllReduce(
+            me=me,
+            run_id=run_id,
+            bulk=self.bulk,
+            liveness=self.liveness,
+            runner=in_thread,
+            codec=codec(exchange.codec),
+            parameters=trainer.layout.parameters,
+            patience=exchange.deadline_ceiling,
+        )
+        diloco = Diloco(
+            me=me,
+            settings=DilocoSettings(
+                steps=spec.inner.steps,
+                outer_lr=spec.outer.lr,
+                outer_momentum=spec.outer.momentum,
+                first_window=FIRST_WINDOW * exchange.deadline_ceiling,
+            ),
+            trainer=trainer,
+            agreement=self._agreement,
+            allreduce=allreduce,
+            catch_up=CatchUp(
+                run_id=run_id,
+                rpc=self.rpc,
+                bulk=self.bulk,
+                liveness=self.liveness,
+                runner=in_thread,
+                layout=trainer.layout,
+            ),
+            runner=in_thread,
+        )
+        return Session(
+            run_id=run_id,
+            network=self.network,
+            trainer=trainer,
+            membership=membership,
+            agreement=self._agreement,
+            allreduce=allreduce,
+            diloco=diloco,
+            checkpoints=Checkpoints(
+                self.store.folder(run_id) / "checkpoints",
+                run_id=run_id,
+                layout=trainer.layout,
+                keep=self.config.checkpoint_keep,
+            ),
+            runner=in_thread,
+            settings=SessionSettings(
+                rounds=self.options.rounds,
+                creator=self.chosen is not None and self.chosen.creator,
+                wait_peers=self.config.wait_peers,
+                wait_seconds=self.config.wait_seconds,
+                checkpoint_every=self.config.checkpoint_every,
+            ),
+            emit=self.emit,
+        )
+
+    def _admits(self, spec: RunSpec) -> Callable[[PeerId], bool]:
+        members = frozenset(spec.run.members)
+        return lambda peer: not members or peer in members
+
+    # --- what others ask --------------------------------------------------------------------------------------------
+
+    def _listings(self) -> tuple[RunListing, ...]:
+        if self.chosen is None:
+            return ()
+        head = self.head()
+        round, members = (head.round, len(head.voters)) if head is not None else (0, 0)
+        return (RunListing(self.chosen.run_id, self.chosen.spec.run.name, round, members),)
+
+    def head(self) -> Head | None:
+        """Where this node stands in its run; None until it knows."""
+        try:
+            return self._agreement.head() if self._agreement is not None else None
+        except RuntimeError:
+            return None
+
+    def head_round(self) -> int:
+        head = self.head()
+        return head.round if head is not None else 0
+
+    def parameters(self) -> int | None:
+        """Parameters of the model; None until the trainer has told."""
+        try:
+            return self.trainer.layout.parameters if self.trainer is not None else None
+        except RuntimeError:
+            return None
+
+    def warnings(self) -> list[str]:
+        """What the owner should know now."""
+        session = list(self.session.warnings.values()) if self.session is not None else []
+        failed = [f"{address}: {why}" for address, why in self._discovery.join_failures().items()]
+        return session + (failed if not self.network.peers() else [])
+
+    def join_line(self) -> str:
+        """A command for another machine."""
+        addresses = self.network.addresses
+        chosen = f" --run {self.chosen.run_id}" if self.chosen is not None else ""
+        return f"swarmnode run --join {addresses[0]}{chosen}" if addresses else ""
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Tell an event to those who follow, and on standard output where that was asked for."""
+        self._api.note(event)
+        if self.options.json_events:
+            print(json.dumps(event, allow_nan=False), flush=True)
+
+    def _ready(self) -> None:
+        addresses = self.network.addresses
+        self.emit(
+            {
+                "event": "ready",
+                "pid": os.getpid(),
+                "trainer_pid": self.trainer.pid if self.trainer is not None else None,
+                "peer_id": self.network.me,
+                "data_dir": str(self.config.directory),
+                "multiaddr": addresses[0] if addresses else None,
+                "run_id": self.chosen.run_id if self.chosen is not None else None,
+                "parameters": self.parameters(),
+                "join": self.join_line(),
+            }
+        )
+        sdnotify.notify(sdnotify.READY, status=f"peer {self.network.me}")
+        if self.options.json_events:
+            return
+        lines = [f"swarmnode {__version__} is ready: peer {self.network.me}, role {self.config.role}"]
+        lines += [f"  listening on {address}" for address in addresses]
+        if self.chosen is not None:
+            lines.append(f"  run {self.chosen.spec.run.name}, {self.parameters():,} parameters")
+            lines.append(f"To join this run from another machine:\n  {self.join_line()}")
+        lines.append("Look at it with `swarmnode status`; Ctrl-C leaves the swarm in order.")
+        print("\n".join(lines), file=sys.stdout, flush=True)

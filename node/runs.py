@@ -1,0 +1,258 @@
+"""Which run a node takes part in, and what it keeps of each: `runs/<run id>/` in the data directory.
+
+    run.spec          the RunSpec in canonical encoding, checked against the run id whenever it is read
+    heldout.bin       the run's held-out text, where the local corpus has another
+    checkpoints/      see `checkpoints.py`
+
+A run comes from a TOML file on this machine, from this directory, or from peers: a specification that a peer sends
+must hash to the run id, and contains numbers and names only, never code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from swarmnode.node.datadir import DataDir, DataDirError, write_atomic
+from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, ExpectedError
+from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.hello import Incompatible, greet
+from swarmnode.protocols.membership import RunListing, ask_runs, ask_spec
+from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.rpc import CallError, Rpc
+from swarmnode.protocols.runner import Runner
+from swarmnode.training.corpus import MAX_HELDOUT, Corpus, CorpusError, HeldoutDiffers, corpus_for_run
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import RunSpec, decode, encode, load_runspec
+
+logger = logging.getLogger(__name__)
+
+ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
+ASK_EVERY = 1.0  # seconds
+HELDOUT_WITHIN = 60.0  # seconds for a held-out text to be found and fetched
+
+
+class RunUnavailable(ExpectedError):
+    """The run cannot be had: nobody answers, nobody knows it, or what they sent is not it."""
+
+    exit_code = RUN_UNAVAILABLE
+
+
+class NoRun(ExpectedError):
+    """The command line does not say which run, and it cannot be guessed."""
+
+    exit_code = CONFIG
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    spec: RunSpec
+    run_id: str
+    creator: bool  # the specification is this node's own, so it may begin the run
+    heldout: bytes  # the run's held-out text, served to members who lack it
+
+
+class RunStore:
+    """The runs in a data directory. Blocking."""
+
+    def __init__(self, datadir: DataDir) -> None:
+        self._datadir = datadir
+
+    def folder(self, run_id: str) -> Path:
+        return self._datadir.run(run_id)
+
+    def known(self) -> tuple[str, ...]:
+        """Run ids with a readable specification."""
+        return tuple(r for r in self._datadir.known_runs() if (self.folder(r) / "run.spec").exists())
+
+    def encoded(self, run_id: str) -> bytes | None:
+        """The encoded specification; None where there is none."""
+        try:
+            return (self.folder(run_id) / "run.spec").read_bytes()
+        except (OSError, ValueError):
+            return None
+
+    def load(self, run_id: str) -> RunSpec | None:
+        """Raises SettingError where the file was damaged."""
+        encoded = self.encoded(run_id)
+        return None if encoded is None else decode(encoded, expected_run_id=run_id)
+
+    def keep(self, spec: RunSpec) -> None:
+        """Raises NoSpace or DataDirError."""
+        folder = self.folder(spec.run_id)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataDirError(f"{folder}: cannot be created: {error.strerror}") from error
+        write_atomic(folder / "run.spec", encode(spec))
+
+
+class RunFinder:
+    """Finds the run that the command line means, on disk or among peers."""
+
+    def __init__(self, *, store: RunStore, network: Network, rpc: Rpc, bulk: Bulk, runner: Runner, corpus: str) -> None:
+        self._store = store
+        self._network = network
+        self._rpc = rpc
+        self._bulk = bulk
+        self._runner = runner
+        self._corpus = corpus
+
+    async def choose(
+        self,
+        *,
+        file: Path | None,
+        run_id: str | None,
+        joining: bool,
+        failures: Callable[[], dict[str, str]],
+        custom_task: bool,
+    ) -> ChosenRun:
+        """Raises SettingError, CorpusError, RunUnavailable or NoRun, each with what to do."""
+        creator = False
+        if file is not None:
+            spec = await self._runner(lambda: load_runspec(file))
+            creator = True
+        elif run_id is not None:
+            spec = await self._runner(lambda: self._store.load(run_id)) or await self._from_peers(run_id, failures)
+        elif joining:
+            listing = await self._only_run_of_peers(failures)
+            spec = await self._from_peers(listing.run_id, failures)
+        else:
+            spec = await self._only_known_run()
+        if custom_task:
+            chosen = ChosenRun(spec, spec.run_id, creator, b"")
+        else:
+            chosen = await self._with_heldout(spec, creator)
+        await self._runner(lambda: self._store.keep(chosen.spec))
+        return chosen
+
+    async def _only_known_run(self) -> RunSpec:
+        known = self._store.known()
+        if not known:
+            raise NoRun(
+                "no run is named and none is known here: give a run file (swarmnode run examples/byte-lm.toml), or the "
+                "address of a node to join (swarmnode run --join MULTIADDR)"
+            )
+        if len(known) > 1:
+            listed = "\n".join(f"  swarmnode run --run {run_id}" for run_id in known)
+            raise NoRun(f"{len(known)} runs are known here; say which:\n{listed}")
+        spec = self._store.load(known[0])
+        if spec is None:
+            raise NoRun(f"run {known[0][:12]} lost its specification; name its file or a node to join")
+        logger.info("going on with run %s (%s)", spec.run.name, known[0][:12])
+        return spec
+
+    async def _peers(self, failures: Callable[[], dict[str, str]]) -> tuple[PeerId, ...]:
+        """Connected peers, as soon as there are any that speak this node's protocol."""
+        with trio.move_on_after(ANSWER_WITHIN), self._network.watch_peers() as events:
+            while not self._network.peers():
+                await events.receive()
+        peers = tuple(view.peer for view in self._network.peers())
+        if not peers:
+            tried = "\n".join(f"  {address}: {why}" for address, why in failures().items())
+            raise RunUnavailable(
+                f"nobody answered within {ANSWER_WITHIN:.0f} s, so the run cannot be fetched. Tried:\n"
+                f"{tried or '  no address'}\nCheck that the node is running and the address is complete "
+                "(swarmnode id --join prints it there), then start again."
+            )
+        return peers
+
+    async def _only_run_of_peers(self, failures: Callable[[], dict[str, str]]) -> RunListing:
+        found: dict[str, RunListing] = {}
+        with trio.move_on_after(ANSWER_WITHIN):
+            while not found:
+                for peer in await self._peers(failures):
+                    for listing in await self._ask(peer):
+                        found[listing.run_id] = listing
+                if not found:
+                    await trio.sleep(ASK_EVERY)
+        if not found:
+            raise RunUnavailable("the nodes that answered take part in no run; name a run file to begin one")
+        if len(found) > 1:
+            listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
+            raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")
+        (only,) = found.values()
+        logger.warning("joining the only run there: %s (%s…), round %d", only.name, only.run_id[:12], only.round)
+        return only
+
+    async def _ask(self, peer: PeerId) -> Iterable[RunListing]:
+        try:
+            return await ask_runs(self._rpc, peer)
+        except CallError as error:
+            try:
+                await greet(self._network, peer, timeout=5.0)
+            except Incompatible as why:
+                raise RunUnavailable(str(why)) from error
+            except NetworkError:
+                pass  # it is gone, which is what the first error says
+            logger.info("%s does not tell its runs: %s", peer, error)
+            return ()
+
+    async def _from_peers(self, run_id: str, failures: Callable[[], dict[str, str]]) -> RunSpec:
+        refusals: dict[PeerId, str] = {}
+        with trio.move_on_after(ANSWER_WITHIN):
+            while True:
+                for peer in await self._peers(failures):
+                    try:
+                        return decode(await ask_spec(self._rpc, peer, run_id), expected_run_id=run_id)
+                    except (CallError, SettingError) as error:
+                        refusals[peer] = str(error)
+                await trio.sleep(ASK_EVERY)
+        said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())
+        raise RunUnavailable(f"no peer gave the specification of run {run_id[:12]}…:\n{said}\nCheck the run id.")
+
+    async def _with_heldout(self, spec: RunSpec, creator: bool) -> ChosenRun:
+        """Read the corpus and make sure that this node measures on the run's own held-out text."""
+        path = self._store.folder(spec.run_id) / "heldout.bin"
+        wanted = spec.task.heldout_sha256
+        try:
+            heldout = await self._runner(lambda: _heldout_of(self._corpus, wanted, path))
+        except HeldoutDiffers as error:
+            logger.info("%s", error)
+            heldout = await self._fetch_heldout(spec)
+            try:
+                await self._runner(lambda: _write(path, heldout))
+            except DataDirError as failed:
+                raise CorpusError(f"the run's held-out text cannot be kept: {failed}") from failed
+        if not wanted:
+            spec = spec.resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest())
+        return ChosenRun(spec, spec.run_id, creator, heldout)
+
+    async def _fetch_heldout(self, spec: RunSpec) -> bytes:
+        with trio.move_on_after(HELDOUT_WITHIN):
+            while True:
+                for view in self._network.peers():
+                    try:
+                        raw = await self._bulk.fetch(view.peer, heldout_key(spec.run_id), max_size=MAX_HELDOUT)
+                    except NetworkError as error:
+                        logger.info("no held-out text from %s: %s", view.peer, error)
+                        continue
+                    if hashlib.sha256(raw).hexdigest() == spec.task.heldout_sha256:
+                        return bytes(raw)
+                    logger.warning("%s sent a held-out text that is not the run's", view.peer)
+                await trio.sleep(ASK_EVERY)
+        raise CorpusError(
+            f"this node's held-out text is not the run's ({spec.task.heldout_sha256[:12]}…), probably because its "
+            "Python is another version, and no peer gave the run's: join a member of the run, or name the same corpus "
+            "with --corpus"
+        )
+
+
+def heldout_key(run_id: str) -> Key:
+    """Under which members offer the run's held-out text."""
+    return ("heldout", run_id)
+
+
+def _heldout_of(corpus: str, wanted: str, path: Path) -> bytes:
+    divided: Corpus = corpus_for_run(corpus, heldout_sha256=wanted, heldout=path)
+    return divided.heldout
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, content)

@@ -1,0 +1,242 @@
+"""DiLoCo among known peers (arXiv 2311.08105): train apart for H inner steps, then move together.
+
+One round is `Diloco.run_round`, which reads like the algorithm:
+
+    θ ← inner steps from φ           until H steps are done or the window closes
+    Δ ← φ − θ                        the pseudo-gradient
+    agree on a roster, all-reduce Δ  `agreement.py`, `allreduce.py`
+    φ ← φ − Nesterov(mean Δ)         `training.outer`, bit-identical on all members
+    θ ← φ
+
+What is then true: members that apply a decision hold the state whose hash it names. Work that is not in a decided
+result (its node came late, was cut off, or fell behind) goes to the sender's residual, at most one norm of it, and is
+sent with a later round: no failed exchange throws it away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.exchange.agreement import WINDOW_SLACK, Agreement, PartsMissing, Position
+from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.messages import Decision, Head
+from swarmnode.protocols.exchange.outcomes import Completed, Outcome, Partial
+from swarmnode.protocols.exchange.roster import Roster
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.trainer import Trainer, TrainerDied, Vector, Worked
+from swarmnode.training.outer import OuterState, outer_step, state_hash
+
+logger = logging.getLogger(__name__)
+
+LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
+LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make this node train longer in one round
+NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
+
+
+@dataclass(frozen=True)
+class DilocoSettings:
+    """From the RunSpec."""
+
+    steps: int  # H, inner steps a round
+    outer_lr: float
+    outer_momentum: float
+    first_window: float  # seconds for the first round's training, before anything was measured
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One round as this node saw it end."""
+
+    round: int
+    outcome: Outcome
+    state_hash: str  # of the shared state after the round
+    loss: float  # held-out loss of that state, bits per byte
+    worked: Worked
+    seconds: float  # wall time from the end of the round before
+    members: int
+
+
+class Diloco:
+    """One node's part in a DiLoCo run. `begin` or `catch_up` first, then `run_round` again and again."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        settings: DilocoSettings,
+        trainer: Trainer,
+        agreement: Agreement,
+        allreduce: AllReduce,
+        catch_up: CatchUp,
+        runner: Runner,
+    ) -> None:
+        self._me = me
+        self._settings = settings
+        self._trainer = trainer
+        self._agreement = agreement
+        self._allreduce = allreduce
+        self._catch_up = catch_up
+        self._runner = runner
+        self._computed: dict[str, OuterState] = {}  # states of the present round, by hash, until one is decided
+        self._ended = trio.current_time()
+        self._state: OuterState | None = None
+        self.phase = "waiting"
+
+    @property
+    def state(self) -> OuterState:
+        """The shared state that this node stands on."""
+        if self._state is None:
+            raise RuntimeError("Diloco.begin or Diloco.catch_up was never called")
+        return self._state
+
+    async def begin(
+        self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
+    ) -> str:
+        """Stand on `state` after `round` rounds: a new run, or a checkpoint that nobody contradicts. Its hash."""
+        hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
+        self._stand_on(round, hash, state)
+        self._agreement.advance(Position(round, hash, voters, joiners, self._settings.first_window))
+        self._ended = trio.current_time()
+        return hash
+
+    async def catch_up(
+        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None = None
+    ) -> str:
+        """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
+
+        What this node trained since it last stood with others stays in its residual.
+        """
+        self.phase = "catching-up"
+        if self._state is not None:
+            await self._return_work(await self._pseudo_gradient())
+        round, hash, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, progress=progress)
+        if round != head.round:
+            raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
+        self._allreduce.rollback()
+        self._stand_on(round, hash, state)
+        window = min(max(head.window, 0.0), LONGEST_WINDOW)
+        self._agreement.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=head.elapsed)
+        self._ended = trio.current_time()
+        return hash
+
+    def _stand_on(self, round: int, hash: str, state: OuterState) -> None:
+        self._state = state
+        self._computed.clear()
+        self._trainer.load(state.parameters)
+        self._catch_up.serve_state(round, hash, state)
+
+    async def run_round(self) -> RoundResult:
+        """Take part in one round. Raises Behind or CatchUpFailed where this node must first catch up."""
+        here = self._agreement.position
+        self.phase = "training"
+        worked = await self._train(here)
+        gradient = await self._pseudo_gradient()
+        if not np.isfinite(gradient).all():
+            logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
+            gradient, worked = np.zeros_like(gradient), NOTHING
+        self.phase = "exchanging"
+        decision = await self._agreement.agree(
+            samples=worked.samples,
+            train_seconds=worked.seconds,
+            rates=dict(self._allreduce.rates),
+            reduce=lambda roster: self._reduce(roster, gradient),
+            obtain=self._obtain,
+        )
+        outcome = await self._apply(decision, gradient, worked)
+        loss = await self._evaluate()
+        seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
+        return RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(decision.roster.seats))
+
+    async def return_local_work(self) -> None:
+        """Put what was trained since the last round into the residual: before leaving, or before a pause."""
+        gradient = await self._pseudo_gradient()
+        if np.isfinite(gradient).all():
+            await self._return_work(gradient)
+        self._trainer.load(self.state.parameters)
+
+    async def _train(self, here: Position) -> Worked:
+        """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round."""
+        elapsed = here.window - self._agreement.window_left()
+        seconds = here.window / WINDOW_SLACK - elapsed if elapsed > LATE_START else here.window
+        if seconds <= 0:
+            return NOTHING
+        started = trio.current_time()
+        while (left := seconds - (trio.current_time() - started)) > 0:
+            try:
+                return await self._trainer.train(round=here.round, steps=self._settings.steps, seconds=left)
+            except TrainerDied as error:
+                logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
+        return NOTHING
+
+    async def _evaluate(self) -> float:
+        try:
+            return await self._trainer.evaluate(thorough=False)
+        except TrainerDied as error:
+            logger.warning("the trainer died while measuring the loss and is restarted: %s", error)
+            return float("nan")
+
+    async def _pseudo_gradient(self) -> Vector:
+        start = self.state.parameters
+        return await self._runner(lambda: start - self._trainer.parameters())
+
+    async def _reduce(self, roster: Roster, gradient: Vector) -> str:
+        """The state that follows from this roster; kept until the round is decided."""
+        mean = await self._allreduce.reduce(roster, gradient)
+        before, settings = self.state, self._settings
+
+        def step() -> tuple[str, OuterState]:
+            try:
+                after = outer_step(before, mean, lr=settings.outer_lr, momentum=settings.outer_momentum)
+            except ValueError as error:
+                # every member holds the same mean and comes to the same conclusion
+                logger.error("round %d moves nothing: %s", roster.round, error)
+                after = before
+            return state_hash(roster.round + 1, self._trainer.layout, after), after
+
+        hash, after = await self._runner(step)
+        self._computed[hash] = after
+        self._catch_up.serve_state(roster.round + 1, hash, after)
+        return hash
+
+    async def _obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
+        """Hold the state with this hash: computed already, or fetched from who holds it. Raises PartsMissing."""
+        if hash in self._computed:
+            return
+        others = tuple(p for p in holders if p != self._me)
+        try:
+            _, _, state = await self._catch_up.fetch(others, state_hash=hash)
+        except CatchUpFailed as error:
+            raise PartsMissing(others) from error
+        self._computed[hash] = state
+
+    async def _apply(self, decision: Decision, gradient: Vector, worked: Worked) -> Outcome:
+        """Move to the decided state; keep this node's work for later where it is not in it."""
+        try:
+            await self._obtain(decision.state_hash, decision.roster.peers)
+        except PartsMissing as error:
+            raise CatchUpFailed(f"the result of round {decision.round} could not be fetched: {error}") from error
+        counted = self._allreduce.commit(decision.roster)
+        if not counted and worked.samples > 0:
+            await self._return_work(gradient)
+        round, roster = decision.round + 1, decision.roster
+        self._stand_on(round, decision.state_hash, self._computed[decision.state_hash])
+        window = min(max(roster.window, 0.0), LONGEST_WINDOW)
+        self._agreement.advance(Position(round, decision.state_hash, roster.peers, roster.joiners, window))
+        missing = set(decision.missing)
+        if not counted and worked.samples > 0:
+            missing.add(self._me)
+        members = len(roster.seats)
+        return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+
+    async def _return_work(self, gradient: Vector) -> None:
+        norm = float(np.linalg.norm(gradient))
+        if norm > 0:
+            self._allreduce.rollback()
+            await self._runner(lambda: self._allreduce.sent.add(gradient, norm))

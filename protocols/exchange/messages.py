@@ -1,0 +1,141 @@
+"""What members of a run say to one another about rounds: requests, replies and decisions.
+
+All travel as `protocols.rpc` calls named `round.<verb>`; `agreement.py` tells the order in which they are sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarmnode.protocols.exchange.roster import Roster
+from swarmnode.protocols.network import PeerId
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link of a node's recent history: the state hash after `round`."""
+
+    round: int
+    state_hash: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a node stands in a run. What a joiner needs to take part in `round`."""
+
+    run_id: str
+    round: int  # the round that the node works on
+    state_hash: str  # of the state at its start
+    voters: tuple[PeerId, ...]  # the seats of the last roster
+    joiners: tuple[PeerId, ...]  # those admitted by it
+    history: tuple[Step, ...]  # recent rounds, oldest first
+    elapsed: float  # seconds since the round began on this node
+    window: float  # seconds that members train in it at the most
+    paused: bool
+
+
+@dataclass(frozen=True)
+class HeadQuery:
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Join:
+    """`round.join`: name me in the next roster. Repeated every second until it happened; answered with a Head."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A result that a member computed and holds: it must survive if a majority holds it."""
+
+    ballot: int
+    state_hash: str
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class Ready:
+    """`round.ready`, member to leader: I have trained. Answered with a Verdict when the roster is closed."""
+
+    run_id: str
+    round: int
+    ballot: int
+    parent: str  # state hash that I trained from
+    samples: int
+    train_seconds: float
+    rates: dict[str, float]  # bytes per second that I measured when fetching from others
+    joiners: tuple[PeerId, ...]  # who asked me to be named
+    accepted: Accepted | None  # what I hold from an earlier ballot of this round
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The outcome of a round: final as soon as a majority of the voters holds the state."""
+
+    run_id: str
+    round: int
+    state_hash: str  # after the round
+    roster: Roster
+    missing: tuple[PeerId, ...]  # voters without a seat, or seats that had not reported
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The leader's answer to a Ready, and the member's guide to what to do next.
+
+    `roster`: exchange with these (also to those who came too late for it, who then only wait for the decision);
+    `adopt`: an earlier ballot's result may have been decided: hold it and report; `again`: go to `ballot`;
+    `ahead`: the round is over, `decision` tells how; `elsewhere`: the leader stands somewhere else, see `head`.
+    """
+
+    kind: str
+    ballot: int = 0
+    roster: Roster | None = None
+    accepted: Accepted | None = None
+    holders: tuple[PeerId, ...] = ()
+    decision: Decision | None = None
+    head: Head | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """`round.report`, member to leader: the state I hold now, or whom I missed. Answered with a Ruling."""
+
+    run_id: str
+    round: int
+    ballot: int
+    state_hash: str | None
+    missing: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """`decided` with the decision, or `again` with the ballot to go to."""
+
+    kind: str
+    ballot: int = 0
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Summon:
+    """`round.summon`, leader to all candidates: I lead this ballot now. Answered with a Head."""
+
+    run_id: str
+    round: int
+    ballot: int
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """`round.goodbye`, to all candidates: do not wait for me in this round (leaving or paused)."""
+
+    run_id: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An empty reply."""

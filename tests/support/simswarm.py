@@ -1,0 +1,183 @@
+"""A whole swarm in one process: real sessions, rounds and membership on simnet, with toy trainers, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from swarmnode.crdt.hlc import HybridClock
+from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.node.toytrainer import SimTrainer
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.catchup import CatchUp
+from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.membership import Membership
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.training.codecs import codec
+from swarmnode.training.toy import ToyModel
+
+RUN = "ab" * 32
+EPOCH = 1_700_000_000_000  # ms; what simulated clocks show at virtual time 0
+
+
+@dataclass
+class SimNode:
+    name: str
+    network: SimNetwork
+    session: Session
+    agreement: Agreement
+    diloco: Diloco
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> dict[int, dict[str, Any]]:
+        return {e["round"]: e for e in self.events if e["event"] == "round"}
+
+
+class SimSwarm:
+    """`await start(…)` adds nodes; `rounds_done` waits; events are kept per node."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        *,
+        world: SimWorld | None = None,
+        steps: int = 5,
+        seconds_per_step: float = 0.4,
+        floor: float = 5.0,
+        dimension: int = 64,
+    ) -> None:
+        self.world = world or SimWorld(latency=0.02)
+        self.nodes: dict[str, SimNode] = {}
+        self._nursery = nursery
+        self._steps, self._seconds_per_step, self._floor, self._dimension = steps, seconds_per_step, floor, dimension
+        self._news = trio.Event()
+
+    async def start(
+        self, name: str, *, rounds: int | None = None, join: str | None = None, wait_peers: int = 0
+    ) -> SimNode:
+        """Start a node that creates the run, or joins it through the node called `join`."""
+        network = self.world.node(name)
+        trainer = SimTrainer(
+            ToyModel(dimension=self._dimension, seed=0, peer_id=network.me), seconds_per_step=self._seconds_per_step
+        )
+        rpc = Rpc(network)
+        bulk = Bulk(network, runner=inline)
+        liveness = Liveness(rpc)
+        agreement = Agreement(
+            me=network.me,
+            run_id=RUN,
+            rpc=rpc,
+            liveness=liveness,
+            settings=AgreementSettings(group_size=64, weight_cap=2.0, floor=self._floor, ceiling=60.0),
+        )
+        allreduce = AllReduce(
+            me=network.me,
+            run_id=RUN,
+            bulk=bulk,
+            liveness=liveness,
+            runner=inline,
+            codec=codec("int8"),
+            parameters=trainer.layout.parameters,
+            patience=60.0,
+        )
+        catch_up = CatchUp(run_id=RUN, rpc=rpc, bulk=bulk, liveness=liveness, runner=inline, layout=trainer.layout)
+        diloco = Diloco(
+            me=network.me,
+            settings=DilocoSettings(steps=self._steps, outer_lr=1.0, outer_momentum=0.0, first_window=600.0),
+            trainer=trainer,
+            agreement=agreement,
+            allreduce=allreduce,
+            catch_up=catch_up,
+            runner=inline,
+        )
+        membership = Membership(
+            run_id=RUN,
+            network=network,
+            rpc=rpc,
+            clock=HybridClock(),
+            now=lambda: EPOCH + int(1000 * trio.current_time()),
+        )
+        events: list[dict[str, Any]] = []
+
+        def emit(event: dict[str, Any]) -> None:
+            events.append(event)
+            self._news.set()
+            self._news = trio.Event()
+
+        session = Session(
+            run_id=RUN,
+            network=network,
+            trainer=trainer,
+            membership=membership,
+            agreement=agreement,
+            allreduce=allreduce,
+            diloco=diloco,
+            checkpoints=None,
+            runner=inline,
+            settings=SessionSettings(
+                rounds=rounds, creator=join is None, wait_peers=wait_peers, wait_seconds=60.0, checkpoint_every=5
+            ),
+            emit=emit,
+        )
+        node = SimNode(name, network, session, agreement, diloco, events=events)
+        self.nodes[name] = node
+        await self._nursery.start(self._live, node, rpc, bulk, liveness, membership, join)
+        return node
+
+    async def _live(
+        self,
+        node: SimNode,
+        rpc: Rpc,
+        bulk: Bulk,
+        liveness: Liveness,
+        membership: Membership,
+        join: str | None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with node.scope:
+            async with trio.open_nursery() as nursery:
+                for part in (node.network.run, rpc.run, bulk.run, liveness.run):
+                    await nursery.start(part)
+                if join is not None:
+                    other = self.nodes[join].network
+                    node.network.learn(other.me, other.addresses)
+                    await node.network.connect(other.me)
+                await nursery.start(membership.run)
+                task_status.started()
+                await node.session.run(expect_members=join is not None)
+                await node.session.serve_forever()
+
+    def kill(self, name: str) -> None:
+        """The process is gone: no goodbye, connections end."""
+        node = self.nodes[name]
+        self.world.kill(node.network.me)
+        node.scope.cancel()
+
+    def peer(self, name: str) -> PeerId:
+        return self.nodes[name].network.me
+
+    async def until(self, done: Callable[[], bool], *, within: float = 600.0) -> None:
+        """Wait, in virtual time, until `done()` after some event."""
+        with trio.fail_after(within):
+            while not done():
+                await self._news.wait()
+
+    async def round_done(self, round: int, *names: str, within: float = 600.0) -> None:
+        """Wait until these nodes have told the end of `round`."""
+        await self.until(lambda: all(round in self.nodes[n].rounds for n in names), within=within)
+
+    def hashes(self, round: int) -> set[str]:
+        """Different state hashes that nodes told for `round`."""
+        return {n.rounds[round]["state_hash"] for n in self.nodes.values() if round in n.rounds}
