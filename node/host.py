@@ -40,6 +40,7 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
+
 from swarmnode.node import addresses as multiaddrs
 from swarmnode.node import lan, libp2p_patches
 from swarmnode.node.gossip import Gossip
@@ -188,7 +189,8 @@ class Libp2pNetwork:
                         task_status.started()
                 finally:
                     self._nursery = None
-                    with trio.move_on_after(CLOSING, shield=True):
+                    with trio.move_on_after(CLOSING) as closing:
+                        closing.shield = True
                         await self._host.close()
         except* (trio.Cancelled, NetworkError):
             raise
@@ -688,4 +690,6 @@ def _reason(error: BaseException) -> str:
         error = inner
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
+    if "does not correspond" in str(error):  # the Noise handshake's words
+        return "another peer answers there"
     return "no answer" if isinstance(error, trio.TooSlowError) else str(error) or type(error).__name__

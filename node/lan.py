@@ -14,6 +14,7 @@ from libp2p.abc import INetworkService
 from libp2p.discovery.events.peerDiscovery import peerDiscovery
 from libp2p.discovery.mdns.mdns import MDNSDiscovery, create_mdns_discovery
 from libp2p.peer.peerinfo import PeerInfo
+
 from swarmnode.protocols.network import Address, PeerId
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ async def advertise_and_listen(
         try:
             await trio.sleep_forever()
         finally:
-            with trio.move_on_after(GOODBYE, shield=True):
+            with trio.move_on_after(GOODBYE) as leaving:
+                leaving.shield = True
                 await trio.to_thread.run_sync(stop, service, abandon_on_cancel=True)
     finally:
         peerDiscovery.unregister_peer_discovered_handler(heard)

@@ -9,6 +9,7 @@ No longer needed when `test_stock_identify_still_forgets_the_agent` in tests/nod
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any
 
 from libp2p.abc import IPeerStore
@@ -22,6 +23,7 @@ MAX_AGENT = 128  # characters
 def keep_agent(upstream: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """`upstream`, followed by storing the agent version, cut to a bounded printable text."""
 
+    @wraps(upstream)
     async def update(peerstore: IPeerStore, peer: ID, message: Any) -> None:
         await upstream(peerstore, peer, message)
         agent = "".join(char for char in message.agent_version[:MAX_AGENT] if char.isprintable())

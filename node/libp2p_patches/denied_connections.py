@@ -9,6 +9,7 @@ No longer needed when `test_stock_denied_connection_still_leaks` in tests/node/t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any
 
 from libp2p.abc import IMuxedConn
@@ -18,6 +19,7 @@ from libp2p.network.swarm import Swarm
 def release_when_denied(upstream: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """`upstream`, which also closes the scope of a connection that it refuses."""
 
+    @wraps(upstream)
     async def add(self: Swarm, connection: IMuxedConn, direction: str = "unknown") -> Any:
         try:
             return await upstream(self, connection, direction=direction)

@@ -9,6 +9,7 @@ No longer needed when `test_stock_inbound_slot_is_still_lost` in tests/node/test
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any
 
 import trio
@@ -19,6 +20,7 @@ from libp2p.network.swarm import Swarm
 def release_when_closed(upstream: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """`upstream`, ended when the raw connection is closed by whoever."""
 
+    @wraps(upstream)
     async def handle(self: Swarm, connection: ReadWriteCloser, *rest: Any) -> None:
         close = connection.close
         with trio.CancelScope() as accepting:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import wraps
 
 from libp2p.abc import INetStream
 from libp2p.host.basic_host import BasicHost
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 def contain(upstream: Callable[[BasicHost, INetStream], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """`upstream`, with every ordinary exception turned into a reset of the stream."""
 
+    @wraps(upstream)
     async def contained(self: BasicHost, stream: INetStream) -> None:
         try:
             await upstream(self, stream)

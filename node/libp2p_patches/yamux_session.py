@@ -14,7 +14,7 @@ full socket delays only those who send, and a socket that takes nothing for `WRI
 A peer that sends more than its window ends its connection too. A silent connection is pinged, and given up when nothing
 at all was heard. Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md.
 
-No longer needed when `test_stock_yamux_still_*` in tests/node/test_libp2p_patches.py fail.
+No longer needed when the `test_stock_yamux_still_…` tests in tests/node/test_libp2p_patches.py fail.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class SessionStream(IMuxedStream):
     def abort(self) -> None:
         """Drop the stream in both directions, at once and without waiting."""
         self.queue_reset()
-        self._finished_receiving = False  # what was not read is dropped, complete or not
         self.break_off()
+        self._chunks.clear()
 
     def queue_reset(self) -> None:
         if not self.broken and not (self._finished_sending and self._finished_receiving):
@@ -133,16 +133,14 @@ class SessionStream(IMuxedStream):
         """Finish sending and stop reading: what was queued still arrives."""
         self.send_eof_nowait()
         if not self._finished_receiving:
-            self.queue_reset()
-            self.break_off()
+            self.abort()
 
     def break_off(self) -> None:
-        """Everyone who waits on this stream gets MuxedStreamReset; only what was received to its end stays readable."""
+        """Nothing more comes or goes: what has arrived can be read, then everyone gets MuxedStreamReset."""
+        if self.broken:
+            return
         self.broken = True
-        if not self._finished_receiving:
-            self.muxed_conn.unread -= self._unread
-            self._unread = 0
-            self._chunks.clear()
+        self.muxed_conn.unread -= self._unread
         self._readable.unpark_all()
         self._writable.unpark_all()
         self.muxed_conn.outbox_room.unpark_all()
@@ -164,6 +162,8 @@ class SessionStream(IMuxedStream):
         self._writable.unpark_all()
 
     def _took(self, size: int) -> None:
+        if self.broken:
+            return
         self._unread -= size
         self.muxed_conn.unread -= size
         self._unannounced += size
@@ -243,7 +243,7 @@ class Session(IMuxedConn):
         self._work = trio.Event()
         self._drained = trio.Event()
         self._received = bytearray()
-        self._heard_at = trio.current_time()
+        self._heard_at = -float("inf")
         self._pinged_at: float | None = None
         self._rtt = 0.0
         self._closing = False
@@ -342,11 +342,11 @@ class Session(IMuxedConn):
 
     async def _keep_alive(self) -> None:
         while True:
-            self._pinged_at = trio.current_time()
-            self.answer(HEADER.pack(0, PING, SYN, 0, int(self._pinged_at * 1000) & 0xFFFFFFFF))
+            asked_at = self._pinged_at = trio.current_time()
+            self.answer(HEADER.pack(0, PING, SYN, 0, int(asked_at * 1000) & 0xFFFFFFFF))
             await trio.sleep(SILENCE)
-            if trio.current_time() - self._heard_at >= SILENCE:
-                await self.abandon(f"nothing heard for {trio.current_time() - self._heard_at:.0f} s")
+            if self._heard_at < asked_at:
+                await self.abandon(f"no answer to a ping within {SILENCE:.0f} s")
                 return
             while self._heard_at + KEEPALIVE > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(self._heard_at + KEEPALIVE)
