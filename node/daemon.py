@@ -190,7 +190,7 @@ class Daemon:
                 async with AsyncExitStack() as stack:
                     await self._start_parts(stack)
                     with self._life:
-                        await self._take_part(stack)
+                        await self._take_part()
                     sdnotify.notify(sdnotify.STOPPING)
                     self.left.set()
                 nursery.cancel_scope.cancel()
@@ -235,7 +235,7 @@ class Daemon:
 
     # --- taking part ------------------------------------------------------------------------------------------------
 
-    async def _take_part(self, stack: AsyncExitStack) -> None:
+    async def _take_part(self) -> None:
         if self.config.role != "train":
             self._ready()
             await trio.sleep_forever()
@@ -257,7 +257,6 @@ class Daemon:
         self.bulk.offer(heldout_key(run_id), self.chosen.heldout)
         self._discovery.set_rendezvous(bytes.fromhex(run_id))
         self.trainer = self._make_trainer(spec, run_id)
-        await stack.enter_async_context(_running(self.trainer.run))
         self.membership = Membership(
             run_id=run_id,
             network=self.network,
@@ -266,15 +265,14 @@ class Daemon:
             now=lambda: time.time_ns() // 1_000_000,
             admits=self._admits(spec),
         )
-        await stack.enter_async_context(_running(self.membership.run))
-        self.session = self._make_session(spec, run_id, self.membership, self.trainer)
-        self._ready()
-        expect = bool(self.config.join) or bool(self._book.entries())
-        await self.session.run(expect_members=expect)
-        self.emit({"event": "finished", "rounds": self.head_round()})
-        self.left.set()
-        if self.options.stay and not self._stopping.is_set():
-            await self.session.serve_forever()
+        async with _running(self.trainer.run), _running(self.membership.run):
+            self.session = self._make_session(spec, run_id, self.membership, self.trainer)
+            self._ready()
+            await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
+            self.emit({"event": "finished", "rounds": self.head_round()})
+            self.left.set()
+            if self.options.stay and not self._stopping.is_set():
+                await self.session.serve_forever()
 
     def _make_trainer(self, spec: RunSpec, run_id: str) -> TrainerProcess:
         config = self.config
