@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, print_json, say
+from swarmnode.cli.options import ConfigOption, DataDirOption, JsonOption, print_json, say
 from swarmnode.cli.text import table
 from swarmnode.node.config import as_toml, load_config, parse_node_table, read_toml
 
@@ -59,12 +59,7 @@ def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
 
 @config.command()
 def show(
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"
-        ),
-    ] = None,
+    file: ConfigOption = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:

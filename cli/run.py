@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import JsonOption, say
+from swarmnode.cli.options import ConfigOption, JsonOption, say
 from swarmnode.node.config import NodeConfig, as_toml, load_config
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.training.options import describe
@@ -48,12 +48,7 @@ def run(
     stay: Annotated[
         bool, typer.Option("--stay", help="Serve on after the last round, until Ctrl-C. [default: end]")
     ] = False,
-    config_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"
-        ),
-    ] = None,
+    config_file: ConfigOption = None,
     data_dir: Annotated[str | None, _flag("data_dir", "DIR", "--data-dir")] = None,
     port: Annotated[int | None, _flag("port", "PORT", "--port")] = None,
     listen: Annotated[str | None, _flag("listen", "IP", "--listen")] = None,

@@ -1,0 +1,172 @@
+"""A daemon in name only: a control server in a thread, and the real `swarmnode` program asking it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarmnode.node.control import Declined
+from swarmnode.node.control.server import ControlServer
+from swarmnode.node.datadir import DataDir
+
+RUN_ID = "3f9c21ab04de" + "0" * 52
+PEER_ID = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "peer_id": PEER_ID,
+    "uptime_s": 7801.0,
+    "role": "train",
+    "addresses": [f"/ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID}"],
+    "join": f"swarmnode run --join /ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID} --run {RUN_ID}",
+    "data_dir": "/home/someone/.local/share/swarmnode",
+    "paused": False,
+    "reachability": "private",
+    "run": {
+        "run_id": RUN_ID,
+        "name": "byte-lm",
+        "round": 18,
+        "rounds": 40,
+        "phase": "training",
+        "members": 4,
+        "parameters": 840_000,
+        "codec": "int8",
+        "loss": 2.412,
+        "loss_history": [[r, 5.0 - 0.14 * r] for r in range(19)],
+        "tokens_per_second": 12345.0,
+        "compute_share": 0.83,
+        "state_hash": "ab" * 32,
+        "outcome": "Partial",
+        "missing": [PEER_ID],
+        "round_seconds": 31.0,
+        "next_round_s": 12.0,
+    },
+    "peers": {"connected": 3, "direct": 2, "relayed": 1},
+    "traffic": {"bytes_in": 18_400_000, "bytes_out": 21_000_000, "rate_in": 52_000.0, "rate_out": 61_000.0},
+    "trainer": {"pid": 4242, "device": "cpu", "threads": 2, "restarts": 1},
+    "warnings": ["peer 12D3KooW… speaks protocol 2: upgrade this node"],
+}
+
+
+class FakeDaemon:
+    """Serves what a daemon serves on a data directory, holds its lock, and notes what it was asked."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = DataDir(home)
+        self.status = copy.deepcopy(STATUS)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self._ready = threading.Event()
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=lambda: trio.run(self._main), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(10), "the control server did not start"
+
+    def end(self) -> None:
+        self._stop()
+        self._thread.join(10)
+
+    async def _main(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+        with self.home.open():
+            async with trio.open_nursery() as nursery:
+
+                def stop() -> None:
+                    if self._thread.is_alive():
+                        token.run_sync_soon(nursery.cancel_scope.cancel)
+
+                self._stop = stop
+                names = ("status", "peers", "ping", "sample", "pause", "resume", "stop", "leave")
+                methods = {name: self._method(name) for name in names}
+                await nursery.start(ControlServer(self.home.prepare_socket(), methods, {"logs": self._logs}).run)
+                self._ready.set()
+
+    def _method(self, name: str) -> Callable[[dict[str, Any]], Any]:
+        async def answer(params: dict[str, Any]) -> Any:
+            self.asked.append((name, params))
+            if name == "status":
+                return self.status
+            if name == "peers":
+                return {"peers": [peer(rtt_ms=12.3), peer(rtt_ms=None, round=None, member=False)]}
+            if name == "ping" and params["peer"] != PEER_ID:
+                raise Declined(f"no peer {params['peer']} is known; see swarmnode peers", exit_code=1)
+            if name == "ping":
+                return {"peer_id": PEER_ID, "rtts_ms": [1.5] * params["count"], "path": "direct"}
+            if name == "sample":
+                return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
+            if name == "leave":
+                return {"run_id": params["run_id"], "deleted": [f"runs/{params['run_id']}"]}
+            if name == "stop":
+                self._stop()
+            return {}
+
+        return answer
+
+    async def _logs(self, params: dict[str, Any]) -> AsyncIterator[Any]:
+        self.asked.append(("logs", params))
+        yield {"time": "2025-01-31T12:00:00.123Z", "level": "WARNING", "logger": "swarmnode.x", "message": "hm\x1b[2J"}
+
+
+def peer(**other: Any) -> dict[str, Any]:
+    return {
+        "peer_id": PEER_ID,
+        "address": f"/ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID}",
+        "path": "direct",
+        "inbound": False,
+        "age_s": 75.0,
+        "rtt_ms": 1.0,
+        "agent": "swarmnode/0.1.0",
+        "member": True,
+        "round": 18,
+        **other,
+    }
+
+
+Swarmnode = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def swarmnode(home: Path) -> Swarmnode:
+    """Runs the installed program with the test's data directory; returns code, output and errors."""
+
+    def call(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")}
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("swarmnode")), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            env={**kept, "COLUMNS": "80", "SWARMNODE_DATA_DIR": str(home), **environ},
+        )
+
+    return call
+
+
+@pytest.fixture
+def daemon(home: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(home)
+    fake.start()
+    yield fake
+    fake.end()
+
+
+@pytest.fixture
+def answer() -> dict[str, Any]:
+    """What the fake daemon answers to `status`."""
+    return copy.deepcopy(STATUS)

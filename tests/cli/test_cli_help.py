@@ -1,0 +1,61 @@
+"""Every command explains itself: a line of help, every option with help, default or meaning, and --json everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from swarmnode.cli.main import COMMANDS, app
+from swarmnode.node.config import NodeConfig, flag_name
+from swarmnode.node.exitcodes import MEANINGS
+from swarmnode.training.options import describe
+
+CLI_PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its full name, groups opened."""
+    root: Any = typer.main.get_command(app)
+    for name in COMMANDS:
+        command = root.get_command(None, name)
+        if hasattr(command, "commands"):
+            for inner, found in command.commands.items():
+                yield f"{name} {inner}", found
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_every_command_and_option_is_explained(name: str, command: Any) -> None:
+    assert command.help and len(command.help) > 15, f"{name} has no help text"
+    options = {flag: parameter for parameter in command.params for flag in parameter.opts}
+    assert "--json" in options and "--data-dir" in options, name
+    for flag, parameter in options.items():
+        if flag == "--help":
+            continue
+        assert parameter.help and len(parameter.help) > 8, f"{name} {flag} has no help text"
+
+
+def test_every_setting_of_the_node_is_a_flag_of_run() -> None:
+    run = dict(commands())["run"]
+    flags = {flag for parameter in run.params for flag in parameter.opts}
+    assert {flag_name(key) for key in describe(NodeConfig)} <= flags
+
+
+def test_the_page_lists_every_command_and_exit_code() -> None:
+    page = CLI_PAGE.read_text(encoding="utf-8")
+    for name, _ in commands():
+        assert f"`swarmnode {name}" in page, name
+    for code, (label, meaning) in MEANINGS.items():
+        assert f"| {code} | `{label}` | {meaning} |" in page
+
+
+def test_the_programs_own_help_names_every_command(swarmnode: Any) -> None:
+    shown = swarmnode("--help")
+    assert shown.returncode == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in shown.stdout

@@ -1,0 +1,108 @@
+"""Commands that ask a daemon: what a person sees, what a program reads, and that peers' words stay words."""
+
+from __future__ import annotations
+
+import re
+from json import loads as only_json  # one value and nothing after it
+from typing import Any
+
+import pytest
+
+from swarmnode.cli.status_view import HEIGHT, WIDTH, render
+from swarmnode.cli.text import bar, duration, plain, size, sparkline
+from swarmnode.node.exitcodes import ERROR, OK
+
+
+def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    shown = swarmnode("status")
+    assert shown.returncode == OK, shown.stderr
+    for part in (
+        "byte-lm",
+        "18 of 40",
+        "2.412 bits per byte",
+        "in 12 s",
+        "3 connected",
+        "private",
+        "18.4 MB",
+        "-0.140",
+    ):
+        assert part in shown.stdout, part
+    assert "█" in shown.stdout and "▁" in shown.stdout and "\x1b" not in shown.stdout
+    assert only_json(swarmnode("status", "--json").stdout) == answer
+
+
+def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
+    wild = {**answer, "warnings": ["w" * 300 + "\n\x1b[2J"] * 30, "uptime_s": 1e9}
+    run = answer["run"]
+    wild["run"] = {
+        **run,
+        "name": "n" * 64,
+        "missing": [answer["peer_id"]] * 20,
+        "round": 10**6,
+        "rounds": 10**6,
+        "loss": 1e30,
+    }
+    others = ({**answer, "run": None, "trainer": None}, {**answer, "run": {**run, "loss": None}})
+    for status in (answer, wild, *others):
+        lines = render(status).split("\n")
+        coloured = render(status, colour=True)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).split("\n") == lines
+        assert len(lines) <= HEIGHT
+        assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+        assert "\x1b" not in "".join(lines)
+
+
+def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    table = swarmnode("peers").stdout
+    assert "12 ms" in table and "1 min 15 s" in table and "/ip4/203.0.113.7/tcp/4077" in table
+    assert len(only_json(swarmnode("peers", "--json").stdout)["peers"]) == 2
+    pinged = swarmnode("ping", answer["peer_id"], "-c", "2")
+    assert pinged.returncode == OK and pinged.stdout.count("1.5 ms") == 3
+    unknown = swarmnode("ping", "nobody")
+    assert unknown.returncode == ERROR and "see swarmnode peers" in unknown.stderr
+
+
+def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode: Any, daemon: Any) -> None:
+    assert "\x1b" not in swarmnode("sample", "def main(").stdout
+    assert "\x1b" not in swarmnode("logs", "--follow").stdout
+    assert only_json(swarmnode("sample", "x", "--json").stdout)["text"].endswith("\x1b[2J")
+
+
+def test_id_prints_the_line_that_joins_this_node(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    assert swarmnode("id", "--join").stdout.strip() == answer["join"]
+    daemon.status["join"] = ""
+    nothing = swarmnode("id", "--join")
+    assert nothing.returncode == ERROR and "--announce" in nothing.stderr
+
+
+def test_stop_returns_when_the_daemon_has_ended(swarmnode: Any, daemon: Any) -> None:
+    stopped = swarmnode("stop")
+    assert stopped.returncode == OK, stopped.stderr
+    assert daemon.home.holder() is None
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_pause_and_resume_reach_the_daemon(swarmnode: Any, daemon: Any, command: str) -> None:
+    assert only_json(swarmnode(command, "--json").stdout) == {"paused": command == "pause"}
+    assert daemon.asked == [(command, {})]
+
+
+def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    left = swarmnode("leave", "--yes", "--json")
+    assert only_json(left.stdout)["run_id"] == answer["run"]["run_id"]
+    assert daemon.asked[-1] == ("leave", {"run_id": answer["run"]["run_id"]})
+
+
+def test_figures_are_short_and_right() -> None:
+    assert [size(n) for n in (0, 999, 18_400_000, 999_950)] == ["0 B", "999 B", "18.4 MB", "1.0 MB"]
+    assert [duration(s) for s in (0, 59.6, 185, 7801, 90_000)] == [
+        "0 s",
+        "1 min 00 s",
+        "3 min 05 s",
+        "2 h 10 min",
+        "1 d 1 h",
+    ]
+    assert sparkline([3, 2, 1], 10) == "█▅▁" or sparkline([3, 2, 1], 10) == "█▄▁"
+    assert sparkline([float("nan"), 1, 1], 10) == "▁▁" and len(sparkline(range(1000), 32)) == 32
+    assert bar(0.5, 4) == "━━──" and bar(7, 2) == "━━"
+    assert plain("a\x1b[2J\nb", 5) == "a [2…"

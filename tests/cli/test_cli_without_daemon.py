@@ -1,0 +1,155 @@
+"""Commands where no daemon runs: what works works, the rest says what to do, and nobody sees a traceback."""
+
+from __future__ import annotations
+
+from json import loads as only_json  # one value and nothing after it
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.node.datadir import DataDir
+from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
+
+RUN_ID = "3f9c21ab04de" + "0" * 52
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["peers"],
+        ["ping", "x"],
+        ["sample", "x"],
+        ["pause"],
+        ["resume"],
+        ["stop"],
+        ["logs"],
+        ["id", "--join"],
+    ],
+)
+def test_asking_a_daemon_that_is_not_there_says_how_to_start_one(swarmnode: Any, arguments: list[str]) -> None:
+    asked = swarmnode(*arguments)
+    assert asked.returncode == NOT_RUNNING
+    assert "no swarmnode daemon is running" in asked.stderr and "swarmnode run" in asked.stderr
+    assert "Traceback" not in asked.stderr and asked.stdout == ""
+
+
+def test_with_json_an_error_is_json_too(swarmnode: Any) -> None:
+    asked = swarmnode("status", "--json")
+    error = only_json(asked.stderr)["error"]
+    assert error["exit_code"] == asked.returncode == NOT_RUNNING
+    assert "swarmnode run" in error["message"]
+
+
+def test_id_makes_a_key_and_keeps_it(swarmnode: Any, home: Path) -> None:
+    first, second = swarmnode("id"), swarmnode("id", "--json")
+    assert first.returncode == OK and first.stdout.startswith("12D3KooW")
+    assert only_json(second.stdout)["peer_id"] == first.stdout.strip()
+    assert (home.stat().st_mode & 0o077) == 0
+
+
+def test_a_wrong_passphrase_is_said(swarmnode: Any) -> None:
+    assert swarmnode("id", SWARMNODE_PASSPHRASE="right").returncode == OK
+    wrong = swarmnode("id", SWARMNODE_PASSPHRASE="wrong")
+    assert wrong.returncode == CONFIG and "passphrase does not open" in wrong.stderr
+
+
+def test_version_tells_the_program_and_no_daemon(swarmnode: Any) -> None:
+    from swarmnode import __version__
+
+    answer = only_json(swarmnode("version", "--json").stdout)
+    assert answer["version"] == __version__ and answer["daemon"] is None
+
+
+def test_config_check_tells_a_run_file_from_a_node_configuration(swarmnode: Any, tmp_path: Path) -> None:
+    run = only_json(swarmnode("config", "check", str(REPOSITORY / "examples" / "byte-lm.toml"), "--json").stdout)
+    assert run["kind"] == "run" and len(run["run_id"]) == 64
+    node = tmp_path / "node.toml"
+    node.write_text("port = 4078\n")
+    answer = only_json(swarmnode("config", "check", str(node), "--json").stdout)
+    assert answer["kind"] == "node" and answer["values"] == {"port": 4078}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[run]\nname = 'x'\n[inner]\nlrr = 1", ["[inner]", "'lrr'", "'lr'"]),
+        ("[run]\nname = 'x'\n[inner]\nsteps = 0", ["steps = 0", "1 to 1e+06 steps"]),
+        ("port = 123456", ["port = 123456", "0 to 65535"]),
+        ("port = ", ["not valid TOML"]),
+    ],
+)
+def test_a_wrong_file_ends_with_the_place_and_the_range(
+    swarmnode: Any, tmp_path: Path, text: str, parts: list[str]
+) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    checked = swarmnode("config", "check", str(file))
+    assert checked.returncode == CONFIG
+    assert all(part in checked.stderr for part in ["wrong.toml", *parts]), checked.stderr
+    assert "Traceback" not in checked.stderr
+
+
+def test_config_show_tells_where_each_value_came_from(swarmnode: Any, home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("port = 4078\n")
+    shown = swarmnode("config", "show", "--json", SWARMNODE_UP="2.5", SWARMNODE_DWON="1")
+    settings = only_json(shown.stdout)["settings"]
+    assert settings["port"] == {"value": 4078, "origin": str(home / "config.toml")}
+    assert settings["up"] == {"value": 2.5, "origin": "env SWARMNODE_UP"}
+    assert settings["nice"]["origin"] == "default"
+    assert "SWARMNODE_DWON" in shown.stderr and "SWARMNODE_DOWN" in shown.stderr
+
+
+def test_leave_deletes_a_run_only_when_told(swarmnode: Any, home: Path) -> None:
+    run = DataDir(home).run(RUN_ID)
+    run.mkdir(parents=True)
+    (run / "model.safetensors").write_bytes(b"x")
+    refused = swarmnode("leave")
+    assert refused.returncode == USAGE and "--yes" in refused.stderr and run.exists()
+    left = swarmnode("leave", RUN_ID[:6], "--yes", "--json")
+    assert left.returncode == OK and only_json(left.stdout) == {"run_id": RUN_ID, "deleted": [str(run)]}
+    assert not run.exists()
+    nothing = swarmnode("leave", "--yes")
+    assert nothing.returncode == ERROR and "nothing to leave" in nothing.stderr
+
+
+def test_leave_asks_which_of_several_runs(swarmnode: Any, home: Path) -> None:
+    for letter in "ab":
+        DataDir(home).run(letter * 64).mkdir(parents=True)
+    asked = swarmnode("leave", "--yes")
+    assert asked.returncode == USAGE and "a" * 64 in asked.stderr and "b" * 64 in asked.stderr
+    assert len(DataDir(home).known_runs()) == 2
+
+
+def test_leave_does_not_delete_under_a_daemon_that_does_not_answer(swarmnode: Any, home: Path) -> None:
+    with DataDir(home).open() as held:
+        held.run(RUN_ID).mkdir(parents=True)
+        refused = swarmnode("leave", "--yes")
+        assert refused.returncode == DATADIR_BUSY and held.run(RUN_ID).exists()
+
+
+def test_logs_of_a_daemon_that_has_ended_are_shown(swarmnode: Any, home: Path) -> None:
+    folder = DataDir(home).logs
+    folder.mkdir(parents=True)
+    line = '{"time": "2025-01-31T12:00:00.123Z", "level": "ERROR", "logger": "x", "message": "the last words"}'
+    (folder / "swarmnode.jsonl").write_text(line + "\n")
+    shown = swarmnode("logs")
+    assert shown.returncode == OK and "the last words" in shown.stdout and "no daemon is running" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["frobnicate"], ["status", "--frob"], ["ping"], ["run", "--run", "abc"], ["run", "--port", "x"]]
+)
+def test_a_command_line_that_is_not_understood_has_its_own_exit_code(swarmnode: Any, arguments: list[str]) -> None:
+    asked = swarmnode(*arguments)
+    assert asked.returncode == USAGE and asked.stderr.startswith("swarmnode: ") and "Traceback" not in asked.stderr
+
+
+@pytest.mark.parametrize("arguments", [["none.toml"], ["--port", "70000"], ["--role", "king"], ["--join", "1.2.3.4"]])
+def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home: Path, arguments: list[str]) -> None:
+    started = swarmnode("run", *arguments)
+    assert started.returncode == CONFIG and arguments[-1] in started.stderr and "Traceback" not in started.stderr
+    assert not home.exists()

@@ -1,0 +1,115 @@
+"""The node's settings: who wins, what is refused and how, and that the documentation tells the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmnode.node.config import NodeConfig, default_data_dir, document, load_config
+from swarmnode.training.options import SettingError, describe
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path / "node.toml", 'port = 1\nthreads = 2\nup = 3\ncorpus = "books"\n')
+    environ = {"SWARMNODE_PORT": "10", "SWARMNODE_THREADS": "20", "SWARMNODE_DATA_DIR": str(tmp_path)}
+    loaded = load_config(file, environ, {"port": 100})
+    config, origins = loaded.config, loaded.origins
+    assert (config.port, config.threads, config.up, config.corpus, config.nice) == (100, 20, 3.0, "books", 10)
+    assert origins["port"] == "flag --port"
+    assert origins["threads"] == "env SWARMNODE_THREADS"
+    assert origins["up"] == str(file)
+    assert origins["nice"] == "default"
+    assert set(origins) == set(describe(NodeConfig))
+
+
+def test_the_data_directorys_own_file_is_read_without_being_named(tmp_path: Path) -> None:
+    written(tmp_path / "config.toml", "max_peers = 7\n")
+    loaded = load_config(None, {}, {"data_dir": str(tmp_path)})
+    assert loaded.config.max_peers == 7
+    assert loaded.origins["max_peers"] == str(tmp_path / "config.toml")
+    assert loaded.config.directory == tmp_path
+
+
+def test_the_file_in_the_data_directory_cannot_move_the_data_directory(tmp_path: Path) -> None:
+    written(tmp_path / "config.toml", 'data_dir = "/elsewhere"\n')
+    with pytest.raises(SettingError, match="cannot be set by the file inside"):
+        load_config(None, {"SWARMNODE_DATA_DIR": str(tmp_path)}, {})
+
+
+def test_default_data_directory_follows_xdg(tmp_path: Path) -> None:
+    assert default_data_dir({"XDG_DATA_HOME": str(tmp_path)}) == tmp_path / "swarmnode"
+    assert default_data_dir({"XDG_DATA_HOME": "relative"}) == Path("~/.local/share/swarmnode").expanduser()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("prot = 1", ["node.toml", "'prot'", "did you mean 'port'?"]),
+        ("port = 70000", ["node.toml", "port = 70000", "0 to 65535"]),
+        ('port = "x"', ["node.toml", "port = 'x'", "a number"]),
+        ('role = "king"', ["node.toml", "'king'", "one of train, relay, watch"]),
+        ('listen = "home"', ["node.toml", "listen = 'home'", "an IP address"]),
+        ('join = ["1.2.3.4:80"]', ["node.toml", "1.2.3.4:80", "/p2p/"]),
+        ('task = "code.txt"', ["node.toml", "code.txt", "FILE.py:CLASS"]),
+        ("mdns = 1", ["node.toml", "mdns = 1", "true or false"]),
+        ("[run]\nname = 'x'", ["node.toml", "[run]", "run file"]),
+        ("port = ", ["node.toml", "not valid TOML"]),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_key_value_and_range(tmp_path: Path, text: str, parts: list[str]) -> None:
+    file = written(tmp_path / "node.toml", text)
+    with pytest.raises(SettingError) as refused:
+        load_config(file, {}, {})
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
+
+
+def test_a_wrong_variable_or_flag_is_named() -> None:
+    with pytest.raises(SettingError, match=r"environment variable SWARMNODE_PORT: port = 'many'.*0 to 65535"):
+        load_config(None, {"SWARMNODE_PORT": "many", "XDG_DATA_HOME": "/nonexistent"}, {})
+    with pytest.raises(SettingError, match=r"flag --max-peers: max_peers = 0 .*1 to 4096 peers"):
+        load_config(None, {"XDG_DATA_HOME": "/nonexistent"}, {"max_peers": 0})
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
+    environ = {"SWARMNODE_DATA_DIR": str(tmp_path), "SWARMNODE_PROT": "1", "SWARMNODE_PASSPHRASE": "secret"}
+    warnings = load_config(None, environ, {}).warnings
+    assert len(warnings) == 1
+    assert "SWARMNODE_PROT" in warnings[0] and "SWARMNODE_PORT?" in warnings[0]
+
+
+def test_variables_carry_lists_and_truth(tmp_path: Path) -> None:
+    join = "/ip4/203.0.113.7/tcp/4077/p2p/12D3KooWA, /ip4/203.0.113.8/tcp/4077/p2p/12D3KooWB"
+    environ = {"SWARMNODE_DATA_DIR": str(tmp_path), "SWARMNODE_JOIN": join, "SWARMNODE_MDNS": "off"}
+    config = load_config(None, environ, {}).config
+    assert [address.rpartition("/")[2] for address in config.join] == ["12D3KooWA", "12D3KooWB"]
+    assert config.mdns is False
+
+
+def test_caps_are_given_in_megabits_and_used_in_bytes() -> None:
+    config = NodeConfig(up=8.0, down=80.0)
+    assert (config.up_bytes, config.down_bytes) == (1e6, 1e7)
+
+
+def test_every_setting_is_described_and_documented() -> None:
+    page = document()
+    for key, (_, described) in describe(NodeConfig).items():
+        assert len(described.help) > 10, key
+        assert re.search(rf"\| `{key}` \|", page), key
+
+
+def test_the_configuration_page_is_up_to_date() -> None:
+    command = [sys.executable, "-m", "swarmnode.node.config", "--document"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == printed, "run: python -m swarmnode.node.config --document > docs/configuration.md"

@@ -1,0 +1,98 @@
+"""The node's key: the same peer id for ever, private, made once, and clear words where it cannot be used."""
+
+from __future__ import annotations
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swarmnode.node.identity import IdentityError, load_or_create, peer_id_of, read_passphrase
+
+
+def test_the_key_is_made_once_and_gives_the_same_peer_id_ever_after(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    first = load_or_create(path, None)
+    again = load_or_create(path, None)
+    assert first.peer_id == again.peer_id and first.raw_private == again.raw_private
+    assert first.peer_id.startswith("12D3KooW") and len(first.raw_private) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
+    assert [p.name for p in tmp_path.iterdir()] == ["identity.key"]
+
+
+def test_peer_id_is_that_of_libp2p() -> None:
+    libp2p_id = pytest.importorskip("libp2p.peer.id")
+    ed25519 = pytest.importorskip("libp2p.crypto.ed25519")
+    for seed in (bytes(32), bytes(range(32))):
+        pair = ed25519.create_new_key_pair(seed)
+        assert peer_id_of(pair.public_key.to_bytes()) == str(libp2p_id.ID.from_pubkey(pair.public_key))
+
+
+def test_programs_that_start_together_end_up_with_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(lambda _: load_or_create(path, None).peer_id, range(8)))
+    assert len(ids) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["identity.key"]
+
+
+def test_a_passphrase_protects_the_key_and_a_wrong_one_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    made = load_or_create(path, b"correct horse")
+    assert b"ENCRYPTED" in path.read_bytes()
+    assert load_or_create(path, b"correct horse").peer_id == made.peer_id
+    with pytest.raises(IdentityError, match="passphrase does not open this key"):
+        load_or_create(path, b"battery staple")
+    with pytest.raises(IdentityError, match="none was given"):
+        load_or_create(path, None)
+
+
+def test_a_passphrase_for_an_open_key_is_refused_rather_than_ignored(tmp_path: Path) -> None:
+    load_or_create(tmp_path / "identity.key", None)
+    with pytest.raises(IdentityError, match="not protected by one"):
+        load_or_create(tmp_path / "identity.key", b"secret")
+
+
+def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    load_or_create(path, None)
+    path.chmod(0o640)
+    with pytest.raises(IdentityError, match=r"mode 0640.*chmod 600"):
+        load_or_create(path, None)
+
+
+def test_a_damaged_key_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    path.write_bytes(b"not a key")
+    path.chmod(0o600)
+    with pytest.raises(IdentityError, match="PKCS8"):
+        load_or_create(path, None)
+    assert path.read_bytes() == b"not a key"
+
+
+def test_a_key_of_another_kind_is_named(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    path = tmp_path / "identity.key"
+    path.write_bytes(X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
+    with pytest.raises(IdentityError, match="another kind"):
+        load_or_create(path, None)
+
+
+def test_passphrase_comes_from_file_then_environment(tmp_path: Path) -> None:
+    file = tmp_path / "passphrase"
+    file.write_text("from file\nsecond line\n")
+    file.chmod(0o600)
+    environ = {"SWARMNODE_PASSPHRASE": "from environment"}
+    assert read_passphrase(str(file), environ) == b"from file"
+    assert read_passphrase("", environ) == b"from environment"
+    assert read_passphrase("", {}) is None
+    file.chmod(0o644)
+    with pytest.raises(IdentityError, match="chmod 600"):
+        read_passphrase(str(file), environ)
+    with pytest.raises(IdentityError, match="cannot be read"):
+        read_passphrase(str(tmp_path / "none"), environ)

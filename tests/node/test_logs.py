@@ -1,0 +1,96 @@
+"""Logs: whole JSON lines on disk, the newest in memory, a follower that gets each one, and libp2p's among them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarmnode.node import logs
+
+
+@pytest.fixture(autouse=True)
+def restored_root() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in before:
+            root.removeHandler(handler)
+            handler.close()
+    root.handlers[:], root.level = before, level
+
+
+def test_lines_reach_file_console_and_ring(tmp_path: Path) -> None:
+    console = io.StringIO()
+    ring = logs.setup_logs(tmp_path, "info", console=console)
+    logging.getLogger("swarmnode.node.x").warning("two\nlines %d", 7)
+    logging.getLogger("swarmnode.node.x").debug("not this")
+    (line,) = logs.read_tail(tmp_path, 10)
+    assert (line["level"], line["logger"], line["message"]) == ("WARNING", "swarmnode.node.x", "two\nlines 7")
+    assert ring.newest(10) == [line]
+    assert "WARNING node.x: two" in console.getvalue()
+    assert (tmp_path / logs.FILE_NAME).stat().st_mode & 0o077 == 0
+
+
+def test_the_file_is_rotated_and_bounded_and_read_across_rotations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "FILE_SIZE", 2000)
+    logs.setup_logs(tmp_path, "info", console=None)
+    for number in range(200):
+        logging.getLogger("x").info("line %d", number)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= (logs.FILES + 1) * 2000
+    assert [line["message"] for line in logs.read_tail(tmp_path, 30)] == [f"line {n}" for n in range(170, 200)]
+
+
+def test_a_follower_gets_lines_from_any_thread_and_the_last_ones_first(tmp_path: Path) -> None:
+    ring = logs.setup_logs(None, "info", console=None)
+    log = logging.getLogger("x")
+    log.info("old")
+    log.info("before")
+
+    async def main() -> list[str]:
+        got: list[str] = []
+        with trio.fail_after(5):
+            stream = ring.stream(1, True)
+            async for line in stream:
+                got.append(line["message"])
+                if len(got) == 1:
+                    threading.Thread(target=log.info, args=("from a thread",)).start()
+                else:
+                    break
+            await stream.aclose()  # type: ignore[attr-defined]
+        return got
+
+    assert trio.run(main) == ["before", "from a thread"]
+
+
+def test_the_ring_is_bounded_and_a_long_message_is_cut() -> None:
+    ring = logs.LogRing(size=3)
+    for number in range(5):
+        ring.emit(logging.makeLogRecord({"msg": f"{number}" + "x" * 20_000, "levelname": "INFO", "name": "x"}))
+    lines = ring.newest(10)
+    assert [line["message"][0] for line in lines] == ["2", "3", "4"]
+    assert all(len(line["message"]) < logs.LINE_LIMIT + 50 for line in lines)
+
+
+def test_a_library_that_cut_itself_off_is_heard_again() -> None:
+    ring = logs.setup_logs(None, "info", console=None)
+    library = logging.getLogger("a_library")
+    library.propagate = False
+    logs.adopt("a_library")
+    library.warning("heard")
+    assert [line["message"] for line in ring.newest(5)] == ["heard"]
+
+
+def test_what_is_no_json_in_the_file_is_left_out(tmp_path: Path) -> None:
+    good = json.dumps({"time": "t", "level": "INFO", "logger": "x", "message": "m"})
+    (tmp_path / logs.FILE_NAME).write_text(f'{good}\nhalf a li\n[1]\n{{"a":1}}\n{good}\n')
+    assert len(logs.read_tail(tmp_path, 10)) == 2
