@@ -39,6 +39,7 @@ MAX_FAILED_STARTS = 3  # in a row
 STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
 QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
 STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
+WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
 
@@ -191,6 +192,7 @@ class _Child:
         self._in_flight: dict[int, _Call] = {}
         self._sending = trio.Lock()
         self._words = b""
+        self._heard = trio.Event()  # all of its words
         self._reason = ""
 
     @asynccontextmanager
@@ -214,7 +216,7 @@ class _Child:
         self._stream = trio.SocketStream(ours)
         words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
         self.process.stdout.close()
-        async with trio.open_nursery() as nursery:
+        async with self._stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._read_answers)
             nursery.start_soon(self._listen, words)
             try:
@@ -222,6 +224,8 @@ class _Child:
             finally:
                 with trio.CancelScope(shield=True):
                     await self._quit()
+                    with trio.move_on_after(WORDS_GRACE):
+                        await self._heard.wait()
                 nursery.cancel_scope.cancel()
 
     async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
@@ -321,6 +325,7 @@ class _Child:
         async with words:
             async for piece in words:
                 self._words = (self._words + piece)[-STDERR_TAIL:]
+        self._heard.set()
 
     def _kill(self, reason: str) -> None:
         self._reason = self._reason or reason
