@@ -154,7 +154,7 @@ def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
             async with trio.open_nursery() as nursery:
                 for _ in range(10):
                     nursery.start_soon(a.connect, b.addresses[0])
-            assert len(a._connected[b.me]) == 1
+            assert len(a._connections.of(b.me)) == 1
 
     run(main)
 
@@ -171,7 +171,7 @@ def test_cancelled_caller_leaves_the_shared_dial_to_the_others() -> None:
 
             nursery.start_soon(leave)
             nursery.start_soon(a.connect, b.addresses[0])
-            while not a._dialling:
+            while not a._dialler._under_way:
                 await trio.lowlevel.checkpoint()
             impatient.cancel()
             await until(lambda: bool(a.peers()))
@@ -224,7 +224,7 @@ def test_garbage_in_negotiation_does_not_end_the_host() -> None:
         async with running(a, b):
             await a.connect(b.addresses[0])
             for garbage in (b"\x04\xff\xfe\xfd\n", b"\xff" * 64, os.urandom(300), b"\x00", b"\x13/multistream/2.0.0\n"):
-                connection = a._open_connection(b.me)
+                connection = a._connections.best(b.me)
                 assert connection is not None
                 stream = await connection.session.open_stream()
                 await stream.send_all(garbage)
@@ -273,7 +273,7 @@ def test_peers_come_and_go_with_events_and_views() -> None:
 
 
 def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
-    from swarmnode.node.host import EVENTS, PeerEvent, _Feed
+    from swarmnode.node.connections import EVENTS, PeerEvent, _Feed
 
     async def main() -> None:
         feed = _Feed()

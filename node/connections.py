@@ -1,0 +1,144 @@
+"""Who is connected: py-libp2p's connections, grouped by peer, and the feed of peers that come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.connection_types import ConnectionType
+from libp2p.rcmgr import Direction
+from multiaddr import Multiaddr
+
+from swarmnode.node.libp2p_patches.yamux_session import Session
+from swarmnode.protocols.network import PeerEvent, PeerId
+
+log = logging.getLogger(__name__)
+
+EVENTS = 256  # peer events kept for a reader that is behind
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One connection of a peer; it may have several for a while."""
+
+    conn: INetConn
+    session: Session
+    since: float  # trio.current_time()
+    inbound: bool
+    direct: bool
+
+
+class Connections:
+    """Kept up to date by py-libp2p's notifications. `arrived` is called for each new peer."""
+
+    def __init__(self, max_peers: int, arrived: Callable[[PeerId], None], drop: Callable[[INetConn], None]) -> None:
+        self._max_peers = max_peers
+        self._arrived = arrived
+        self._drop = drop
+        self._of: dict[PeerId, dict[int, Connection]] = {}
+        self._feeds: set[_Feed] = set()
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._of
+
+    def __len__(self) -> int:
+        """Connected peers."""
+        return len(self._of)
+
+    def peers(self) -> Iterator[tuple[PeerId, Connection]]:
+        """Each peer with its oldest connection."""
+        for peer, connections in self._of.items():
+            yield peer, next(iter(connections.values()))
+
+    def of(self, peer: PeerId) -> tuple[Connection, ...]:
+        return tuple(self._of.get(peer, {}).values())
+
+    def best(self, peer: PeerId) -> Connection | None:
+        """The one to open streams on: direct before relayed, then the oldest."""
+        usable = [c for c in self.of(peer) if not c.session.is_closed]
+        return min(usable, key=lambda c: (not c.direct, c.since), default=None)
+
+    @contextmanager
+    def watch(self) -> Iterator[trio.MemoryReceiveChannel[PeerEvent]]:
+        feed = _Feed()
+        self._feeds.add(feed)
+        try:
+            with feed.reader:
+                yield feed.reader
+        finally:
+            self._feeds.discard(feed)
+            feed.close()
+
+    def opened(self, conn: INetConn) -> None:
+        """py-libp2p registered a connection."""
+        session = conn.muxed_conn
+        assert isinstance(session, Session)
+        peer = str(session.peer_id)
+        if peer not in self._of and len(self._of) >= self._max_peers:
+            log.info("refused %s: %d peers are enough", peer, self._max_peers)
+            self._drop(conn)
+            return
+        inbound = getattr(conn, "direction", None) == Direction.INBOUND
+        direct = conn.get_connection_type() != ConnectionType.RELAYED
+        connection = Connection(conn, session, trio.current_time(), inbound, direct)
+        connections = self._of.setdefault(peer, {})
+        connections[id(conn)] = connection
+        if len(connections) == 1:
+            self._tell(PeerEvent(peer, up=True))
+            self._arrived(peer)
+
+    def closed(self, conn: INetConn) -> None:
+        """py-libp2p let go of a connection."""
+        peer = str(conn.muxed_conn.peer_id)
+        connections = self._of.get(peer, {})
+        if connections.pop(id(conn), None) is not None and not connections:
+            del self._of[peer]
+            self._tell(PeerEvent(peer, up=False))
+
+    def _tell(self, event: PeerEvent) -> None:
+        for feed in self._feeds:
+            feed.put(event)
+
+
+class _Feed:
+    """A bounded channel that forgets its oldest event rather than stop the host."""
+
+    def __init__(self) -> None:
+        self._sender, self.reader = trio.open_memory_channel[PeerEvent](EVENTS)
+        self._drain = self.reader.clone()
+
+    def put(self, event: PeerEvent) -> None:
+        try:
+            self._sender.send_nowait(event)
+        except trio.WouldBlock:
+            self._drain.receive_nowait()
+            self._sender.send_nowait(event)
+
+    def close(self) -> None:
+        self._sender.close()
+        self._drain.close()
+
+
+class Watcher(INotifee):
+    """Hears from py-libp2p which connections open and close."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        self._connections.opened(conn)
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        self._connections.closed(conn)
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
