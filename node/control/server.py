@@ -179,6 +179,7 @@ class ControlServer:
     async def _send_items(self, stream: trio.SocketStream, key: Any, items: AsyncIterator[Any]) -> bool:
         """Send a stream's items; False when the client closed (or spoke) before the stream ended."""
         ended = False
+        failure: Exception | None = None
 
         async def stop_when_client_speaks(scope: trio.CancelScope) -> None:
             with contextlib.suppress(trio.BrokenResourceError):
@@ -192,12 +193,16 @@ class ControlServer:
                 async for item in items:
                     await _send(stream, {"jsonrpc": "2.0", "method": "item", "params": {"id": key, "item": item}})
                 ended = True
+            except Exception as error:
+                failure = error  # raised below, as a nursery would wrap it in a group
             finally:
                 close = getattr(items, "aclose", None)
                 if close is not None:
                     with trio.CancelScope(shield=True):
                         await close()
             nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         return ended
 
 

@@ -113,6 +113,18 @@ def test_a_refusal_reaches_the_person_with_its_exit_code(tmp_path: Path) -> None
     serve(tmp_path, check)
 
 
+def test_a_stream_can_decline_as_a_call_can(tmp_path: Path) -> None:
+    async def refusing(params: dict[str, Any]) -> AsyncIterator[Any]:
+        yield 1
+        raise Declined("enough of that")
+
+    async def check(home: DataDir) -> None:
+        with pytest.raises(ControlError, match="enough of that"):
+            await trio.to_thread.run_sync(lambda: list(ControlClient(home.path).stream("refusing")))
+
+    serve(tmp_path, check, streams={"refusing": refusing})
+
+
 def test_a_bug_in_a_method_ends_neither_server_nor_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def check(home: DataDir) -> None:
         answers = await talk(home, b'{"id":1,"method":"broken"}\n{"id":2,"method":"echo","params":{"a":1}}\n', 2)
