@@ -172,7 +172,7 @@ def _train(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure, emit
             if arrived is not None:
                 node, event = arrived
                 if event["event"] == "round":
-                    emit(strict_json({**event, "event": "round", "node": swarm.nodes.index(node)}))
+                    emit({"event": "round", "node": swarm.nodes.index(node), **event})
                 elif event["event"] == "warning":
                     _remark(view, ending, f"node {node.label}: {event.get('message')}")
                 elif event["event"] == "caught_up":

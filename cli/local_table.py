@@ -184,11 +184,11 @@ class LiveTable:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=False)
         self._board: Board | None = None
         self._spinner = Spinner("dots")
         self._phase = ""
         self._phase_began = time.monotonic()
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4)  # draws once, here
 
     def __enter__(self) -> LiveTable:
         self._live.start()
@@ -202,6 +202,7 @@ class LiveTable:
 
     def phase(self, text: str) -> None:
         self._phase, self._phase_began = text, time.monotonic()
+        self._live.refresh()
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)

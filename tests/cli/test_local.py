@@ -5,6 +5,7 @@ What a node does wrong is told to it in the environment (`FAKE_NODES`), so that 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from swarmnode.cli import local_run, local_swarm
 from swarmnode.cli.local import local
 from swarmnode.cli.local_run import LocalOptions, NotMeasured, run_local
 from swarmnode.cli.local_summary import RoundReport, round_report, summarize
-from swarmnode.cli.local_table import Board, Row, table
+from swarmnode.cli.local_table import Board, Lines, LiveTable, Row, table, view_for
 from swarmnode.node import exitcodes
 
 PARAMETERS = 1000  # of the fake node's model
@@ -75,6 +76,7 @@ for r in range(int(o.rounds)):
         bytes_out=500, compute_seconds=0.005, tokens=100, members=3, missing=[], extra="kept")
 say(event="finished", rounds=int(o.rounds))
 if faults.get("thaws"):
+    time.sleep(0.3)
     pid = int((home.parent / faults["thaws"] / "pid").read_text())
     while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.01)
@@ -213,6 +215,7 @@ def test_a_frozen_node_is_not_waited_for_and_does_not_outlive_the_command(tmp_pa
     assert _rounds(events, 2) == [0, 1, 2] and _rounds(events, 1) == list(range(6))
     assert "node 2 is frozen" in out.err
     assert _gone(events[2]["pid"])
+    assert (tmp_path / "nodes/node-2/goodbye").exists(), "it is thawed to stop in order"
 
 
 def test_a_thawed_node_is_waited_for_until_it_has_caught_up(tmp_path, fake, capsys, monkeypatch):
@@ -224,7 +227,9 @@ def test_a_thawed_node_is_waited_for_until_it_has_caught_up(tmp_path, fake, caps
 def test_a_thawed_node_that_never_catches_up_ends_the_wait_in_time(tmp_path, fake, capsys, monkeypatch):
     monkeypatch.setattr(local_swarm, "CATCH_UP_PATIENCE", 1.0)
     _break(monkeypatch, node_2={"freezes_at": 3, "pauses_at": 4}, node_0={"thaws": "node-2"})
+    began = time.monotonic()
     assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == 0
+    assert time.monotonic() - began < 60
     assert _rounds(_events(capsys.readouterr().out), 2) == [0, 1, 2, 3]
 
 
@@ -443,6 +448,24 @@ def test_the_table_fits_80_columns():
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "99999/99999" in text and "999.0 MB" in text and "1,234,567" in text and "ffffffff" in text
+
+
+def test_the_live_table_shows_phase_nodes_and_time_left_and_leaves_the_last_table():
+    file = io.StringIO()
+    last = RoundReport(3, 2.5, "abcdef0123", "Completed", 2.0, 10, 20, 1.0, 1000, 1.0)
+    board = Board((Row("0", "training", last, 4, 10, 20, "green"), Row("1", "dead", None, 0, 0, 0, "dim")), 10, 2.0)
+    view = view_for(Console(file=file, force_terminal=True, width=80, legacy_windows=False, color_system=None))
+    assert isinstance(view, LiveTable)
+    with view:
+        view.show(board)
+        view.phase("training with 2 nodes")
+        view.note("node 1: disk is full")
+        view.settle()
+        view.phase("writing the report")
+    shown = file.getvalue()
+    for text in ("training with 2 nodes", "node 1: disk is full", "round 4 of 10 about 12 s left", "abcdef01", "500"):
+        assert text in shown, text
+    assert view_for(Console(file=file)).__class__ is Lines
 
 
 def test_a_pipe_that_is_closed_stops_the_nodes(tmp_path, fake):
