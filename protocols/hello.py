@@ -1,0 +1,87 @@
+"""The first word between two nodes: which protocol version each speaks, so that a mismatch says who should upgrade.
+
+Protocol `/swarmnode/hello`, the one without a version, and so frozen: messages may only gain fields with defaults.
+
+Messages: the greeter opens a stream and sends its `Hello(major, agent)` as a frame; the other answers with its own,
+and both close. Either may stop at any moment; nothing depends on it but the text of an error. A peer that does not
+serve the protocol, or answers something else, is no swarmnode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
+from swarmnode.protocols.wire import WireError, decode, encode
+
+PROTOCOL = "/swarmnode/hello"
+PROTOCOL_MAJOR = 1  # the number at the end of the other protocols' ids
+MAX_HELLO = 1024  # bytes
+MAX_AGENT = 80  # characters of an agent that are shown
+ANSWER_WITHIN = 10.0  # seconds that a greeter may take to send its Hello
+
+
+class Incompatible(NetworkError):
+    """The peer speaks another version of the protocols, or none; the text says which side to upgrade."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Which protocols a node speaks and what it calls itself ("swarmnode/0.1.0")."""
+
+    major: int
+    agent: str
+
+
+async def greet(network: Network, peer: PeerId, *, timeout: float, agent: str = "swarmnode") -> Hello:
+    """The peer's Hello, where it speaks our version.
+
+    Raises Incompatible where it does not, Unreachable, ProtocolUnsupported, or StreamBroken, also for silence.
+    """
+    with trio.move_on_after(timeout):
+        stream = await network.open_stream(peer, PROTOCOL, timeout=timeout)
+        try:
+            theirs = await _exchanged(stream, Hello(PROTOCOL_MAJOR, agent))
+        finally:
+            with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
+                await stream.aclose()
+        _check_major(peer, theirs)
+        return theirs
+    raise StreamBroken(f"peer {peer} did not say hello within {timeout:g} s")
+
+
+def serve_hello(network: Network, agent: str) -> None:
+    """Answer greetings as `agent`."""
+
+    async def answer(stream: Stream) -> None:
+        with trio.move_on_after(ANSWER_WITHIN):
+            await stream.send_all(frame(encode(Hello(PROTOCOL_MAJOR, agent))))
+            await stream.send_eof()
+            await FrameReader(stream, limit=MAX_HELLO).frame()  # so that closing does not overtake our answer
+
+    network.serve(PROTOCOL, answer)
+
+
+async def _exchanged(stream: Stream, ours: Hello) -> Hello:
+    await stream.send_all(frame(encode(ours)))
+    await stream.send_eof()
+    try:
+        raw = await FrameReader(stream, limit=MAX_HELLO).frame()
+        if raw is None:
+            raise StreamBroken(f"peer {stream.peer} hung up instead of saying hello")
+        return decode(Hello, raw, limit=MAX_HELLO)
+    except WireError as error:
+        raise Incompatible(f"peer {stream.peer} does not say hello as swarmnode does: {error}") from None
+
+
+def _check_major(peer: PeerId, theirs: Hello) -> None:
+    if theirs.major == PROTOCOL_MAJOR:
+        return
+    agent = "".join(letter if letter.isprintable() else "?" for letter in theirs.agent[:MAX_AGENT])
+    side = "this node" if theirs.major > PROTOCOL_MAJOR else "that peer"
+    raise Incompatible(
+        f"peer {peer} speaks protocol {theirs.major} ({agent}), this node speaks {PROTOCOL_MAJOR}: upgrade {side}"
+    )
