@@ -68,6 +68,7 @@ typecheck: .venv/.installed
 	@mkdir -p build/typed/swarmnode
 	@for file in package/*.py package/py.typed; do ln -s "../../../$$file" build/typed/swarmnode/; done
 	@for room in $(ROOMS); do ln -s "../../../$$room" build/typed/swarmnode/; done
+	@ln -s "$$($(BIN)/python -c 'import os, trio; print(os.path.dirname(trio.__file__))')" build/typed/trio
 	$(BIN)/mypy
 
 bench: .venv/.installed-bench
