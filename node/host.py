@@ -66,8 +66,9 @@ class Libp2pNetwork:
         self._identity = identity
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
-        self._host: IHost | None = None  # py-libp2p asks for the addresses while it is being made
-        self._host = make_host(identity, settings, self._meter, self._announced)
+        self._made = False  # py-libp2p asks for the addresses while it is being made
+        self._host: IHost = make_host(identity, settings, self._meter, self._announced)
+        self._made = True
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self._swarm = network
@@ -87,7 +88,7 @@ class Libp2pNetwork:
     def addresses(self) -> tuple[Address, ...]:
         if self._settings.announce:
             told = self._settings.announce
-        elif self._host is None:
+        elif not self._made:
             told = ()
         else:
             told = multiaddrs.announced(str(address) for address in self._host.get_transport_addrs())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from swarmnode.node.libp2p_patches.yamux_session import SessionStream
+from swarmnode.node.libp2p_patches.yamux_stream import SessionStream
 from swarmnode.protocols.network import PeerId, StreamBroken
 
 HANDSHAKE = b"\x13/multistream/1.0.0\n"

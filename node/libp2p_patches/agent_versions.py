@@ -33,4 +33,5 @@ def keep_agent(upstream: Callable[..., Awaitable[None]]) -> Callable[..., Awaita
 
 
 def apply() -> None:
-    basic_host.update_peerstore_from_identify = keep_agent(basic_host.update_peerstore_from_identify)
+    upstream = basic_host.update_peerstore_from_identify
+    basic_host.update_peerstore_from_identify = keep_agent(upstream)  # type: ignore[assignment]

@@ -33,4 +33,4 @@ def release_when_denied(upstream: Callable[..., Awaitable[Any]]) -> Callable[...
 
 
 def apply() -> None:
-    Swarm.add_conn = release_when_denied(Swarm.add_conn)  # type: ignore[method-assign]
+    Swarm.add_conn = release_when_denied(Swarm.add_conn)  # type: ignore[method-assign,assignment]

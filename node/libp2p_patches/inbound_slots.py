@@ -31,7 +31,7 @@ def release_when_closed(upstream: Callable[..., Awaitable[None]]) -> Callable[..
                 finally:
                     accepting.cancel()
 
-            connection.close = close_and_release  # type: ignore[method-assign]
+            connection.close = close_and_release  # type: ignore[method-assign,assignment]
             await upstream(self, connection, *rest)
 
     return handle
@@ -39,4 +39,4 @@ def release_when_closed(upstream: Callable[..., Awaitable[None]]) -> Callable[..
 
 def apply() -> None:
     upstream = Swarm._do_handle_inbound_connection
-    Swarm._do_handle_inbound_connection = release_when_closed(upstream)  # type: ignore[method-assign]
+    Swarm._do_handle_inbound_connection = release_when_closed(upstream)  # type: ignore[method-assign,assignment]

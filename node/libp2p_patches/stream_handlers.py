@@ -34,4 +34,4 @@ def contain(upstream: Callable[[BasicHost, INetStream], Awaitable[None]]) -> Cal
 
 
 def apply() -> None:
-    BasicHost._swarm_stream_handler = contain(BasicHost._swarm_stream_handler)  # type: ignore[method-assign]
+    BasicHost._swarm_stream_handler = contain(BasicHost._swarm_stream_handler)  # type: ignore[method-assign,assignment]

@@ -30,6 +30,7 @@ from swarmnode.node.libp2p_patches import (
     inbound_slots,
     stream_handlers,
     yamux_session,
+    yamux_stream,
 )
 from swarmnode.node.libp2p_patches.yamux_session import Session
 
@@ -283,7 +284,7 @@ def test_stock_yamux_still_loses_step_when_a_write_is_cancelled() -> None:
 
 def test_reader_that_stalls_costs_nobody_but_its_own_sender() -> None:
     async def main() -> None:
-        payload = bytes(3 * yamux_session.INITIAL_WINDOW)
+        payload = bytes(3 * yamux_stream.INITIAL_WINDOW)
         async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
             stalled, reader = await open_pair(left, right)
             nursery.start_soon(stalled.send_all, payload)
@@ -303,7 +304,7 @@ def test_stock_yamux_still_fails_the_writer_of_a_stalled_reader() -> None:
         async with pair(Yamux) as (left, right, _, _):
             out, _ = await open_pair(left, right)
             with pytest.raises(MuxedStreamError), trio.fail_after(60):
-                await out.write(bytes(3 * yamux_session.INITIAL_WINDOW))
+                await out.write(bytes(3 * yamux_stream.INITIAL_WINDOW))
                 pytest.fail(GONE.format(yamux_session.__name__))
 
     run(main)
@@ -333,7 +334,7 @@ def test_peer_that_overruns_its_window_is_dropped_before_it_takes_memory() -> No
     async def main() -> None:
         kept, closed = await overrun(Session)
         assert closed
-        assert kept <= yamux_session.INITIAL_WINDOW
+        assert kept <= yamux_stream.INITIAL_WINDOW
 
     run(main)
 
@@ -461,7 +462,7 @@ def test_window_grows_for_a_stream_that_it_limits() -> None:
             received = 0
             while received < 24 << 20:
                 received += len(await back.receive_some(1 << 20))
-            assert back._target == yamux_session.MAX_WINDOW
+            assert back._target == yamux_stream.MAX_WINDOW
 
     run(main)
 

@@ -1,0 +1,182 @@
+"""One stream of a `yamux_session.Session`: its windows, what has arrived and is not read yet, and how it ends.
+
+A stream ends in one of three ways: both sides finished sending; one side reset it; or its connection ended. In the last
+two it is `broken`: what had arrived can still be read, then everybody who uses it gets MuxedStreamReset.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+from libp2p.abc import IMuxedStream
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+
+if TYPE_CHECKING:
+    from swarmnode.node.libp2p_patches.yamux_session import Session
+
+HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length or increment
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
+MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
+MAX_BODY = 65519 - HEADER.size  # one frame fills exactly one Noise message
+
+
+class SessionStream(IMuxedStream):
+    """One stream. `send_all`, `receive_some` and `send_eof` follow trio; the libp2p names call them."""
+
+    def __init__(self, session: Session, stream_id: int) -> None:
+        self.muxed_conn = session
+        self._session = session
+        self.stream_id = stream_id
+        self.send_window = INITIAL_WINDOW
+        self.receive_window = INITIAL_WINDOW  # bytes that the peer may still send
+        self._target = INITIAL_WINDOW
+        self._unannounced = 0  # bytes read and not yet given back to the peer as window
+        self._announced_at = trio.current_time()
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0
+        self._readable = trio.lowlevel.ParkingLot()
+        self._writable = trio.lowlevel.ParkingLot()
+        self._finished_sending = False
+        self._finished_receiving = False
+        self.broken = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue all of `data`; waits for window and outbox. Raises MuxedStreamReset or MuxedStreamClosed."""
+        view = memoryview(data).cast("B")
+        session = self._session
+        offset = 0
+        await trio.lowlevel.checkpoint()
+        while offset < len(view):
+            while not self.broken and (self.send_window == 0 or session.outbox_full):
+                await (self._writable if self.send_window == 0 else session.outbox_room).park()
+            if self.broken:
+                raise MuxedStreamReset("the stream was reset or its connection ended")
+            if self._finished_sending:
+                raise MuxedStreamClosed("the stream is closed for sending")
+            size = min(self.send_window, MAX_BODY, len(view) - offset)
+            self.send_window -= size
+            session.queue(HEADER.pack(0, DATA, 0, self.stream_id, size) + view[offset : offset + size])
+            offset += size
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """At least one byte, or b"" after the other side's end. Raises MuxedStreamReset."""
+        await trio.lowlevel.checkpoint()
+        while not self._chunks:
+            if self._finished_receiving:
+                return b""
+            if self.broken:
+                raise MuxedStreamReset("the stream was reset or its connection ended")
+            await self._readable.park()
+        chunk = self._chunks.popleft()
+        if len(chunk) > max_bytes:
+            self._chunks.appendleft(chunk[max_bytes:])
+            chunk = chunk[:max_bytes]
+        self._took(len(chunk))
+        return chunk
+
+    def send_eof_nowait(self) -> None:
+        """Finish sending: FIN follows what was queued."""
+        if not self._finished_sending and not self.broken:
+            self._finished_sending = True
+            self._session.queue(HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
+            self._forget_if_done()
+
+    def abort(self) -> None:
+        """Drop the stream in both directions, at once and without waiting."""
+        self.queue_reset()
+        self.break_off()
+        self._chunks.clear()
+
+    def queue_reset(self) -> None:
+        if not self.broken and not (self._finished_sending and self._finished_receiving):
+            self._session.queue(HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
+
+    def end(self) -> None:
+        """Finish sending and stop reading: what was queued still arrives."""
+        self.send_eof_nowait()
+        if not self._finished_receiving:
+            self.abort()
+
+    def break_off(self) -> None:
+        """Nothing more comes or goes: what has arrived can be read, then everyone gets MuxedStreamReset."""
+        if self.broken:
+            return
+        self.broken = True
+        self._session.unread -= self._unread
+        self._readable.unpark_all()
+        self._writable.unpark_all()
+        self._session.outbox_room.unpark_all()
+        self._session.forget(self)
+
+    def feed(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._unread += len(chunk)
+        self._session.unread += len(chunk)
+        self._readable.unpark_all()
+
+    def feed_eof(self) -> None:
+        self._finished_receiving = True
+        self._readable.unpark_all()
+        self._forget_if_done()
+
+    def widen(self, increment: int) -> None:
+        self.send_window += increment
+        self._writable.unpark_all()
+
+    def _took(self, size: int) -> None:
+        if self.broken:
+            return
+        self._unread -= size
+        self._session.unread -= size
+        self._unannounced += size
+        if self._finished_receiving or self._unannounced < self._target // 2:
+            return
+        now = trio.current_time()
+        increment = self._unannounced
+        # Half a window within four round trips: the window is what limits the sender, so it doubles.
+        if now - self._announced_at < 4 * self._session.rtt() and self._target < MAX_WINDOW:
+            increment += self._target
+            self._target *= 2
+        self._unannounced, self._announced_at = 0, now
+        self.receive_window += increment
+        self._session.answer(HEADER.pack(0, WINDOW_UPDATE, 0, self.stream_id, increment))
+
+    def _forget_if_done(self) -> None:
+        if self._finished_sending and self._finished_receiving:
+            self._session.forget(self)
+
+    # The names that py-libp2p calls.
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        chunk = await self.receive_some(n if n is not None and n > 0 else MAX_WINDOW)
+        if not chunk:
+            raise MuxedStreamEOF("the other side has finished sending")
+        return chunk
+
+    async def write(self, data: bytes) -> None:
+        await self.send_all(data)
+
+    async def close(self) -> None:
+        self.send_eof_nowait()
+
+    async def reset(self) -> None:
+        self.abort()
+
+    def set_deadline(self, ttl: int) -> None:
+        raise NotImplementedError("use trio's cancel scopes")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._session.get_remote_address()
+
+    async def __aenter__(self) -> SessionStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.send_eof_nowait()
