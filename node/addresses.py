@@ -13,6 +13,7 @@ from functools import lru_cache
 import base58
 import ifaddr
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from swarmnode.protocols.network import Address, PeerId
 
 ED25519_PREFIX = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key

@@ -18,6 +18,7 @@ from collections import OrderedDict
 
 import msgpack
 import trio
+
 from swarmnode.protocols.network import MessageHandler, Network, NetworkError, PeerId, Stream
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+
 from swarmnode.protocols.network import PeerId
 
 log = logging.getLogger(__name__)
