@@ -36,7 +36,7 @@ from swarmnode.training.outer import OuterState
 logger = logging.getLogger(__name__)
 
 HEAD_TIMEOUT = 3.0  # seconds for a peer to say where it stands
-LOOK_AROUND_EVERY = 10.0  # seconds between looks at members outside the roster, to notice a fork or being left behind
+LOOK_AROUND_EVERY = 3.0  # seconds between looks at members outside the roster, to notice a fork or being left behind
 LOOK_AT = 3  # members looked at each time
 ASK_TO_JOIN_EVERY = 1.0  # seconds
 FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
@@ -93,8 +93,7 @@ class Session:
         self._resumed = trio.Event()
         self._resumed.set()
         self._training = trio.CancelScope()  # what a stop or a pause may cut short
-        self._better: Head | None = None  # a head that this node should follow instead of its own
-        self._better_source: PeerId | None = None
+        self._better: Behind | None = None  # another history that this node should follow instead of its own
         self.finished = trio.Event()
         self.last: RoundResult | None = None
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
@@ -259,18 +258,19 @@ class Session:
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     async def _one_round(self) -> None:
+        behind, self._better = self._better, None
+        if behind is not None:
+            await self._rejoin(behind)
+            self._better = None
+            return
         result: RoundResult | None = None
-        behind: Behind | None = None
         with trio.CancelScope() as self._training:
             try:
-                if self._better is not None and self._better_source is not None:
-                    raise Behind(self._better, self._better_source)
                 result = await self._diloco.run_round()
             except Behind as error:
                 behind = error
             except CatchUpFailed as error:
                 logger.warning("this round ended without a result here: %s", error)
-        self._better = self._better_source = None
         if result is not None:
             self._tell(result)
             await self._save_if_due()
@@ -315,9 +315,10 @@ class Session:
                 apart = diverged(mine, theirs) or theirs.round > mine.round + 1
                 if apart and prefers(mine, theirs) and not theirs.paused:
                     logger.warning("%s stands on another history with more members; following it", peer)
-                    self._better, self._better_source = theirs, peer
-                    if self._diloco.phase == "training":
+                    self._better = Behind(theirs, peer)
+                    if self.phase == "training":
                         self._training.cancel()
+                    break
 
     def _is_over(self) -> bool:
         rounds = self._settings.rounds

@@ -41,6 +41,7 @@ class LivenessSettings:
     timeout: float = 1.5  # for one ping
     failures: int = 2  # unanswered pings in a row that make a peer suspected
     stall: float = 1.5  # a gap in this node's own time that makes it distrust its own impressions
+    memory: float = 10.0  # a peer suspected this recently is suspected at once when it is watched again
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Liveness:
         self._settings = settings
         self._watched: dict[PeerId, _Watched] = {}
         self._nursery: trio.Nursery | None = None
+        self._suspected_at: dict[PeerId, float] = {}  # trio time, until the peer answers again
         self._stalled_at = -math.inf  # trio time of the last gap in this node's own time
         self._listeners: list[Callable[[], None]] = []
         self.rtts: dict[PeerId, float] = {}  # last measured round trip, seconds
@@ -98,6 +100,8 @@ class Liveness:
             else:
                 watched = _Watched(1, 0, trio.Event(), trio.CancelScope())
                 self._watched[peer] = watched
+                if trio.current_time() - self._suspected_at.get(peer, -math.inf) < self._settings.memory:
+                    watched.suspected.set()
                 self._nursery.start_soon(self._ping_until_unwatched, peer, watched)
         try:
             yield
@@ -117,9 +121,10 @@ class Liveness:
     def said_goodbye(self, peer: PeerId) -> None:
         """The peer itself says that it leaves: suspect it at once."""
         if peer in self._watched:
-            self._suspect(self._watched[peer])
+            self._suspect(peer, self._watched[peer])
 
-    def _suspect(self, watched: _Watched) -> None:
+    def _suspect(self, peer: PeerId, watched: _Watched) -> None:
+        self._suspected_at[peer] = trio.current_time()
         if not watched.suspected.is_set():
             watched.suspected.set()
             for listener in self._listeners:
@@ -159,11 +164,12 @@ class Liveness:
                     if not overdue and not self.stalled_since(asked):
                         watched.failures += 1
                     if watched.failures >= settings.failures:
-                        self._suspect(watched)
+                        self._suspect(peer, watched)
                     elif isinstance(error, PeerGone):
                         continue  # a broken stream may only be an old one: a new connection tells at once
                 else:
                     watched.failures = 0
+                    self._suspected_at.pop(peer, None)
                     if watched.suspected.is_set():
                         watched.suspected = trio.Event()
                 await trio.sleep(settings.interval)

@@ -86,6 +86,7 @@ class Diloco:
         self._runner = runner
         self._computed: dict[str, OuterState] = {}  # states of the present round, by hash, until one is decided
         self._ended = trio.current_time()
+        self._late_by = 0.0  # seconds into the round at which this node came into it
         self._state: OuterState | None = None
         self.phase = "waiting"
 
@@ -116,15 +117,29 @@ class Diloco:
         self.phase = "catching-up"
         if self._state is not None:
             await self._return_work(await self._pseudo_gradient())
-        round, hash, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, progress=progress)
-        if round != head.round:
-            raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
+        began = trio.current_time()
+        state = await self._state_at(head, sources, progress)
+        round, hash = head.round, head.state_hash
         self._allreduce.rollback()
         self._stand_on(round, hash, state)
         window = min(max(head.window, 0.0), LONGEST_WINDOW)
-        self._agreement.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=head.elapsed)
         self._ended = trio.current_time()
+        self._late_by = max(head.elapsed, 0.0) + self._ended - began
+        self._agreement.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=self._late_by)
         return hash
+
+    async def _state_at(
+        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None
+    ) -> OuterState:
+        """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
+        layout = self._trainer.layout
+        held = self._state or OuterState.start(self._trainer.parameters())
+        if await self._runner(lambda: state_hash(head.round, layout, held)) == head.state_hash:
+            return held
+        round, _, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, progress=progress)
+        if round != head.round:
+            raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
+        return state
 
     def _stand_on(self, round: int, hash: str, state: OuterState) -> None:
         self._state = state
@@ -162,11 +177,14 @@ class Diloco:
         self._trainer.load(self.state.parameters)
 
     async def _train(self, here: Position) -> Worked:
-        """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round."""
-        elapsed = here.window - self._agreement.window_left()
-        seconds = here.window / WINDOW_SLACK - elapsed if elapsed > LATE_START else here.window
-        if seconds <= 0:
-            return NOTHING
+        """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
+
+        Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
+        """
+        late_by = self._late_by
+        seconds, self._late_by = here.window, 0.0
+        if late_by > LATE_START:
+            seconds = here.window / WINDOW_SLACK - late_by
         started = trio.current_time()
         while (left := seconds - (trio.current_time() - started)) > 0:
             try:

@@ -58,3 +58,96 @@ def test_survivors_finish_every_round_after_a_kill(victim: str) -> None:
         assert swarm.nodes[survivors[0]].rounds[3]["seconds"] <= 2 * usual + 5.0
 
     simulate(body)
+
+
+def test_a_swarm_of_two_goes_on_when_one_dies() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await start_all(swarm, ("a", "b"))
+        await swarm.round_done(2, "a", "b")
+        swarm.kill("b")
+        await swarm.round_done(5, "a")
+        assert swarm.nodes["a"].rounds[3]["outcome"] == "Partial"
+        assert swarm.nodes["a"].rounds[5]["outcome"] == "Completed"
+
+    simulate(body)
+
+
+def test_a_late_joiner_stands_with_the_swarm_within_two_rounds() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await start_all(swarm)
+        await swarm.round_done(5, *NAMES)
+        await swarm.start("late", join="a")
+        await swarm.until(lambda: any(e["event"] == "caught_up" for e in swarm.nodes["late"].events))
+        caught_up = next(e for e in swarm.nodes["late"].events if e["event"] == "caught_up")
+        assert caught_up["round"] <= 8
+        await swarm.round_done(9, "late", *NAMES)
+        assert min(swarm.nodes["late"].rounds) <= 8
+        for round in range(10):
+            assert len(swarm.hashes(round)) == 1
+        assert swarm.nodes["a"].rounds[9]["members"] == 6
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("victim", NAMES)
+def test_a_frozen_member_costs_one_round_its_deadline_and_comes_back(victim: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await start_all(swarm)
+        await swarm.round_done(2, *NAMES)
+        swarm.world.freeze(swarm.peer(victim))
+        others = [n for n in NAMES if n != victim]
+        await swarm.round_done(5, *others)
+        usual = swarm.nodes[others[0]].rounds[2]["seconds"]
+        for name in others:
+            assert max(swarm.nodes[name].rounds[r]["seconds"] for r in range(3, 6)) <= 2 * usual + 5.0
+        swarm.world.thaw(swarm.peer(victim))
+        thawed_in = max(swarm.nodes[others[0]].rounds)
+        await swarm.until(
+            lambda: any(
+                r > thawed_in and e["state_hash"] == swarm.nodes[others[0]].rounds.get(r, e)["state_hash"]
+                for r, e in swarm.nodes[victim].rounds.items()
+                if r in swarm.nodes[others[0]].rounds
+            )
+        )
+        last = max(swarm.nodes[victim].rounds)
+        members = [n for n in (*others, victim) if last in swarm.nodes[n].rounds]
+        assert len({swarm.nodes[n].rounds[last]["state_hash"] for n in members}) == 1
+        for round in range(6):
+            assert len({swarm.nodes[n].rounds[round]["state_hash"] for n in others}) == 1
+
+    simulate(body)
+
+
+def test_a_healed_partition_becomes_one_history_again() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await start_all(swarm)
+        await swarm.round_done(2, *NAMES)
+        swarm.world.partition([[swarm.peer(n) for n in "abc"], [swarm.peer(n) for n in "de"]])
+        await swarm.round_done(7, "a", "b", "c")
+        assert swarm.nodes["a"].rounds[7]["members"] == 3
+        assert max(swarm.nodes["d"].rounds) > 3  # the minority did not stand still
+        swarm.world.heal()
+        healed_in = max(max(n.rounds) for n in swarm.nodes.values())
+        await swarm.until(lambda: any(e["members"] == 5 and r > healed_in for r, e in swarm.nodes["a"].rounds.items()))
+        whole = next(r for r, e in swarm.nodes["a"].rounds.items() if e["members"] == 5 and r > healed_in)
+        await swarm.round_done(whole + 1, *NAMES)
+        assert len(swarm.hashes(whole + 1)) == 1
+        assert swarm.nodes["a"].rounds[whole + 1]["members"] == 5
+
+    simulate(body)
+
+
+def test_the_loss_of_any_member_at_any_moment_of_a_round_stops_nobody() -> None:
+    """Sweep the moment of death over a whole round, exchange included, where it is spread over many messages."""
+    for tenths in range(0, 30, 2):
+
+        async def body(swarm: SimSwarm, delay: float = tenths / 100) -> None:
+            await start_all(swarm, ("a", "b", "c", "d"))
+            await swarm.round_done(1, "a", "b", "c", "d")
+            await trio.sleep(2.0 + delay)  # training takes 2 s
+            swarm.kill("c")
+            await swarm.round_done(4, "a", "b", "d")
+            for round in range(5):
+                assert len(swarm.hashes(round)) == 1, (delay, round)
+
+        simulate(body)
