@@ -118,7 +118,8 @@ class RunFinder:
             spec = await self._runner(lambda: load_runspec(file))
             creator = True
         elif run_id is not None:
-            spec = await self._runner(lambda: self._store.load(run_id)) or await self._from_peers(run_id, failures)
+            known = await self._runner(lambda: self._store.load(run_id))
+            spec = known if known is not None else await self._from_peers(run_id, failures)
         elif joining:
             listing = await self._only_run_of_peers(failures)
             spec = await self._from_peers(listing.run_id, failures)

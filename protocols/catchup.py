@@ -229,8 +229,8 @@ class CatchUp:
 
 def _chunks(state: OuterState) -> list[memoryview]:
     """Chunks of parameters ‖ momentum, as views; a chunk that spans both is copied."""
-    first = memoryview(np.ascontiguousarray(state.parameters, "<f4")).cast("B")
-    second = memoryview(np.ascontiguousarray(state.momentum, "<f4")).cast("B")
+    first = np.ascontiguousarray(state.parameters, "<f4").data.cast("B")
+    second = np.ascontiguousarray(state.momentum, "<f4").data.cast("B")
     edge = len(first)
     chunks = []
     for start in range(0, 2 * edge, CHUNK):

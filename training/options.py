@@ -1,7 +1,7 @@
 """Settings as frozen dataclasses that explain themselves.
 
-A field made with `option(...)` carries its help, unit and permitted range. `parse_section` turns a TOML table into such a
-dataclass and names the file, the key, the value and the allowed range when something is wrong. Run specifications and
+A field made with `option(...)` carries its help, unit and permitted range. `parse_section` turns a TOML table into such
+a dataclass and names the file, the key, the value and the allowed range when something is wrong. Run specifications and
 the node's own configuration are both built on it, and `--help` texts quote it.
 """
 
