@@ -7,7 +7,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-SWARM_ARGS ?= --rounds 30
+SWARM_ARGS ?= --rounds 20
 TEST_ARGS ?=
 BENCH_ARGS ?=
 

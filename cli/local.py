@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_ROUNDS = 40  # of 20 inner steps: about as long as the default model learns quickly
+DEFAULT_ROUNDS = 20  # of 80 inner steps: about as long as the default model learns quickly
 
 
 def local(

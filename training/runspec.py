@@ -54,12 +54,16 @@ class ModelSection:
 @dataclass(frozen=True)
 class InnerSection:
     optimizer: str = option("adamw", "inner optimizer", choices=("adamw",))
-    lr: float = option(3e-3, "inner learning rate", minimum=1e-8, maximum=10)
-    warmup: int = option(20, "inner steps of linear warm-up at the start of a run", unit="steps", minimum=0, maximum=10**6)
+    lr: float = option(1e-3, "inner learning rate", minimum=1e-8, maximum=10)
+    warmup: int = option(
+        20, "inner steps of linear warm-up at the start of a run", unit="steps", minimum=0, maximum=10**6
+    )
     weight_decay: float = option(0.1, "decoupled weight decay", minimum=0, maximum=10)
-    clip: float = option(1.0, "gradient norm above which gradients are scaled down; 0 turns it off", minimum=0, maximum=1e6)
-    batch: int = option(8, "sequences in an inner step", unit="sequences", minimum=1, maximum=65536)
-    steps: int = option(20, "inner steps in a round (H)", unit="steps", minimum=1, maximum=10**6)
+    clip: float = option(
+        1.0, "gradient norm above which gradients are scaled down; 0 turns it off", minimum=0, maximum=1e6
+    )
+    batch: int = option(4, "sequences in an inner step", unit="sequences", minimum=1, maximum=65536)
+    steps: int = option(80, "inner steps in a round (H)", unit="steps", minimum=1, maximum=10**6)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class ExchangeSection:
     weight_cap: float = option(
         2.0, "weight of a member at the most, as a multiple of the median member's", minimum=1, maximum=1000
     )
-    deadline_floor: float = option(5.0, "shortest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=3600)
+    deadline_floor: float = option(
+        5.0, "shortest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=3600
+    )
     deadline_ceiling: float = option(
         120.0, "longest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=86400
     )
@@ -134,7 +140,8 @@ def parse_runspec(tables: Mapping[str, Any], *, source: str) -> RunSpec:
         if not isinstance(table, Mapping):
             raise SettingError(f"{source}: {name} = {table!r} is not a table; write [{name}] and its keys below it")
     sections = {
-        name: parse_section(section, tables.get(name, {}), where=f"{source} [{name}]") for name, section in SECTIONS.items()
+        name: parse_section(section, tables.get(name, {}), where=f"{source} [{name}]")
+        for name, section in SECTIONS.items()
     }
     spec = RunSpec(**sections)
     _check_together(spec, source)

@@ -1,0 +1,128 @@
+"""Run specifications: the same meaning is the same run, and what is wrong is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.training import runspec
+from swarmnode.training.layout import Layout
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import decode, encode, load_runspec, parse_runspec, to_toml
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "byte-lm.toml"
+
+
+def spec_of(**tables: dict[str, Any]) -> runspec.RunSpec:
+    return parse_runspec({"run": {"name": "t"}, **tables}, source="t.toml")
+
+
+def test_the_example_is_what_the_defaults_say() -> None:
+    example = load_runspec(EXAMPLE)
+    assert example == parse_runspec({"run": {"name": "byte-lm", "seed": example.run.seed}}, source="defaults")
+
+
+def test_two_files_that_mean_the_same_are_the_same_run() -> None:
+    assert spec_of(inner={"lr": 1e-3}).run_id == spec_of().run_id
+    assert spec_of(outer={"lr": 1}).run_id == spec_of(outer={"lr": 1.0}).run_id
+    assert spec_of(inner={"lr": 2e-3}).run_id != spec_of().run_id
+
+
+def test_the_run_id_is_pinned() -> None:
+    """Changing this breaks every run that exists: a new key needs `since`, and a default may not change silently."""
+    fixed = spec_of(
+        model={"layers": 2, "heads": 2, "width": 32, "context": 32},
+        inner={"lr": 0.5, "warmup": 1, "weight_decay": 0.25, "clip": 1.5, "batch": 2, "steps": 3},
+        outer={"lr": 0.75, "momentum": 0.5},
+        exchange={"group_size": 8, "weight_cap": 3, "deadline_floor": 1, "deadline_ceiling": 2},
+        task={"heldout_sha256": "00"},
+    )
+    assert fixed.run_id == "ae7cb0de0301a23a71de86b4928d1c396f74de1397a3ddf3e60f0a493b46bde6"
+
+
+def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Newer(runspec.OuterSection):
+        warm: float = runspec.option(0.0, "added in schema 2", since=2)
+
+    before = spec_of().run_id
+    monkeypatch.setitem(runspec.SECTIONS, "outer", Newer)
+    assert spec_of().run_id == before
+    assert spec_of(outer={"warm": 0.5}).run_id != before
+
+
+def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
+    spec = spec_of(run={"name": "t", "seed": 7, "members": ["12D3", 'a"b\\']}, exchange={"codec": "fp16"})
+    assert parse_runspec(tomllib.loads(to_toml(spec)), source="again") == spec
+    assert decode(encode(spec), expected_run_id=spec.run_id) == spec
+
+
+@pytest.mark.parametrize(
+    ("tables", "parts"),
+    [
+        ({"inner": {"lrr": 1}}, ["t.toml [inner]", "'lrr'", "did you mean 'lr'"]),
+        ({"inner": {"lr": 100}}, ["t.toml [inner]", "lr = 100", "1e-08 to 10"]),
+        ({"inner": {"lr": "fast"}}, ["lr = 'fast'", "a number"]),
+        ({"inner": {"steps": 2.5}}, ["steps = 2.5", "a whole number"]),
+        ({"inner": {"steps": True}}, ["steps = True", "a number"]),
+        ({"inner": {"lr": float("nan")}}, ["lr = nan", "finite"]),
+        ({"exchange": {"codec": "int9"}}, ["codec = 'int9'", "fp32, fp16, int8"]),
+        ({"exchange": {"deadline_floor": 10, "deadline_ceiling": 5}}, ["deadline_floor", "above", "deadline_ceiling"]),
+        ({"model": {"width": 100, "heads": 3}}, ["width = 100", "multiple of heads = 3"]),
+        ({"run": {"name": "No Spaces"}}, ["name = 'No Spaces'", "lower case"]),
+        ({"run": {}}, ["'name' is missing"]),
+        ({"outter": {}}, ["unknown table [outter]"]),
+        ({"outer": 3}, ["outer = 3 is not a table"]),
+    ],
+)
+def test_an_error_names_the_file_the_key_the_value_and_what_is_allowed(
+    tables: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(SettingError) as error:
+        parse_runspec({"run": {"name": "t"}, **tables}, source="t.toml")
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_a_spec_that_is_another_run_is_refused() -> None:
+    with pytest.raises(SettingError, match="does not hash"):
+        decode(encode(spec_of(inner={"lr": 0.5})), expected_run_id=spec_of().run_id)
+
+
+def test_a_spec_of_a_newer_schema_says_to_update() -> None:
+    tables = msgpack.unpackb(encode(spec_of()))
+    with pytest.raises(SettingError, match="update swarmnode"):
+        decode(msgpack.packb({**tables, "schema": 2}))
+
+
+def test_a_spec_in_another_encoding_is_refused_because_its_hash_would_differ() -> None:
+    tables = msgpack.unpackb(encode(spec_of()))
+    with pytest.raises(SettingError, match="canonical"):
+        decode(msgpack.packb({**tables, "outer": {"momentum": 0.0, "lr": 1.0}}))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_from_a_peer_are_a_spec_or_a_setting_error(raw: bytes) -> None:
+    try:
+        decode(raw)
+    except SettingError as error:
+        assert str(error)
+
+
+def test_a_huge_spec_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(SettingError, match="refused"):
+        decode(bytes(runspec.MAX_ENCODED_SPEC + 1))
+
+
+def test_a_layout_has_no_gaps_and_its_digest_tells_shapes_apart() -> None:
+    layout = Layout.of([("a", (2, 3)), ("b", ()), ("c", (4,))])
+    assert [s.offset for s in layout.slots] == [0, 6, 7]
+    assert layout.parameters == 11
+    assert layout.digest != Layout.of([("a", (3, 2)), ("b", ()), ("c", (4,))]).digest
+    assert Layout.of([]).parameters == 0
