@@ -9,6 +9,7 @@ serve the protocol, or answers something else, is no swarmnode.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -66,8 +67,9 @@ def serve_hello(network: Network, agent: str) -> None:
 
 
 async def _exchanged(stream: Stream, ours: Hello) -> Hello:
-    await stream.send_all(frame(encode(ours)))
-    await stream.send_eof()
+    with suppress(StreamBroken):  # a peer that speaks first and hangs up has still said who it is
+        await stream.send_all(frame(encode(ours)))
+        await stream.send_eof()
     try:
         raw = await FrameReader(stream, limit=MAX_HELLO).frame()
         if raw is None:
