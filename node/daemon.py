@@ -134,6 +134,17 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
+def _ask_which_run(listings: list[RunListing]) -> RunListing:
+    """Let the person at the terminal choose. Blocking."""
+    print("The nodes that answered take part in several runs:")
+    for number, listing in enumerate(listings, 1):
+        print(f"  {number}  {listing.name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
+    while True:
+        answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
+        if answer.isdigit() and 1 <= int(answer) <= len(listings):
+            return listings[int(answer) - 1]
+
+
 @asynccontextmanager
 async def _running(run: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
     """A part that runs, in a nursery of its own, for as long as the block does."""
@@ -252,6 +263,7 @@ class Daemon:
             joining=bool(self.config.join),
             failures=self._discovery.join_failures,
             custom_task=bool(self.config.task),
+            ask=_ask_which_run if sys.stdin.isatty() and not self.options.json_events else None,
         )
         spec, run_id = self.chosen.spec, self.chosen.run_id
         self.bulk.offer(heldout_key(run_id), self.chosen.heldout)

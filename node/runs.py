@@ -111,8 +111,12 @@ class RunFinder:
         joining: bool,
         failures: Callable[[], dict[str, str]],
         custom_task: bool,
+        ask: Callable[[list[RunListing]], RunListing] | None = None,
     ) -> ChosenRun:
-        """Raises SettingError, CorpusError, RunUnavailable or NoRun, each with what to do."""
+        """`ask` lets a person choose where peers have several runs; without it that is an error which lists them.
+
+        Raises SettingError, CorpusError, RunUnavailable or NoRun, each with what to do.
+        """
         creator = False
         if file is not None:
             spec = await self._runner(lambda: load_runspec(file))
@@ -121,7 +125,7 @@ class RunFinder:
             known = await self._runner(lambda: self._store.load(run_id))
             spec = known if known is not None else await self._from_peers(run_id, failures)
         elif joining:
-            listing = await self._only_run_of_peers(failures)
+            listing = await self._run_of_peers(failures, ask)
             spec = await self._from_peers(listing.run_id, failures)
         else:
             spec = await self._only_known_run()
@@ -163,7 +167,9 @@ class RunFinder:
             )
         return peers
 
-    async def _only_run_of_peers(self, failures: Callable[[], dict[str, str]]) -> RunListing:
+    async def _run_of_peers(
+        self, failures: Callable[[], dict[str, str]], ask: Callable[[list[RunListing]], RunListing] | None
+    ) -> RunListing:
         found: dict[str, RunListing] = {}
         with trio.move_on_after(ANSWER_WITHIN):
             while not found:
@@ -174,6 +180,9 @@ class RunFinder:
                     await trio.sleep(ASK_EVERY)
         if not found:
             raise RunUnavailable("the nodes that answered take part in no run; name a run file to begin one")
+        if len(found) > 1 and ask is not None:
+            listings = list(found.values())
+            return await self._runner(lambda: ask(listings))
         if len(found) > 1:
             listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
             raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")
