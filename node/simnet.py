@@ -44,11 +44,13 @@ import trio
 import trio.testing
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.simstream import OVERHEAD, Pipe, SimStream
 from swarmnode.protocols.network import (
     Address,
     MessageHandler,
+    NetworkError,
     PeerEvent,
     PeerId,
     PeerView,
@@ -583,6 +585,9 @@ class SimNetwork:
     async def _handle(self, handler: StreamHandler, stream: SimStream) -> None:
         try:
             await handler(stream)
+            stream.end()
+        except NetworkError as error:
+            log.debug("a stream from %s ended: %s", stream.peer, error)
         except Exception:
             self.handler_failures += 1
             log.exception("the handler of a stream from %s failed", stream.peer)

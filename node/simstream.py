@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 import trio
+
 from swarmnode.protocols.network import PeerId, StreamBroken
 
 WINDOW = 256 * 1024  # bytes of one direction of a stream between the two programs: yamux's window
@@ -128,6 +129,13 @@ class SimStream:
         self._send(OVERHEAD, self._outgoing.finish)
 
     async def aclose(self) -> None:
+        self.drop()
+
+    def end(self) -> None:
+        """Finish sending, where that is not done, and stop reading: what was sent still arrives, then its end."""
+        if not self._eof_sent and not self._closed and self._outgoing.broken is None:
+            self._eof_sent = True
+            self._send(OVERHEAD, self._outgoing.finish)
         self.drop()
 
     def drop(self) -> None:

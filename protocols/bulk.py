@@ -282,17 +282,17 @@ class Bulk:
     # -- serving
 
     async def _serve_stream(self, stream: Stream) -> None:
-        if not self._running:
-            return
-        if sum(desk.peer == stream.peer for desk in self._desks) >= self._limits.serves:
-            self.offences.note(stream.peer, f"more than {self._limits.serves} streams")
-            return
+        held = sum(desk.peer == stream.peer for desk in self._desks)
         desk = _Desk(self, stream, self._limits)
-        self._desks[desk] = None
         try:
-            await desk.run()
+            if held >= self._limits.serves:
+                self.offences.note(stream.peer, f"more than {self._limits.serves} streams")
+            elif self._running:
+                self._desks[desk] = None
+                await desk.run()
         finally:
-            del self._desks[desk]
+            self._desks.pop(desk, None)
+            await _close(stream)
 
 
 class _Fetch:

@@ -201,17 +201,16 @@ class Rpc:
 
     async def _serve_stream(self, stream: Stream) -> None:
         held = sum(desk.peer == stream.peer for desk in self._serving)
-        if self._nursery is None:
-            return
-        if held >= self._limits.streams:
-            self.offences.note(stream.peer, f"more than {self._limits.streams} streams")
-            return
         desk = _Desk(self, stream)
-        self._serving[desk] = None
         try:
-            await desk.run()
+            if held >= self._limits.streams:
+                self.offences.note(stream.peer, f"more than {self._limits.streams} streams")
+            elif self._nursery is not None:
+                self._serving[desk] = None
+                await desk.run()
         finally:
-            del self._serving[desk]
+            self._serving.pop(desk, None)
+            await _close(stream)
 
 
 async def _pong(_peer: PeerId, _request: Ping) -> Pong:
