@@ -93,10 +93,12 @@ def test_a_frozen_node_hears_and_says_nothing_until_thawed() -> None:
         a, b = await started(world, nursery, "a", "b")
         stream = await a.open_stream(b.me, ECHO)
         world.freeze(b.me)
+        heard = b.traffic().bytes_in
         await stream.send_all(b"hello")
         with trio.move_on_after(1000) as scope:
             await stream.receive_some(10)
         assert scope.cancelled_caught
+        assert b.traffic().bytes_in == heard
         with pytest.raises(Unreachable):
             await a.open_stream(b.me, ECHO, timeout=3)
         assert [view.peer for view in a.peers()] == [b.me]
