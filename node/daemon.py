@@ -404,7 +404,7 @@ class Daemon:
     def warnings(self) -> list[str]:
         """What the owner should know now."""
         session = list(self.session.warnings.values()) if self.session is not None else []
-        failed = [f"{address}: {why}" for address, why in self._discovery.join_failures().items()]
+        failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + (failed if not self.network.peers() else [])
 
     def join_line(self) -> str:
