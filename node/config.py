@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from swarmnode.node.endpoint import parse
 from swarmnode.node.exitcodes import CONFIG
 from swarmnode.training.options import SettingError, coerce, describe, option, parse_section
 
@@ -47,7 +48,9 @@ class NodeConfig:
     announce: tuple[str, ...] = option(
         (), "multiaddrs to tell peers instead of those found out, for a node behind a port forward"
     )
-    join: tuple[str, ...] = option((), "multiaddrs of nodes to join, each ending in /p2p/PEER_ID")
+    join: tuple[str, ...] = option(
+        (), "multiaddrs of nodes to join; /p2p/PEER_ID at the end has it checked who answers"
+    )
     mdns: bool = option(True, "find and be found by nodes on the local network")
     role: str = option(
         "train",
@@ -236,8 +239,9 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
     except ValueError:
         raise wrong("listen", config.listen, "an IP address such as 0.0.0.0, :: or 127.0.0.1") from None
     for address in config.join:
-        if not address.startswith("/") or not address.rpartition("/p2p/")[2].isalnum() or "/p2p/" not in address:
-            raise wrong("join", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…")
+        if parse(address) is None:
+            known, unknown = "/ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…", "/dns4/node.example/tcp/4077"
+            raise wrong("join", address, f"a multiaddr such as {known}, or {unknown} to take whoever answers")
     for address in config.announce:
         if not address.startswith("/") or address.count("/") < 2:
             raise wrong("announce", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077")

@@ -1,46 +1,60 @@
-"""Where peers may be dialled, and dialling them: one dial a peer at a time, its addresses raced a little apart."""
+"""Where peers may be dialled, and dialling them: one dial a peer at a time, its addresses raced a little apart.
+
+A join address may say where without saying who: then the Noise handshake tells who answered. Names are resolved anew
+for each dial, so a seed that moved is found again.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import trio
+from libp2p.abc import IRawConnection
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node import addresses as multiaddrs
 from swarmnode.node.connections import Connections
+from swarmnode.node.endpoint import FAMILIES, Endpoint, parse
 from swarmnode.node.libp2p_host import UPGRADE
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 
 log = logging.getLogger(__name__)
 
 STAGGER = 0.2  # seconds before the next address of a peer is tried beside the first
-MAX_ADDRESSES = 16  # remembered per peer
+RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
+MAX_ADDRESSES = 16  # remembered per peer, and taken from a name
 MAX_KNOWN = 2048  # peers whose addresses are remembered
-MAX_TEXT = 256  # characters of an address
 KEPT = 3600  # seconds that the peer store, from which Kademlia tells others, keeps an address
 
 
 class Dialler:
     """Dials run in the nursery given to `run_in`; callers that come while a dial is under way share its result."""
 
-    def __init__(self, swarm: Swarm, connections: Connections, mine: Callable[[], tuple[Address, ...]]) -> None:
+    def __init__(
+        self, me: PeerId, swarm: Swarm, connections: Connections, mine: Callable[[], tuple[Address, ...]]
+    ) -> None:
+        self._me = me
         self._swarm = swarm
         self._connections = connections
         self._mine = mine
         self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
-        self._under_way: dict[PeerId, _Dial] = {}
+        self._under_way: dict[PeerId | Address, _Dial] = {}
         self._nursery: trio.Nursery | None = None
 
     def run_in(self, nursery: trio.Nursery | None) -> None:
         self._nursery = nursery
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        fresh = [multiaddrs.with_peer(address, peer) for address in addresses if dialable(address)]
+        fresh = [multiaddrs.with_peer(address, peer) for address in addresses if parse(address)]
         known = tuple(dict.fromkeys(fresh + list(self._known.pop(peer, ()))))[:MAX_ADDRESSES]
         if known:
             self._known[peer] = known
@@ -56,16 +70,27 @@ class Dialler:
                 told += [multiaddrs.with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
         except Exception as error:  # PeerStoreError: all its addresses expired
             log.debug("no stored addresses of %s: %s", peer, error)
-        return tuple(address for address in dict.fromkeys(told) if dialable(address))[:MAX_ADDRESSES]
+        return tuple(address for address in dict.fromkeys(told) if parse(address))[:MAX_ADDRESSES]
 
     async def dial(self, peer: PeerId) -> None:
-        """Connect to `peer`; callers that come while a dial is under way share its result."""
-        dial = self._under_way.get(peer)
+        """Connect to `peer` where it is known to be. Raises Unreachable."""
+        try:
+            await self._share(peer, partial(self._reach, peer))
+        except Unreachable:
+            if self._connections.best(peer) is None:
+                raise
+
+    async def dial_whoever(self, place: Address) -> PeerId:
+        """Connect to whoever answers at `place`, a multiaddr without a peer; who it was. Raises Unreachable."""
+        return await self._share(place, partial(self._reach_whoever, place))
+
+    async def _share(self, target: PeerId | Address, reach: Callable[[], Awaitable[PeerId]]) -> PeerId:
+        dial = self._under_way.get(target)
         if dial is None:
             if self._nursery is None:
                 raise Unreachable("the network is not running")
-            dial = self._under_way[peer] = _Dial()
-            self._nursery.start_soon(self._carry_out, peer, dial)
+            dial = self._under_way[target] = _Dial()
+            self._nursery.start_soon(self._carry_out, target, dial, reach)
         dial.waiting += 1
         try:
             await dial.done.wait()
@@ -73,77 +98,147 @@ class Dialler:
             dial.waiting -= 1
             if not dial.waiting:
                 dial.scope.cancel()  # nobody wants it any more
-                if self._under_way.get(peer) is dial:
-                    del self._under_way[peer]
-        if dial.error is not None and self._connections.best(peer) is None:
+                if self._under_way.get(target) is dial:
+                    del self._under_way[target]
+        if dial.answered is None:
             raise Unreachable(dial.error)
+        return dial.answered
 
-    async def _carry_out(self, peer: PeerId, dial: _Dial) -> None:
-        dial.error = f"nobody dialled {peer}"
+    async def _carry_out(self, target: PeerId | Address, dial: _Dial, reach: Callable[[], Awaitable[PeerId]]) -> None:
         try:
             with dial.scope:
-                dial.error = await self._race(peer)
+                dial.answered = await reach()
+        except Unreachable as error:
+            dial.error = str(error)
         finally:
-            if self._under_way.get(peer) is dial:
-                del self._under_way[peer]
+            if self._under_way.get(target) is dial:
+                del self._under_way[target]
             dial.done.set()
 
-    async def _race(self, peer: PeerId) -> str | None:
-        """Try the known addresses, a little apart; None once connected, else why none worked."""
+    async def _reach(self, peer: PeerId) -> PeerId:
         mine = {address.partition("/p2p/")[0] for address in self._mine()}
         candidates = [address for address in self.known(peer) if address.partition("/p2p/")[0] not in mine]
         if not candidates:
-            return f"no address of {peer} is known"
-        reasons: list[str] = []
-        connected = False
-        async with trio.open_nursery() as nursery:
+            raise Unreachable(f"no address of {peer} is known")
 
-            async def attempt(address: Address, failed: trio.Event) -> None:
-                nonlocal connected
-                try:
-                    with trio.fail_after(2 * UPGRADE):
-                        await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
-                except Exception as error:
-                    reasons.append(f"{address.partition('/p2p/')[0]}: {_reason(error)}")
-                    failed.set()
-                else:
-                    connected = True
-                    nursery.cancel_scope.cancel()
+        async def dial(address: Address) -> PeerId:
+            await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
+            return peer
 
-            for address in candidates:
-                failed = trio.Event()
-                nursery.start_soon(attempt, address, failed)
-                with trio.move_on_after(STAGGER):
-                    await failed.wait()
-        if connected or self._connections.best(peer) is not None:
-            return None
-        return f"{peer} could not be reached ({'; '.join(reasons)})"
+        try:
+            return await _first(candidates, dial)
+        except _Failed as failed:
+            raise Unreachable(f"{peer} could not be reached ({'; '.join(failed.reasons)})") from failed
+
+    async def _reach_whoever(self, place: Address) -> PeerId:
+        try:
+            return await _first([place], self._dial_whoever)
+        except _Failed as failed:
+            raise Unreachable("; ".join(failed.reasons)) from failed
+
+    async def _dial_whoever(self, address: Address) -> PeerId:
+        """As `Swarm.dial_addr`, which cannot do without a peer id: connect, secure, multiplex, register."""
+        where = Multiaddr(address)
+        transport = self._swarm.transport_manager.transport_for_dialing(where)
+        assert transport is not None
+        raw = await transport.dial(where)
+        assert isinstance(raw, IRawConnection)
+        try:
+            upgrader = self._swarm.upgrader
+            with trio.fail_after(UPGRADE):
+                secured = await upgrader.security_multistream.secure_outbound(raw, None)  # type: ignore[arg-type]
+                peer = str(secured.get_remote_peer())
+                if peer == self._me:
+                    raise Unreachable("it is this node itself")
+                if self._connections.best(peer) is not None:
+                    await secured.close()
+                    return peer
+                muxed = await upgrader.upgrade_connection(secured, peer_id(peer))
+            await self._swarm.add_conn(muxed, direction="outbound")
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await raw.close()
+            raise
+        return peer
 
 
 class _Dial:
-    """A dial under way: who waits for it, and why it failed."""
+    """A dial under way: who waits for it, who answered, or why nobody did."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.done = trio.Event()
         self.waiting = 0
-        self.error: str | None = None
+        self.answered: PeerId | None = None
+        self.error = "the dial was cancelled"
+
+
+class _Failed(Exception):
+    """No address worked."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+async def _first(addresses: Iterable[Address], dial: Callable[[Address], Awaitable[PeerId]]) -> PeerId:
+    """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
+
+    A name is replaced by what it resolves to, raced the same way.
+    """
+    reasons: list[str] = []
+    answered: PeerId | None = None
+
+    async def attempt(address: Address, ended: trio.Event) -> None:
+        nonlocal answered
+        endpoint = parse(address)
+        assert endpoint is not None
+        try:
+            if endpoint.is_name:
+                answered = await _first(await _resolve(endpoint), dial)
+            else:
+                with trio.fail_after(2 * UPGRADE):
+                    answered = await dial(address)
+            nursery.cancel_scope.cancel()
+        except _Failed as failed:
+            reasons.extend(f"{endpoint.place} is {reason}" for reason in failed.reasons)
+        except Exception as error:
+            reasons.append(f"{endpoint.place}: {_reason(error)}")
+        finally:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            ended = trio.Event()
+            nursery.start_soon(attempt, address, ended)
+            with trio.move_on_after(STAGGER):
+                await ended.wait()
+    if answered is None:
+        raise _Failed(reasons)
+    return answered
+
+
+async def _resolve(name: Endpoint) -> list[Address]:
+    """The name's addresses, in the system's order. Raises Unreachable."""
+    try:
+        with trio.fail_after(RESOLVE):  # getaddrinfo runs in a thread, which is left behind when it is too slow
+            found = await trio.socket.getaddrinfo(
+                name.host, name.port, family=FAMILIES[name.kind], type=socket.SOCK_STREAM
+            )
+    except trio.TooSlowError:
+        raise Unreachable(f"the name {name.host} was not resolved within {RESOLVE:g} s") from None
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"the name {name.host} cannot be resolved ({error.args[-1]})") from None
+    hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
+    places = dict.fromkeys(f"/{kind}/{host}/tcp/{name.port}" for kind, host in hosts)
+    dialable = [f"{place}/p2p/{name.peer}" if name.peer else place for place in places if parse(place)]
+    if not dialable:
+        raise Unreachable(f"the name {name.host} has no address of this kind that can be dialled")
+    return dialable[:MAX_ADDRESSES]
 
 
 def peer_id(peer: PeerId) -> ID:
     return ID.from_string(peer)
-
-
-def dialable(address: Address) -> bool:
-    parts = address.split("/")
-    return (
-        len(address) <= MAX_TEXT
-        and len(parts) >= 5
-        and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6")
-        and parts[3] == "tcp"
-        and parts[2] not in ("0.0.0.0", "::")
-        and (len(parts) == 5 or parts[5] == "p2p")
-    )
 
 
 def _reason(error: BaseException) -> str:
@@ -153,8 +248,15 @@ def _reason(error: BaseException) -> str:
         if inner is None:
             break
         error = inner
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused, nothing listens there"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
     if "does not correspond" in str(error):  # the Noise handshake's words
-        return "another peer answers there"
-    return "no answer" if isinstance(error, trio.TooSlowError) else str(error) or type(error).__name__
+        other = re.search(r"remote_peer_id_from_pubkey=(\w+)", str(error))
+        return f"answers as another peer{', ' + other[1] if other else ''}"
+    if isinstance(error, trio.TooSlowError):
+        return "no answer"
+    if isinstance(error, (SwarmException, Unreachable)):
+        return str(error)
+    return f"no node of this kind answers ({str(error) or type(error).__name__})"  # the handshakes made no sense

@@ -2,7 +2,8 @@
 
 One loop keeps a list of peers worth dialling, each with the time of its next try:
 
-- a join address is tried for as long as the node runs, and why it failed can be asked (`join_failures`);
+- a join address is tried for as long as the node runs, and why it failed can be asked (`join_failures`); one that does
+  not say whom to expect there (no /p2p/ at its end) takes whoever answers, anew after each loss;
 - a peer that was lost is tried again at once and then every few seconds for `LOSS` seconds: a process that was frozen,
   or a partition that healed, is back within seconds whichever side notices;
 - peers of the address book and providers of the rendezvous key fill up to `ENOUGH` connections.
@@ -21,8 +22,9 @@ from dataclasses import dataclass, field
 import trio
 
 from swarmnode.node.addressbook import AddressBook
-from swarmnode.node.addresses import peer_of
-from swarmnode.protocols.network import Address, Network, NetworkError, PeerEvent, PeerId
+from swarmnode.node.addresses import peer_of, with_peer
+from swarmnode.node.endpoint import EXPECTED, parse
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerEvent, PeerId, Unreachable
 from swarmnode.protocols.runner import Runner, inline
 
 __all__ = ["AddressBook", "Discovery"]
@@ -35,6 +37,7 @@ DIAL = 4.0  # seconds for one dial; a SYN is sent again after 1 and 3 s
 QUICK = 4.0  # seconds between tries without any peer, and after a loss
 SLOW = 60.0  # seconds between tries otherwise, at most
 LOSS = 600.0  # seconds for which a lost peer counts as just lost
+BRIEF = 2.0  # seconds below which a connection counts as a failed try: a full node hangs up at once
 LOST_PEERS = 32  # lost peers tried quickly; the oldest loss goes first
 CANDIDATES = 256
 SAVE = 10.0  # seconds between writes of the address book
@@ -43,13 +46,13 @@ FEW = 3  # peers below which the rendezvous key is asked for often
 
 @dataclass
 class _Candidate:
-    peer: PeerId
+    target: PeerId | Address  # what is dialled: a peer, or a join address that names none
+    peer: PeerId | None  # who that is; None until a nameless join address was answered
     join: Address | None = None  # set for join addresses, which are never given up
     due: float = 0.0  # trio.current_time() of the next try
     failures: int = 0
     lost_at: float = -float("inf")
     dialling: bool = False
-    why: str = ""  # the last try failed for this reason
 
 
 @dataclass
@@ -80,7 +83,8 @@ class Discovery:
         self._rendezvous = rendezvous
         self._runner = runner
         self._random = random.Random(network.me)
-        self._candidates: dict[PeerId, _Candidate] = {}
+        self._candidates: dict[PeerId | Address, _Candidate] = {}  # by target
+        self._came_at: dict[PeerId, float] = {}  # connected peers; trio.current_time()
         self._failures: dict[Address, str] = {}
         self._changes = _Changes()
         for address in join:
@@ -110,20 +114,26 @@ class Discovery:
                 await self._dial_when_due(nursery)
 
     def _add_join(self, address: Address) -> None:
-        try:
-            peer = peer_of(address)
-        except ValueError:
-            self._failures[address] = f"{address} is not a join address: it must end in /p2p/<peer id>; copy it whole"
+        endpoint = parse(address)
+        if endpoint is None:
+            self._failures[address] = f"{address} is not a join address: {EXPECTED}"
             return
-        if peer == self._network.me:
-            self._failures[address] = f"{address} is this node's own address"
-            return
-        self._network.learn(peer, (address,))
-        self._candidates[peer] = _Candidate(peer, join=address)
+        peer: PeerId | None = None
+        if endpoint.peer is not None:
+            try:
+                peer = peer_of(address)
+            except ValueError:
+                self._failures[address] = f"{address} does not end in a peer id: copy it whole, or leave out /p2p/"
+                return
+            if peer == self._network.me:
+                self._failures[address] = f"{address} is this node's own address"
+                return
+            self._network.learn(peer, (address,))
+        self._candidates[peer or address] = _Candidate(peer or address, peer, join=address)
 
     def _add(self, peer: PeerId) -> None:
         if peer != self._network.me and peer not in self._candidates and len(self._candidates) < CANDIDATES:
-            self._candidates[peer] = _Candidate(peer)
+            self._candidates[peer] = _Candidate(peer, peer)
             self._changes.notify()
 
     async def _follow(self, events: trio.MemoryReceiveChannel[PeerEvent]) -> None:
@@ -135,10 +145,9 @@ class Discovery:
             self._changes.notify()
 
     def _came(self, peer: PeerId) -> None:
-        candidate = self._candidates.get(peer)
-        if candidate is not None:
-            candidate.failures, candidate.why = 0, ""
-            if candidate.join is not None:
+        self._came_at[peer] = trio.current_time()
+        for candidate in self._candidates.values():
+            if candidate.peer == peer and candidate.join is not None:
                 self._failures.pop(candidate.join, None)
         self._note(peer)
 
@@ -151,9 +160,17 @@ class Discovery:
 
     def _went(self, peer: PeerId) -> None:
         now = trio.current_time()
-        candidate = self._candidates.setdefault(peer, _Candidate(peer))
-        candidate.lost_at, candidate.failures = now, 0
-        candidate.due = now + self._random.uniform(0.2, 1.0)  # apart from the other side, which lost us too
+        self._make_room()
+        self._candidates.setdefault(peer, _Candidate(peer, peer))
+        affected = [candidate for candidate in self._candidates.values() if candidate.peer == peer]
+        if now - self._came_at.pop(peer, now) < BRIEF:
+            for candidate in affected:
+                candidate.failures += 1
+                candidate.due = now + self._pause(candidate)
+            return
+        for candidate in affected:
+            candidate.lost_at, candidate.failures = now, 0
+            candidate.due = now + self._random.uniform(0.2, 1.0)  # apart from the other side, which lost us too
         lost = sorted((c for c in self._candidates.values() if c.lost_at > now - LOSS), key=lambda c: c.lost_at)
         for oldest in lost[:-LOST_PEERS]:
             oldest.lost_at = -float("inf")
@@ -161,6 +178,13 @@ class Discovery:
             for other in self._candidates.values():
                 other.failures = min(other.failures, 1)
                 other.due = min(other.due, now + self._random.uniform(0.2, 1.0))
+
+    def _make_room(self) -> None:
+        """Forget the candidates that failed most often: strangers that come and go must not fill the memory."""
+        spare = [c for c in self._candidates.values() if c.join is None and not c.dialling]
+        spare.sort(key=lambda c: (c.failures, -c.lost_at))
+        while len(self._candidates) >= CANDIDATES and spare:
+            del self._candidates[spare.pop().target]
 
     def _wanted(self, candidate: _Candidate, connected: set[PeerId]) -> bool:
         if candidate.dialling or candidate.peer in connected:
@@ -173,7 +197,7 @@ class Discovery:
             changed = self._changes.event
             connected = {view.peer for view in self._network.peers()}
             wanted = sorted(
-                (c for c in self._candidates.values() if self._wanted(c, connected)), key=lambda c: (c.due, c.peer)
+                (c for c in self._candidates.values() if self._wanted(c, connected)), key=lambda c: (c.due, c.target)
             )
             free = AT_ONCE - sum(c.dialling for c in self._candidates.values())
             now = trio.current_time()
@@ -189,10 +213,12 @@ class Discovery:
 
     async def _try(self, candidate: _Candidate) -> None:
         try:
-            await self._network.connect(candidate.peer, timeout=DIAL)
+            peer = await self._network.connect(candidate.target, timeout=DIAL)
+            if all(view.peer != peer for view in self._network.peers()):
+                raise Unreachable(f"{peer} hung up at once: one of the two has enough peers")
+            self._answered(candidate, peer)
         except NetworkError as error:
             candidate.failures += 1
-            candidate.why = str(error)
             if candidate.join is not None:
                 if candidate.failures == 1:
                     log.info("join address %s: %s", candidate.join, error)
@@ -201,6 +227,22 @@ class Discovery:
         finally:
             candidate.dialling = False
             self._changes.notify()
+
+    def _answered(self, candidate: _Candidate, peer: PeerId) -> None:
+        if candidate.join is not None:
+            self._failures.pop(candidate.join, None)
+        if candidate.join is None or candidate.peer == peer:
+            return
+        candidate.peer = peer  # a nameless join address
+        log.warning(
+            "join address %s was answered by %s, and nothing says that this is the right node; "
+            "to have it checked, end the address in /p2p/%s",
+            candidate.join,
+            peer,
+            peer,
+        )
+        self._network.learn(peer, (with_peer(candidate.join, peer),))
+        self._note(peer)
 
     def _pause(self, candidate: _Candidate) -> float:
         """Seconds until the next try: 1, 2, 4 … with a quarter of jitter."""

@@ -28,7 +28,8 @@ from multiaddr import Multiaddr
 from swarmnode.node import addresses as multiaddrs
 from swarmnode.node import lan, libp2p_patches
 from swarmnode.node.connections import Connection, Connections, Watcher
-from swarmnode.node.dialling import Dialler, dialable, peer_id
+from swarmnode.node.dialling import Dialler, peer_id
+from swarmnode.node.endpoint import EXPECTED, parse
 from swarmnode.node.gossip import Gossip
 from swarmnode.node.hoststream import Libp2pStream, Refused, agree
 from swarmnode.node.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
@@ -74,7 +75,7 @@ class Libp2pNetwork:
         self._swarm = network
         self._connections = Connections(settings.max_peers, self._arrived, self._drop)
         self._swarm.register_notifee(Watcher(self._connections))
-        self._dialler = Dialler(self._swarm, self._connections, lambda: self.addresses)
+        self._dialler = Dialler(self.me, self._swarm, self._connections, lambda: self.addresses)
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._gossip = Gossip(self)
@@ -161,21 +162,28 @@ class Libp2pNetwork:
 
     async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
         await trio.lowlevel.checkpoint()
+        with trio.move_on_after(timeout):
+            endpoint = parse(target)
+            if endpoint is not None and endpoint.peer is None:
+                return await self._dialler.dial_whoever(endpoint.place)
+            peer = self._peer_of(target)
+            if self._connections.best(peer) is None:
+                if endpoint is not None:
+                    self.learn(peer, (target,))
+                await self._dialler.dial(peer)
+            return peer
+        raise Unreachable(f"{target} did not answer within {timeout:g} s")
+
+    def _peer_of(self, target: PeerId | Address) -> PeerId:
         try:
             peer = multiaddrs.peer_of(target) if target.startswith("/") else target
             multiaddrs.public_key(peer)
         except ValueError as error:
-            raise Unreachable(str(error)) from error
+            nobody = target.startswith("/") and "/p2p/" not in target
+            raise Unreachable(f"{target} cannot be dialled: {EXPECTED}" if nobody else str(error)) from error
         if peer == self.me:
             raise Unreachable(f"{target} is this node itself")
-        if self._connections.best(peer) is not None:
-            return peer
-        if target.startswith("/") and dialable(target):
-            self.learn(peer, (target,))
-        with trio.move_on_after(timeout):
-            await self._dialler.dial(peer)
-            return peer
-        raise Unreachable(f"{target} did not answer within {timeout:g} s")
+        return peer
 
     async def disconnect(self, peer: PeerId) -> None:
         connections = self._connections.of(peer)

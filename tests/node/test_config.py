@@ -60,7 +60,8 @@ def test_default_data_directory_follows_xdg(tmp_path: Path) -> None:
         ('port = "x"', ["node.toml", "port = 'x'", "a number"]),
         ('role = "king"', ["node.toml", "'king'", "one of train, relay, watch"]),
         ('listen = "home"', ["node.toml", "listen = 'home'", "an IP address"]),
-        ('join = ["1.2.3.4:80"]', ["node.toml", "1.2.3.4:80", "/p2p/"]),
+        ('join = ["1.2.3.4:80"]', ["node.toml", "1.2.3.4:80", "/p2p/", "/dns4/"]),
+        ('join = ["/dns4/seed/udp/80"]', ["node.toml", "/dns4/seed/udp/80", "/p2p/", "/dns4/"]),
         ('task = "code.txt"', ["node.toml", "code.txt", "FILE.py:CLASS"]),
         ("mdns = 1", ["node.toml", "mdns = 1", "true or false"]),
         ("[run]\nname = 'x'", ["node.toml", "[run]", "run file"]),
@@ -94,6 +95,36 @@ def test_variables_carry_lists_and_truth(tmp_path: Path) -> None:
     config = load_config(None, environ, {}).config
     assert [address.rpartition("/")[2] for address in config.join] == ["12D3KooWA", "12D3KooWB"]
     assert config.mdns is False
+
+
+@pytest.mark.parametrize(
+    "place", ["/ip4/203.0.113.7", "/ip6/2001:db8::7", "/dns4/seed", "/dns6/a.example", "/dns/a_b-1"]
+)
+@pytest.mark.parametrize("peer", ["", "/p2p/12D3KooWA"])
+def test_join_addresses_may_be_names_and_need_not_say_who_answers(place: str, peer: str) -> None:
+    address = f"{place}/tcp/4077{peer}"
+    assert load_config(None, {"XDG_DATA_HOME": "/nonexistent"}, {"join": (address,)}).config.join == (address,)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/ip4/203.0.113.777/tcp/4077",
+        "/ip4/0.0.0.0/tcp/4077",
+        "/ip4/seed/tcp/4077",
+        "/dns4//tcp/4077",
+        "/dns4/a b/tcp/4077",
+        "/dns4/seed/tcp/0",
+        "/dns4/seed/tcp/65536",
+        "/dns4/seed/tcp/4077/p2p/",
+        "/dns4/seed/tcp/4077/ws",
+        "/dns4/" + "a" * 64 + "/tcp/1",
+        "seed:4077",
+    ],
+)
+def test_join_addresses_that_cannot_be_dialled_are_refused(address: str) -> None:
+    with pytest.raises(SettingError, match="whoever answers"):
+        load_config(None, {"XDG_DATA_HOME": "/nonexistent"}, {"join": (address,)})
 
 
 def test_caps_are_given_in_megabits_and_used_in_bytes() -> None:
