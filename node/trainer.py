@@ -193,6 +193,7 @@ class _Child:
         self._sending = trio.Lock()
         self._words = b""
         self._heard = trio.Event()  # all of its words
+        self._hearing = trio.CancelScope(shield=True)  # while the process lives, whatever becomes of who awaits it
         self._reason = ""
 
     @asynccontextmanager
@@ -217,8 +218,7 @@ class _Child:
         words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
         self.process.stdout.close()
         async with self._stream, trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_answers)
-            nursery.start_soon(self._listen, words)
+            nursery.start_soon(self._hear, words)
             try:
                 yield
             finally:
@@ -226,7 +226,7 @@ class _Child:
                     await self._quit()
                     with trio.move_on_after(WORDS_GRACE):
                         await self._heard.wait()
-                nursery.cancel_scope.cancel()
+                self._hearing.cancel()
 
     async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; when cancelled, have it stopped and wait for the step in hand.
@@ -298,6 +298,13 @@ class _Child:
             self.process.kill()
         await trio.to_thread.run_sync(self.process.wait)
         self._finish()
+
+    async def _hear(self, words: trio.lowlevel.FdStream) -> None:
+        """Answers, words and the end: heard out also when the daemon is stopping, or its end would be waited for."""
+        with self._hearing:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_answers)
+                nursery.start_soon(self._listen, words)
 
     async def _read_answers(self) -> None:
         received = bytearray()

@@ -227,3 +227,19 @@ def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
         os.kill(pids[0], 0)
         pytest.fail("the child is still there")
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # the mapping, until it is collected
+
+
+def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerSettings) -> None:
+    taken = 0.0
+
+    async def main() -> None:
+        nonlocal taken
+        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            nursery.cancel_scope.cancel()
+            taken = -trio.current_time()
+        taken += trio.current_time()
+
+    trio.run(main)
+    assert taken < trainer_module.QUIT_GRACE
