@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def make_host(
         sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
         muxer_preference="YAMUX",
         addrs_factory=announced,
-        negotiate_timeout=int(UPGRADE),
+        negotiate_timeout=math.ceil(UPGRADE),
         connection_config=ConnectionConfig(
             max_connections=most,
             min_connections=0,
