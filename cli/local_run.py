@@ -263,7 +263,7 @@ def _remark(view: View, ending: Ending, text: str) -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"swarmnode: {message}", err=True)
     return code
 
 

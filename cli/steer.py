@@ -101,7 +101,10 @@ def _choose(home: DataDir, wanted: str | None) -> str:
     if wanted is None and current:
         return str(current)
     listed = "\n".join(f"  {run}" for run in known)
-    what = f"no run, or more than one, begins with {wanted!r}" if wanted else "there is more than one run"
+    if wanted is None:
+        what = "there is more than one run"
+    else:
+        what = f"{'more than one' if matching else 'no'} run here begins with {wanted!r}"
     error = ExpectedError(f"{home.path}: {what}; say which one:\n{listed}")
     error.exit_code = USAGE
     raise error

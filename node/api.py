@@ -239,6 +239,8 @@ class Api:
     async def pause(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self._daemon.session is None:
             raise Declined("this node trains nothing, so there is nothing to pause")
+        if self._daemon.session.finished.is_set():
+            raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
         await self._daemon.session.pause()
         return {}
 

@@ -91,7 +91,12 @@ class Checkpoints:
             try:
                 return self._load(path)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("checkpoint %s is skipped: %s; the one before it is used", path.stem, error)
+                logger.warning("checkpoint %s is skipped and the one before it tried: %s", path.stem, error)
+        if self._manifests():
+            logger.warning(
+                "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",
+                self._folder,
+            )
         return None
 
     def _manifests(self) -> list[Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.node.datadir import DataDir, DataDirError, write_atomic
+from swarmnode.node.datadir import DataDir, explain, write_atomic
 from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, ExpectedError
 from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.hello import Incompatible, greet
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 ASK_EVERY = 1.0  # seconds
+BUILT_IN_TASKS = ("byte-lm",)
 HELDOUT_WITHIN = 60.0  # seconds for a held-out text to be found and fetched
 
 
@@ -80,16 +81,20 @@ class RunStore:
     def load(self, run_id: str) -> RunSpec | None:
         """Raises SettingError where the file was damaged."""
         encoded = self.encoded(run_id)
-        return None if encoded is None else decode(encoded, expected_run_id=run_id)
+        if encoded is None:
+            return None
+        try:
+            return decode(encoded, expected_run_id=run_id)
+        except SettingError as error:
+            path = self.folder(run_id) / "run.spec"
+            raise SettingError(
+                f"{path}: cannot be used ({error}). Remove it, and start again with the run file or with --join."
+            ) from error
 
     def keep(self, spec: RunSpec) -> None:
         """Raises NoSpace or DataDirError."""
         folder = self.folder(spec.run_id)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataDirError(f"{folder}: cannot be created: {error.strerror}") from error
-        write_atomic(folder / "run.spec", encode(spec))
+        _write(folder / "run.spec", encode(spec))
 
 
 class RunFinder:
@@ -130,6 +135,7 @@ class RunFinder:
         else:
             spec = await self._only_known_run()
         if custom_task:
+            _refuse_built_in(spec)
             chosen = ChosenRun(spec, spec.run_id, creator, b"")
         else:
             chosen = await self._with_heldout(spec, creator)
@@ -153,7 +159,9 @@ class RunFinder:
         return spec
 
     async def _peers(self, failures: Callable[[], dict[str, str]]) -> tuple[PeerId, ...]:
-        """Connected peers, as soon as there are any that speak this node's protocol."""
+        """Connected peers, as soon as there are any. Raises RunUnavailable."""
+        if not self._network.peers():
+            logger.info("waiting up to %.0f s for a node of the swarm to answer", ANSWER_WITHIN)
         with trio.move_on_after(ANSWER_WITHIN), self._network.watch_peers() as events:
             while not self._network.peers():
                 await events.receive()
@@ -171,15 +179,20 @@ class RunFinder:
         self, failures: Callable[[], dict[str, str]], ask: Callable[[list[RunListing]], RunListing] | None
     ) -> RunListing:
         found: dict[str, RunListing] = {}
+        peers = await self._peers(failures)
         with trio.move_on_after(ANSWER_WITHIN):
             while not found:
-                for peer in await self._peers(failures):
+                for peer in peers:
                     for listing in await self._ask(peer):
                         found[listing.run_id] = listing
                 if not found:
                     await trio.sleep(ASK_EVERY)
+                    peers = tuple(view.peer for view in self._network.peers())
         if not found:
-            raise RunUnavailable("the nodes that answered take part in no run; name a run file to begin one")
+            raise RunUnavailable(
+                "the nodes that answered take part in no run: wait until they do, or begin one with a run file "
+                "(swarmnode run RUN.toml --join MULTIADDR)"
+            )
         if len(found) > 1 and ask is not None:
             listings = list(found.values())
             return await self._runner(lambda: ask(listings))
@@ -205,16 +218,23 @@ class RunFinder:
 
     async def _from_peers(self, run_id: str, failures: Callable[[], dict[str, str]]) -> RunSpec:
         refusals: dict[PeerId, str] = {}
+        peers = await self._peers(failures)
         with trio.move_on_after(ANSWER_WITHIN):
             while True:
-                for peer in await self._peers(failures):
+                for peer in peers:
                     try:
                         return decode(await ask_spec(self._rpc, peer, run_id), expected_run_id=run_id)
                     except (CallError, SettingError) as error:
+                        if peer not in refusals:
+                            logger.info("%s does not give the run's specification: %s", peer, error)
                         refusals[peer] = str(error)
                 await trio.sleep(ASK_EVERY)
+                peers = tuple(view.peer for view in self._network.peers())
         said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())
-        raise RunUnavailable(f"no peer gave the specification of run {run_id[:12]}…:\n{said}\nCheck the run id.")
+        raise RunUnavailable(
+            f"no peer gave the specification of run {run_id[:12]}… within {ANSWER_WITHIN:.0f} s:\n{said}\n"
+            "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
+        )
 
     async def _with_heldout(self, spec: RunSpec, creator: bool) -> ChosenRun:
         """Read the corpus and make sure that this node measures on the run's own held-out text."""
@@ -223,33 +243,37 @@ class RunFinder:
         try:
             heldout = await self._runner(lambda: _heldout_of(self._corpus, wanted, path))
         except HeldoutDiffers as error:
-            logger.info("%s", error)
+            logger.info(
+                "the corpus here is not the one that the run began with; fetching its held-out text from a peer"
+            )
+            logger.debug("%s", error)
             heldout = await self._fetch_heldout(spec)
-            try:
-                await self._runner(lambda: _write(path, heldout))
-            except DataDirError as failed:
-                raise CorpusError(f"the run's held-out text cannot be kept: {failed}") from failed
-        if not wanted:
+            await self._runner(lambda: _write(path, heldout))
+        if creator and not wanted:
             spec = spec.resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest())
         return ChosenRun(spec, spec.run_id, creator, heldout)
 
     async def _fetch_heldout(self, spec: RunSpec) -> bytes:
+        failures: dict[PeerId, str] = {}
         with trio.move_on_after(HELDOUT_WITHIN):
             while True:
                 for view in self._network.peers():
                     try:
                         raw = await self._bulk.fetch(view.peer, heldout_key(spec.run_id), max_size=MAX_HELDOUT)
                     except NetworkError as error:
-                        logger.info("no held-out text from %s: %s", view.peer, error)
+                        failures[view.peer] = str(error)
                         continue
                     if hashlib.sha256(raw).hexdigest() == spec.task.heldout_sha256:
                         return bytes(raw)
-                    logger.warning("%s sent a held-out text that is not the run's", view.peer)
+                    if view.peer not in failures:
+                        logger.warning("%s sent a held-out text that is not the run's", view.peer)
+                    failures[view.peer] = "sent another text"
                 await trio.sleep(ASK_EVERY)
+        said = "".join(f"\n  {peer}: {why}" for peer, why in failures.items()) or " no peer is connected."
         raise CorpusError(
-            f"this node's held-out text is not the run's ({spec.task.heldout_sha256[:12]}…), probably because its "
-            "Python is another version, and no peer gave the run's: join a member of the run, or name the same corpus "
-            "with --corpus"
+            f"the corpus here is not the one that the run began with (another folder, or the sources of another "
+            f"Python), and nobody gave the run's held-out text ({spec.task.heldout_sha256[:12]}…) within "
+            f"{HELDOUT_WITHIN:.0f} s:{said}\nName the run's corpus with --corpus, or a member of the run with --join."
         )
 
 
@@ -263,6 +287,18 @@ def _heldout_of(corpus: str, wanted: str, path: Path) -> bytes:
     return divided.heldout
 
 
+def _refuse_built_in(spec: RunSpec) -> None:
+    """A member without --task would train the built-in task of that name beside those who train the local one."""
+    if spec.task.name in BUILT_IN_TASKS:
+        raise SettingError(
+            f"--task: the run's task is {spec.task.name!r}, which is built in; give [task] name in the run file a name "
+            "of its own, or leave out --task"
+        )
+
+
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain(error, path.parent) from error
     write_atomic(path, content)

@@ -29,6 +29,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -150,7 +151,7 @@ class Worker:
         except (Closed, MemoryError):
             raise
         except Exception as error:
-            text = str(error) if _is_for_people(error) else f"{type(error).__name__}: {error}"
+            text = str(error) if _is_for_people(error) else _bug(error)
             message = {"id": command["id"], "error": text, "fault": command["op"] == "init"}
         packed = msgpack.packb(message)
         try:
@@ -174,6 +175,12 @@ class Worker:
                 raise Closed
             received += more
         return received
+
+
+def _bug(error: Exception) -> str:
+    """An error that nobody foresaw, perhaps one of a task's author, with the place where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}, in {place.name})"
 
 
 def _is_for_people(error: Exception) -> bool:

@@ -238,7 +238,7 @@ def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp
     assert run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5) == exitcodes.ERROR
     out = capsys.readouterr()
     assert not any(event["event"] == "summary" for event in _events(out.out))
-    assert "error: all nodes died" in out.err and "ended by SIGKILL" in out.err and "the log of node-2" in out.err
+    assert "swarmnode: all nodes died" in out.err and "ended by SIGKILL" in out.err and "the log of node-2" in out.err
     assert len(list((tmp_path / "state").iterdir())) == 1
 
 

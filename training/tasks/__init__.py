@@ -79,7 +79,10 @@ def _local_task(local: str) -> type[Any]:
     if found is None or found.loader is None or not Path(path).expanduser().is_file():
         raise TaskError(f"--task {local!r}: {path} is not a Python file on this machine")
     module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        raise TaskError(f"--task {local!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
     task = getattr(module, name, None)
     if not isinstance(task, type):
         raise TaskError(f"--task {local!r}: {path} defines no class {name}")
