@@ -9,9 +9,18 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
 
 from swarmnode.protocols import wire
+from swarmnode.protocols.exchange.bounds import (
+    MAX_ROUND,
+    MAX_SHARE,
+    MAX_WEIGHT,
+    check_hash,
+    check_peers,
+    check_range,
+    check_seconds,
+)
 from swarmnode.protocols.network import PeerId
 
 PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that encoding a part equals encoding the whole
@@ -37,6 +46,19 @@ class Roster:
     seats: tuple[Seat, ...]  # in the order in which contributions are summed
     joiners: tuple[PeerId, ...]  # may take part from the next round on, without a vote in it
     window: float  # seconds that members should train in the next round at the most
+
+    def __post_init__(self) -> None:
+        check_range("Roster.round", self.round, 0, MAX_ROUND)
+        check_range("Roster.ballot", self.ballot, 0, MAX_ROUND)
+        check_hash("Roster.parent", self.parent)
+        check_peers("Roster.seats", self.peers)
+        check_peers("Roster.joiners", self.joiners)
+        check_seconds("Roster.window", self.window)
+        for seat in self.seats:
+            check_range("Seat.weight", seat.weight, 0, MAX_WEIGHT)
+            check_range("Seat.share", seat.share, 0, MAX_SHARE)
+        if not any(seat.share for seat in self.seats):
+            raise wire.WireError("Roster.seats has nobody who reduces a part")
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -78,14 +100,14 @@ def majority(voters: Sequence[PeerId]) -> int:
 
 
 def capped_weights(samples: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:
-    """Weights by samples, none above `cap` times the median of those who did work.
+    """Weights by samples, none above `cap` times the median (of two, the lower) of those who did work.
 
     What a peer says it did is bounded by what the others did: a claim of 1e9 samples earns `cap` fair shares.
     """
     working = [n for n in samples.values() if n > 0]
     if not working:
         return dict.fromkeys(samples, 0)
-    limit = max(1, int(cap * median(working)))
+    limit = max(1, int(cap * median_low(working)))
     return {peer: min(max(n, 0), limit) for peer, n in samples.items()}
 
 
