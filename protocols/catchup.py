@@ -19,6 +19,7 @@ import trio
 from blake3 import blake3
 
 from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.exchange.bounds import MAX_ROUND
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 CHUNK = 1 << 20  # bytes; small enough to spread over members, large enough that requests do not matter
 STATES_KEPT = 4  # rounds that a node serves: late comers and this round's missers find theirs
 FETCHERS = 4  # chunks in flight per member
+CHUNK_WITHIN = 120.0  # seconds; a member that trickles holds up a chunk for this long, then others fetch it
 MANIFEST_TIMEOUT = 5.0  # seconds
 
 
@@ -76,6 +78,7 @@ class CatchUp:
         self._runner = runner
         self._layout = layout
         self._served: OrderedDict[str, _Served] = OrderedDict()
+        self._hashing = trio.Lock()
         rpc.serve("catchup.manifest", ManifestQuery, self._on_manifest)
 
     def serve_state(self, round: int, hash: str, state: OuterState) -> None:
@@ -86,8 +89,12 @@ class CatchUp:
         for index, chunk in enumerate(_chunks(state)):
             self._bulk.offer(self._key(hash, index), chunk)
         while len(self._served) > STATES_KEPT:
-            old, _ = self._served.popitem(last=False)
-            self._bulk.withdraw(("state", self._run_id, old))
+            self.withdraw(next(iter(self._served)))
+
+    def withdraw(self, hash: str) -> None:
+        """Serve this state no longer."""
+        if self._served.pop(hash, None) is not None:
+            self._bulk.withdraw(("state", self._run_id, hash))
 
     async def _on_manifest(self, peer: PeerId, query: ManifestQuery) -> Manifest:
         if query.run_id != self._run_id or not self._served:
@@ -97,11 +104,12 @@ class CatchUp:
         served = self._served.get(wanted)
         if served is None:
             raise Refuse("unknown-state", f"this node no longer has state {wanted[:12]}")
-        if served.manifest is None:
-            chunks = _chunks(served.state)
-            digests = await self._runner(lambda: tuple(blake3(chunk).digest() for chunk in chunks))
-            size = sum(len(chunk) for chunk in chunks)
-            served.manifest = Manifest(self._run_id, served.round, wanted, self._layout.digest, size, digests)
+        async with self._hashing:  # once, however many ask at the same time
+            if served.manifest is None:
+                chunks = _chunks(served.state)
+                digests = await self._runner(lambda: tuple(blake3(chunk).digest() for chunk in chunks))
+                size = sum(len(chunk) for chunk in chunks)
+                served.manifest = Manifest(self._run_id, served.round, wanted, self._layout.digest, size, digests)
         return served.manifest
 
     async def fetch(
@@ -120,15 +128,24 @@ class CatchUp:
         if not usable:
             raise CatchUpFailed("no member that answered has the state" if manifests else "no member answered")
         votes = Counter(usable.values())
-        chosen = max(votes, key=lambda m: (votes[m], m.round, m.state_hash))
-        sources = [p for p, m in usable.items() if m == chosen]
+        failures: list[str] = []
+        for chosen in sorted(votes, key=lambda m: (votes[m], m.round, m.state_hash), reverse=True):
+            try:
+                return await self._fetch_by(chosen, [p for p, m in usable.items() if m == chosen], progress)
+            except CatchUpFailed as error:  # a manifest that lies must not stand in the way of one that does not
+                failures.append(str(error))
+        raise CatchUpFailed("; ".join(failures))
+
+    async def _fetch_by(
+        self, manifest: Manifest, sources: list[PeerId], progress: Callable[[int, int], None] | None
+    ) -> tuple[int, str, OuterState]:
         logger.info(
-            "fetching the state of round %d, %d bytes, from %d members", chosen.round, chosen.size, len(sources)
+            "fetching the state of round %d, %d bytes, from %d members", manifest.round, manifest.size, len(sources)
         )
-        buffer = bytearray(chosen.size)
-        await self._fetch_chunks(chosen, sources, memoryview(buffer), progress)
-        state = await self._runner(lambda: self._restore(chosen, buffer))
-        return chosen.round, chosen.state_hash, state
+        buffer = bytearray(manifest.size)
+        await self._fetch_chunks(manifest, sources, memoryview(buffer), progress)
+        state = await self._runner(lambda: self._restore(manifest, buffer))
+        return manifest.round, manifest.state_hash, state
 
     async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, Manifest]:
         manifests: dict[PeerId, Manifest] = {}
@@ -154,6 +171,7 @@ class CatchUp:
         size = 2 * 4 * self._layout.parameters
         return (
             manifest.run_id == self._run_id
+            and 0 <= manifest.round <= MAX_ROUND
             and manifest.layout == self._layout.digest
             and manifest.size == size
             and len(manifest.chunks) == -(-size // CHUNK)
@@ -208,9 +226,12 @@ class CatchUp:
             part[:] = bytes(len(part))  # an outer momentum that is not used need not travel
             return
         key = self._key(manifest.state_hash, index)
-        await self._liveness.unless_gone(
-            peer, lambda: self._bulk.fetch(peer, key, into=part, max_size=len(part), digest=digest)
-        )
+        with trio.move_on_after(CHUNK_WITHIN) as scope:
+            await self._liveness.unless_gone(
+                peer, lambda: self._bulk.fetch(peer, key, into=part, max_size=len(part), digest=digest)
+            )
+        if scope.cancelled_caught:
+            raise NetworkError(f"{peer} took more than {CHUNK_WITHIN:.0f} s for a chunk")
 
     def _restore(self, manifest: Manifest, buffer: bytearray) -> OuterState:
         vector = np.frombuffer(buffer, np.dtype("<f4")).astype(np.float32, copy=False)

@@ -10,12 +10,16 @@ sha-256(run ‖ round ‖ peer); ballot b is led by candidate b modulo their num
 4. when a majority of the voters reports the same hash, and the others have reported or are suspected, the leader
    decides and answers every Report with the decision.
 
+What each node remembers and answers is in `standing.py`, what a leader concludes in `ballots.py`.
+
 Who may fail when, and what is then true: a leader that dies or freezes is suspected by its followers (`liveness.py`),
 who go to the next ballot and tell its leader what they accepted; a result that a majority accepted may have been
 decided, so a new leader that hears of one lets everybody adopt it instead of making another (single-decree Paxos, one
-instance a round). A member that dies while parts are exchanged makes the ballot fail at once (`missing` in a report);
-the leader summons everybody to a new one without it. A member that comes late is told the decision and fetches the
-state. So while a majority of voters is connected, all members go through the same states.
+instance a round, its acceptors the voters). A member that dies while parts are exchanged makes the ballot fail at once
+(`missing` in a report); the leader summons everybody to a new one without it, or without one end of a link over which
+two living members cannot exchange. A member that comes late is told the decision and fetches the state. So while a
+majority of voters is connected, all members go through the same states. A voter that answers pings and does not become
+ready long after its window counts as gone; a restarted process has forgotten what it accepted in the round at hand.
 
 Where no majority can be reached for `deadline_floor` seconds, those who can reach one another go on (a swarm of two
 must survive the loss of one); after a partition two histories may then exist, and `prefers` says which side gives way.
@@ -25,14 +29,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, replace
 
 import trio
 
 from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.exchange.ballots import (
+    WINDOW_SLACK,
+    Link,
+    is_safe,
+    next_window,
+    result_to_adopt,
+    seats_of,
+    without_broken_links,
+)
 from swarmnode.protocols.exchange.messages import (
     Accepted,
     Decision,
@@ -44,32 +55,34 @@ from swarmnode.protocols.exchange.messages import (
     Ready,
     Report,
     Ruling,
-    Step,
     Summon,
     Verdict,
 )
-from swarmnode.protocols.exchange.roster import (
-    Roster,
-    Seat,
-    capped_weights,
-    leader_order,
-    majority,
-    shares_by_rate,
-)
+from swarmnode.protocols.exchange.roster import Roster, majority
+from swarmnode.protocols.exchange.standing import Desk, Position, Standing, diverged, prefers
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.rpc import CallError, Rpc
+
+__all__ = [
+    "WINDOW_SLACK",
+    "Agreement",
+    "AgreementSettings",
+    "Behind",
+    "LeftOut",
+    "PartsMissing",
+    "Position",
+    "diverged",
+    "prefers",
+    "ready_patience",
+]
 
 logger = logging.getLogger(__name__)
 
-HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
-SHOWN_HISTORY = 16  # of them in a Head
-JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgotten
 PROBE_EVERY = 2.0  # seconds between looks at candidates that should be ready and are not
-WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
-MAX_DESKS = 64  # ballots open at a time
-MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
+REPORT_MARGIN = 5.0  # seconds that a leader waits for reports beyond the time that a reduction may take
+FAILURES_AS_LEADER = 3  # ballots in a row that one leader may fail before another candidate tries
 
 
 class Behind(Exception):
@@ -81,23 +94,16 @@ class Behind(Exception):
         self.source = source
 
 
+class LeftOut(Exception):
+    """This node is no candidate of the round, and none of the candidates answers it."""
+
+
 class PartsMissing(Exception):
     """A reduction could not be completed because of these peers."""
 
     def __init__(self, peers: tuple[PeerId, ...]) -> None:
         super().__init__("no parts from " + ", ".join(peers))
         self.peers = peers
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a node stands: about to do `round` from the state `parent`, with the last roster's consequences."""
-
-    round: int
-    parent: str
-    voters: tuple[PeerId, ...]
-    joiners: tuple[PeerId, ...]
-    window: float  # seconds
 
 
 @dataclass(frozen=True)
@@ -110,44 +116,8 @@ class AgreementSettings:
     ceiling: float  # seconds
 
 
-@dataclass
-class _Desk:
-    """What the leader of one ballot collects."""
-
-    readies: dict[PeerId, Ready] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    closed: trio.Event = field(default_factory=trio.Event)
-    reports: dict[PeerId, Report] = field(default_factory=dict)
-    ruling: Ruling | None = None
-    ruled: trio.Event = field(default_factory=trio.Event)
-
-    def close(self, verdict: Verdict) -> None:
-        if self.verdict is None:
-            self.verdict = verdict
-            self.closed.set()
-
-    def rule(self, ruling: Ruling) -> None:
-        if self.ruling is None:
-            self.ruling = ruling
-            self.ruled.set()
-
-
-def prefers(mine: Head, theirs: Head) -> bool:
-    """Whether a node at `mine` should give way to a node at `theirs` whose history differs.
-
-    More seats in the last roster win, then the later round, then the lower hash: a total order, so both sides agree.
-    """
-
-    def rank(head: Head) -> tuple[int, int, int]:
-        return len(head.voters), head.round, -int(head.state_hash, 16)
-
-    return rank(theirs) > rank(mine)
-
-
-def diverged(mine: Head, theirs: Head) -> bool:
-    """Whether the two histories contradict one another in some round that both remember."""
-    known = {step.round: step.state_hash for step in mine.history}
-    return any(known.get(step.round, step.state_hash) != step.state_hash for step in theirs.history)
+Reduce = Callable[[Roster, float], Awaitable[str]]
+Obtain = Callable[[str, tuple[PeerId, ...]], Awaitable[None]]
 
 
 class Agreement:
@@ -169,77 +139,43 @@ class Agreement:
         self._liveness = liveness
         self._settings = settings
         self._admits = admits
+        self._standing = Standing(
+            me=me, run_id=run_id, rpc=rpc, liveness=liveness, group_size=settings.group_size, admits=admits
+        )
         self._straggling = AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
         self._reducing = AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
-        self._position: Position | None = None
-        self._began = 0.0  # trio time at which this round began here
-        self._ballot = 0
-        self._accepted: Accepted | None = None
-        self._attempt = trio.CancelScope()  # of the ballot in hand
-        self._desks: dict[tuple[int, int], _Desk] = {}
-        self._joining: dict[PeerId, float] = {}
-        self._excused: set[PeerId] = set()  # said goodbye in this round
-        self._decisions: deque[Decision] = deque(maxlen=4)
-        self._history: deque[Step] = deque(maxlen=HISTORY)
-        self._bell = trio.Event()
-        self.paused = False
-        liveness.on_suspicion(self._ring)
-        rpc.serve("round.head", HeadQuery, self._on_head)
-        rpc.serve("round.join", Join, self._on_join)
-        rpc.serve("round.ready", Ready, self._on_ready)
-        rpc.serve("round.report", Report, self._on_report)
-        rpc.serve("round.summon", Summon, self._on_summon)
-        rpc.serve("round.goodbye", Goodbye, self._on_goodbye)
+        self._broken: set[Link] = set()  # reported to this node as leader, in this round
+        self._failures = 0  # ballots that this node led in this round, in vain
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
     def advance(self, position: Position, *, elapsed: float = 0.0) -> None:
         """Go to a round. `elapsed` is how long ago the others began it, in seconds."""
-        before = self._position
-        self._position = position
-        self._began = trio.current_time() - elapsed
-        self._ballot = 0
-        self._accepted = None
-        self._excused.clear()
-        if before is not None and (before.round >= position.round):
-            self._history.clear()  # another history than ours was adopted
-        self._history.append(Step(position.round - 1, position.parent))
-        for (round, ballot), desk in list(self._desks.items()):
-            if round < position.round:
-                desk.close(self._verdict_for_past(round))
-                desk.rule(Ruling("again", ballot=ballot + 1))
-                del self._desks[round, ballot]
-        self._ring()
+        self._standing.advance(position, elapsed=elapsed)
+        self._broken.clear()
+        self._failures = 0
 
     @property
     def position(self) -> Position:
-        if self._position is None:
-            raise RuntimeError("Agreement.advance was never called")
-        return self._position
+        """Raises RuntimeError before the first `advance`."""
+        return self._standing.position
+
+    @property
+    def paused(self) -> bool:
+        """Whether this node leads nobody for now, and says so."""
+        return self._standing.paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._standing.paused = paused
 
     def head(self) -> Head:
         """What this node tells others about where it stands."""
-        here = self.position
-        return Head(
-            self._run_id,
-            here.round,
-            here.parent,
-            here.voters,
-            here.joiners,
-            tuple(self._history)[-SHOWN_HISTORY:],
-            trio.current_time() - self._began,
-            here.window,
-            self.paused,
-        )
+        return self._standing.head()
 
     def waiting_to_join(self) -> tuple[PeerId, ...]:
         """Who asked to be named, in the order in which they asked first."""
-        self._forget_old_joiners()
-        return tuple(self._joining)
-
-    def window_left(self) -> float:
-        """Seconds until this round's training window closes."""
-        return max(0.0, self.position.window - (trio.current_time() - self._began))
+        return self._standing.waiting_to_join()
 
     async def ask_head(self, peer: PeerId, *, timeout: float) -> Head:
         """Where `peer` stands in this run. Raises CallError."""
@@ -251,8 +187,7 @@ class Agreement:
 
     async def say_goodbye(self) -> None:
         """Tell the other candidates, in parallel and within a second, not to wait for this node in this round."""
-        here = self.position
-        message = Goodbye(self._run_id, here.round)
+        message = Goodbye(self._run_id, self.position.round)
 
         async def tell(peer: PeerId) -> None:
             try:
@@ -261,33 +196,30 @@ class Agreement:
                 logger.debug("goodbye to %s did not arrive: %s", peer, error)
 
         async with trio.open_nursery() as nursery:
-            for peer in set(here.voters) | set(here.joiners):
+            for peer in self._standing.candidates():
                 if peer != self._me:
                     nursery.start_soon(tell, peer)
 
     # --- one round --------------------------------------------------------------------------------------------------
 
     async def agree(
-        self,
-        *,
-        samples: int,
-        train_seconds: float,
-        rates: dict[str, float],
-        reduce: Callable[[Roster], Awaitable[str]],
-        obtain: Callable[[str, tuple[PeerId, ...]], Awaitable[None]],
+        self, *, samples: int, train_seconds: float, rates: dict[str, float], reduce: Reduce, obtain: Obtain
     ) -> Decision:
         """Take part in the present round until it is decided.
 
-        `reduce(roster)` exchanges parts and returns the hash of the next state, which it keeps; it raises PartsMissing.
+        `reduce(roster, within)` exchanges parts and returns the hash of the next state, which it keeps; it raises
+        PartsMissing when it has waited `within` seconds for somebody.
         `obtain(state_hash, holders)` fetches that next state; it returns at once when it is held already.
-        Raises Behind when this node has to catch up first. Ends with the window, deadlines and suspicions of its peers;
-        alone, it decides alone.
+        Raises Behind when this node has to catch up first, LeftOut when it is no candidate and nobody leads it. Ends
+        with the window, deadlines and suspicions of its peers; alone, it decides alone.
         """
-        here = self.position
-        candidates = self._candidates()
+        standing, here = self._standing, self.position
+        candidates = standing.candidates()
+        attempts = 0
         while True:
-            ballot = self._ballot
+            ballot = standing.ballot
             leader = candidates[ballot % len(candidates)]
+            joiners = tuple(sorted(standing.waiting_to_join()))
             ready = Ready(
                 self._run_id,
                 here.round,
@@ -296,47 +228,48 @@ class Agreement:
                 samples,
                 train_seconds,
                 rates,
-                self._current_joiners(),
-                self._accepted,
+                joiners,
+                standing.accepted,
             )
             decision: Decision | None = None
-            with trio.CancelScope() as self._attempt:
-                if leader == self._me:
-                    decision = await self._lead(ready, candidates, reduce, obtain)
-                else:
-                    decision = await self._follow(leader, ready, reduce, obtain)
-            if decision is not None:
-                self._decisions.append(decision)
-                return decision
-            if self._ballot == ballot:
-                self._ballot = ballot + 1
+            try:
+                with trio.CancelScope() as standing.attempt:
+                    if leader == self._me:
+                        decision = await self._lead(ready, candidates, reduce, obtain)
+                    else:
+                        decision = await self._follow(leader, ready, reduce, obtain)
+                if decision is not None:
+                    standing.decided(decision)
+                    return decision
+            finally:
+                standing.raise_ballot(ballot + 1)  # two proposals in one ballot could both be accepted
+            attempts += 1
+            if self._me not in candidates and attempts >= len(candidates):
+                raise LeftOut(f"none of the {len(candidates)} candidates of round {here.round} answers")
             # one breath between attempts, so that a swarm that cannot agree does not spin
-            await trio.sleep(min(0.02 * (self._ballot - ballot), 0.5))
+            await trio.sleep(min(0.02 * attempts, 0.5))
 
-    async def _follow(
-        self,
-        leader: PeerId,
-        ready: Ready,
-        reduce: Callable[[Roster], Awaitable[str]],
-        obtain: Callable[[str, tuple[PeerId, ...]], Awaitable[None]],
-    ) -> Decision | None:
+    async def _follow(self, leader: PeerId, ready: Ready, reduce: Reduce, obtain: Obtain) -> Decision | None:
         """One ballot under another's lead. None: go to the next ballot."""
+        standing = self._standing
         patience = ready_patience(self.position.window, self._settings.ceiling)
         try:
             verdict = await self._liveness.unless_gone(
                 leader, lambda: self._rpc.call(leader, "round.ready", ready, Verdict, timeout=patience)
             )
             match verdict:
-                case Verdict(kind="ahead", decision=Decision() as decision) if decision.round == ready.round:
+                case Verdict(kind="ahead", decision=Decision() as decision) if standing.ends(decision):
                     return decision
-                case Verdict(kind="ahead" | "elsewhere", head=Head() as head):
+                case Verdict(kind="ahead" | "elsewhere", head=Head() as head) if standing.should_follow(head):
                     raise Behind(head, leader)
-                case Verdict(kind="adopt", accepted=Accepted() as accepted) if accepted.roster.parent == ready.parent:
+                case Verdict(kind="adopt", accepted=Accepted() as accepted) if standing.continues(accepted.roster):
                     report = await self._adopt(accepted, verdict.holders, ready, obtain)
-                case Verdict(kind="roster", roster=Roster() as roster) if self._is_for(roster, ready):
+                case Verdict(kind="roster", roster=Roster() as roster) if standing.is_for(roster, ready.ballot):
                     report = await self._reduce(roster, ready, reduce)
+                case Verdict(kind="late"):
+                    report = self._report(ready)
                 case _:
-                    self._ballot = max(self._ballot, verdict.ballot)
+                    standing.raise_ballot(verdict.ballot)
                     return None
             ruling = await self._liveness.unless_gone(
                 leader, lambda: self._rpc.call(leader, "round.report", report, Ruling, timeout=patience)
@@ -344,126 +277,122 @@ class Agreement:
         except (PeerGoneSilent, CallError) as error:
             logger.info("round %d: ballot %d failed with its leader: %s", ready.round, ready.ballot, error)
             return None
-        if ruling.decision is None or ruling.decision.round != ready.round:
-            self._ballot = max(self._ballot, ruling.ballot)
-        return ruling.decision
+        if ruling.decision is not None and standing.ends(ruling.decision):
+            return ruling.decision
+        standing.raise_ballot(ruling.ballot)
+        return None
+
+    def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
+        return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
+
+    async def _reduce(self, roster: Roster, ready: Ready, reduce: Reduce) -> Report:
+        if self._me not in roster.peers:
+            return self._report(ready)
+        began = trio.current_time()
+        try:
+            state_hash = await reduce(roster, self._reducing.seconds())
+        except PartsMissing as error:
+            return self._report(ready, missing=error.peers)
+        self._reducing.observe(trio.current_time() - began)
+        self._standing.accepted = Accepted(ready.ballot, state_hash, roster)
+        return self._report(ready, state_hash)
+
+    async def _adopt(self, accepted: Accepted, holders: tuple[PeerId, ...], ready: Ready, obtain: Obtain) -> Report:
+        try:
+            await obtain(accepted.state_hash, holders)
+        except PartsMissing as error:
+            return self._report(ready, missing=error.peers)
+        self._standing.accepted = replace(accepted, ballot=ready.ballot)
+        return self._report(ready, accepted.state_hash)
+
+    # --- leading ----------------------------------------------------------------------------------------------------
 
     async def _lead(
-        self,
-        ready: Ready,
-        candidates: tuple[PeerId, ...],
-        reduce: Callable[[Roster], Awaitable[str]],
-        obtain: Callable[[str, tuple[PeerId, ...]], Awaitable[None]],
+        self, ready: Ready, candidates: tuple[PeerId, ...], reduce: Reduce, obtain: Obtain
     ) -> Decision | None:
         """One ballot under this node's lead. None: go to the next ballot."""
-        desk = self._desk(ready.round, ready.ballot)
+        desk = self._standing.desk(ready.ballot)
         desk.readies[self._me] = ready
         others = [peer for peer in candidates if peer != self._me]
-        again = ready.ballot + len(candidates)  # the next ballot that this node leads
-        elsewhere: list[Behind] = []
+        found: list[Decision | Behind] = []  # what others say that makes this ballot pointless
         decision: Decision | None = None
         try:
             with self._liveness.watching(others):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._probe, ready, others, desk, elsewhere)
-                    await self._gather(desk, candidates, elsewhere)
-                    if not elsewhere:
-                        verdict = self._close_roster(desk, candidates)
+                    nursery.start_soon(self._probe, ready, others, desk, found)
+                    await self._gather(desk, candidates, found)
+                    if not found:
+                        verdict = self._close_roster(desk, candidates, ready.ballot)
                         desk.close(verdict)
                         nursery.start_soon(self._report_own, desk, verdict, ready, reduce, obtain)
                         decision = await self._collect(desk, verdict)
                     nursery.cancel_scope.cancel()
-            if elsewhere:
-                raise elsewhere[0]
+            match found:
+                case [Behind() as behind, *_]:
+                    raise behind
+                case [Decision() as known, *_]:
+                    decision = known
+                    desk.close(Verdict("ahead", decision=decision, head=self.head()))
             if decision is None:
-                self._ballot = max(self._ballot, again)
-                desk.rule(Ruling("again", ballot=again))
+                self._standing.raise_ballot(self._next_ballot(ready.ballot, candidates))
             else:
                 desk.rule(Ruling("decided", decision=decision))
             return decision
         finally:
-            desk.close(Verdict("again", ballot=max(self._ballot, ready.ballot + 1)))
-            desk.rule(Ruling("again", ballot=max(self._ballot, ready.ballot + 1)))
+            following = max(self._standing.ballot, ready.ballot + 1)
+            desk.close(Verdict("again", ballot=following))
+            desk.rule(Ruling("again", ballot=following))
 
-    async def _report_own(
-        self,
-        desk: _Desk,
-        verdict: Verdict,
-        ready: Ready,
-        reduce: Callable[[Roster], Awaitable[str]],
-        obtain: Callable[[str, tuple[PeerId, ...]], Awaitable[None]],
-    ) -> None:
+    def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
+        """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
+        self._failures += 1
+        remaining = without_broken_links(candidates, self._broken)
+        if self._me not in remaining or self._failures % FAILURES_AS_LEADER == 0:
+            return ballot + 1
+        return ballot + len(candidates)
+
+    async def _report_own(self, desk: Desk, verdict: Verdict, ready: Ready, reduce: Reduce, obtain: Obtain) -> None:
         """The leader is a member too."""
         if verdict.accepted is not None:
             desk.reports[self._me] = await self._adopt(verdict.accepted, verdict.holders, ready, obtain)
         elif verdict.roster is not None:
             desk.reports[self._me] = await self._reduce(verdict.roster, ready, reduce)
-        self._ring()
+        self._standing.ring()
 
-    async def _reduce(self, roster: Roster, ready: Ready, reduce: Callable[[Roster], Awaitable[str]]) -> Report:
-        if self._me not in roster.peers:
-            return Report(self._run_id, ready.round, ready.ballot, None, ())
-        began = trio.current_time()
-        try:
-            state_hash = await reduce(roster)
-        except PartsMissing as error:
-            return Report(self._run_id, ready.round, ready.ballot, None, error.peers)
-        self._reducing.observe(trio.current_time() - began)
-        self._accepted = Accepted(ready.ballot, state_hash, roster)
-        return Report(self._run_id, ready.round, ready.ballot, state_hash, ())
-
-    async def _adopt(
-        self,
-        accepted: Accepted,
-        holders: tuple[PeerId, ...],
-        ready: Ready,
-        obtain: Callable[[str, tuple[PeerId, ...]], Awaitable[None]],
-    ) -> Report:
-        try:
-            await obtain(accepted.state_hash, holders)
-        except PartsMissing as error:
-            return Report(self._run_id, ready.round, ready.ballot, None, error.peers)
-        self._accepted = replace(accepted, ballot=ready.ballot)
-        return Report(self._run_id, ready.round, ready.ballot, accepted.state_hash, ())
-
-    def _is_for(self, roster: Roster, ready: Ready) -> bool:
-        """Whether a roster from a leader belongs to this round, ballot and state."""
-        return (roster.run_id, roster.round, roster.ballot, roster.parent) == (
-            self._run_id,
-            ready.round,
-            ready.ballot,
-            ready.parent,
-        )
-
-    # --- leading ----------------------------------------------------------------------------------------------------
-
-    def _absent(self, peer: PeerId) -> bool:
-        return peer in self._excused or self._liveness.is_suspected(peer)
-
-    async def _gather(self, desk: _Desk, candidates: tuple[PeerId, ...], elsewhere: list[Behind]) -> None:
+    async def _gather(self, desk: Desk, candidates: tuple[PeerId, ...], found: list[Decision | Behind]) -> None:
         """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
 
-        Without a majority of the voters it waits `floor` seconds more for them to come back.
+        Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
+        that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
         """
-        here = self.position
-        began = trio.current_time()
-        half_at = math.inf
-        while not elsewhere:
+        standing, settings, voters = self._standing, self._settings, self.position.voters
+        began = latest = trio.current_time()
+        patience = max(0.0, self.position.window - standing.elapsed()) + settings.ceiling
+        half_at, present = math.inf, len(desk.readies)
+        while not found:
             now = trio.current_time()
-            waited_for = [p for p in candidates if p not in desk.readies and not self._absent(p)]
+            if len(desk.readies) > present:
+                latest, present = now, len(desk.readies)
+            waited_for = [
+                p for p in candidates if p not in desk.readies and p not in desk.away and not standing.is_absent(p)
+            ]
             if half_at == math.inf and len(desk.readies) >= len(waited_for):
                 half_at = now
-            lacks_majority = sum(p in desk.readies for p in here.voters) < majority(here.voters)
-            if not waited_for and not (lacks_majority and now < began + self._settings.floor):
+            if sum(p in desk.readies for p in voters) >= majority(voters):
+                give_up = min(began + settings.ceiling, half_at + self._straggling.seconds()) if waited_for else now
+            elif waited_for:
+                give_up = began + patience
+            else:
+                give_up = began + settings.floor
+            if now >= give_up:
+                if sum(p in desk.readies for p in voters) < majority(voters):
+                    desk.away.update(waited_for)
                 break
-            give_up = min(began + self._settings.ceiling, half_at + self._straggling.seconds())
-            if waited_for and now >= give_up:
-                break
-            await self._next_change(until=give_up if waited_for else began + self._settings.floor)
+            await standing.changed(until=give_up)
         if half_at < math.inf:
-            self._straggling.observe(trio.current_time() - half_at)
+            self._straggling.observe(max(0.0, latest - half_at))
 
-    async def _probe(self, ready: Ready, others: list[PeerId], desk: _Desk, elsewhere: list[Behind]) -> None:
+    async def _probe(self, ready: Ready, others: list[PeerId], desk: Desk, found: list[Decision | Behind]) -> None:
         """Summon candidates to a later ballot, and look where those stand who should be ready and are not.
 
         A leader that was frozen, or cut off, learns in this way that the swarm went on without it.
@@ -473,13 +402,14 @@ class Agreement:
         async def look(peer: PeerId) -> None:
             try:
                 head = await self._rpc.call(peer, "round.summon", message, Head, timeout=PROBE_EVERY)
+                if self._standing.should_follow(head):
+                    found.append(await self._decision_of(peer, ready) or Behind(head, peer))
             except CallError as error:
                 logger.debug("summons to %s failed: %s", peer, error)
                 return
-            apart = head.round == ready.round and head.state_hash != ready.parent and prefers(self.head(), head)
-            if head.round > ready.round or apart:
-                elsewhere.append(Behind(head, peer))
-                self._ring()
+            if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
+                desk.away.add(peer)
+            self._standing.ring()
 
         if ready.ballot == 0:
             await trio.sleep(PROBE_EVERY)
@@ -490,196 +420,75 @@ class Agreement:
                         nursery.start_soon(look, peer)
             await trio.sleep(PROBE_EVERY)
 
-    def _close_roster(self, desk: _Desk, candidates: tuple[PeerId, ...]) -> Verdict:
+    async def _decision_of(self, peer: PeerId, ready: Ready) -> Decision | None:
+        """How the present round ended for a peer that is beyond it, where it still knows. Raises CallError."""
+        ruling = await self._rpc.call(peer, "round.report", self._report(ready), Ruling, timeout=PROBE_EVERY)
+        decision = ruling.decision
+        return decision if decision is not None and self._standing.ends(decision) else None
+
+    def _close_roster(self, desk: Desk, candidates: tuple[PeerId, ...], ballot: int) -> Verdict:
         """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
-        here = self.position
-        accepted = [r.accepted for r in desk.readies.values() if r.accepted is not None]
-        if accepted:
-            latest = max(accepted, key=lambda a: a.ballot)
-            holders = tuple(
-                p for p, r in desk.readies.items() if r.accepted and r.accepted.state_hash == latest.state_hash
-            )
-            return Verdict("adopt", ballot=self._ballot, accepted=latest, holders=holders)
-        members = [p for p in candidates if p in desk.readies][: self._settings.group_size]
+        here, settings = self.position, self._settings
+        distrusted = [p for reporter, p in self._broken if reporter == self._me]
+        adopted = result_to_adopt(desk.readies, here.voters, distrusted=distrusted)
+        if adopted is not None:
+            accepted, holders = adopted
+            return Verdict("adopt", ballot=ballot, accepted=accepted, holders=holders)
+        present = [p for p in candidates if p in desk.readies]
+        able = without_broken_links(present, self._broken)
+        if self._me not in able:
+            able = (self._me,)
+        desk.away.update(set(present) - set(able))
+        members = able[: settings.group_size]
         readies = {p: desk.readies[p] for p in members}
-        weights = capped_weights({p: r.samples for p, r in readies.items()}, self._settings.weight_cap)
-        shares = shares_by_rate({p: _median_rate(p, readies) for p in members})
-        seats = tuple(Seat(p, weights[p], shares[p]) for p in members)
-        asked = {j for r in readies.values() for j in r.joiners} - set(members)
-        room = max(0, self._settings.group_size - len(members))
-        joiners = tuple(sorted(j for j in asked if self._admits(j)))[:room]
-        roster = Roster(self._run_id, here.round, self._ballot, here.parent, seats, joiners, self._next_window(readies))
-        return Verdict("roster", roster=roster)
+        window = next_window(
+            readies.values(), floor=settings.floor, present=here.window, elapsed=self._standing.elapsed()
+        )
+        asked = {j for r in readies.values() for j in r.joiners} | set(self._standing.waiting_to_join())
+        room = max(0, settings.group_size - len(members))
+        joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
+        seats = seats_of(members, readies, weight_cap=settings.weight_cap)
+        return Verdict("roster", roster=Roster(self._run_id, here.round, ballot, here.parent, seats, joiners, window))
 
-    def _next_window(self, readies: dict[PeerId, Ready]) -> float:
-        """Seconds for the next round's training, from how long this one's took the median member."""
-        worked = [r.train_seconds for r in readies.values() if r.samples > 0]
-        if not worked:
-            return self.position.window
-        return max(WINDOW_SLACK * median(worked), self._settings.floor)
-
-    async def _collect(self, desk: _Desk, verdict: Verdict) -> Decision | None:
+    async def _collect(self, desk: Desk, verdict: Verdict) -> Decision | None:
         """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
-        here = self.position
+        here, standing = self.position, self._standing
         roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
         if roster is None:
             raise ValueError(f"a leader closed its roster with the verdict {verdict.kind!r}")
-        expected = set(roster.peers) if verdict.roster else set(desk.readies)
-        deadline = trio.current_time() + self._reducing.seconds()
+        expected = set(roster.peers if verdict.roster else desk.readies)
+        # whoever waits for parts gives up after `within` or twice that, and reports whose they were
+        deadline = trio.current_time() + 2 * self._reducing.seconds() + REPORT_MARGIN
         while True:
-            holders = {p: r.state_hash for p, r in desk.reports.items() if r.state_hash is not None}
-            if len(set(holders.values())) > 1:
-                logger.error("round %d: members computed different states from one roster; trying again", here.round)
-                return None
-            failed = any(r.missing for r in desk.reports.values())
+            reports = {p: r for p, r in desk.reports.items() if p in expected}
+            hashes = {p: r.state_hash for p, r in reports.items() if r.state_hash is not None}
+            mine = hashes.get(self._me)
+            holders = {p for p, hash in hashes.items() if hash == mine}
+            outstanding = {p for p in expected if p not in reports and not standing.is_absent(p)}
             late = trio.current_time() >= deadline
-            outstanding = {p for p in expected if p not in desk.reports and not self._absent(p)}
+            failed = any(r.missing for r in reports.values()) or len(set(hashes.values())) > 1
             if failed or late or not outstanding:
-                if self._me not in holders or not self._is_safe(desk, set(holders)):
-                    return None
-                absent = (set(here.voters) | expected) - set(holders)
-                return Decision(self._run_id, here.round, holders[self._me], roster, tuple(sorted(absent)))
-            await self._next_change(until=deadline)
+                reachable = [p for p in here.voters if p not in desk.away and not standing.is_absent(p)]
+                if mine is not None and is_safe(holders, here.voters, reachable):
+                    absent = (set(here.voters) | expected) - holders
+                    return Decision(self._run_id, here.round, mine, roster, tuple(sorted(absent)))
+                self._blame(reports, hashes, outstanding)
+                return None
+            await standing.changed(until=deadline)
 
-    def _is_safe(self, desk: _Desk, holders: set[PeerId]) -> bool:
-        """Whether no later leader can decide otherwise: a majority of the voters holds the result.
-
-        Where most voters cannot be reached, all that can be must hold it; a partition may then have two histories.
-        """
-        voters = self.position.voters
-        if sum(p in holders for p in voters) >= majority(voters):
-            return True
-        reachable = {p for p in voters if p in desk.readies and not self._absent(p)}
-        return len(reachable) < majority(voters) and holders >= reachable
-
-    # --- requests of others -----------------------------------------------------------------------------------------
-
-    def _check(self, run_id: str, peer: PeerId) -> None:
-        if run_id != self._run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._admits(peer):
-            raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
-        if self._position is None:
-            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
-
-    async def _on_head(self, peer: PeerId, query: HeadQuery) -> Head:
-        self._check(query.run_id, peer)
-        return self.head()
-
-    async def _on_join(self, peer: PeerId, join: Join) -> Head:
-        self._check(join.run_id, peer)
-        if peer in self._joining or len(self._joining) < MAX_JOINERS:
-            self._joining[peer] = trio.current_time()
-        self._ring()
-        return self.head()
-
-    async def _on_goodbye(self, peer: PeerId, goodbye: Goodbye) -> Noted:
-        self._check(goodbye.run_id, peer)
-        if goodbye.round == self.position.round:
-            self._excused.add(peer)
-            self._joining.pop(peer, None)
-            self._liveness.said_goodbye(peer)
-            self._ring()
-        return Noted()
-
-    async def _on_summon(self, peer: PeerId, summon: Summon) -> Head:
-        self._check(summon.run_id, peer)
-        here = self.position
-        candidates = self._candidates()
-        rightful = candidates[summon.ballot % len(candidates)] == peer
-        if summon.round == here.round and summon.ballot > self._ballot and rightful:
-            self._ballot = summon.ballot
-            self._attempt.cancel()
-        return self.head()
-
-    async def _on_ready(self, peer: PeerId, ready: Ready) -> Verdict:
-        self._check(ready.run_id, peer)
-        here = self.position
-        if ready.round < here.round:
-            return self._verdict_for_past(ready.round)
-        if ready.round > here.round + 1 or (ready.round == here.round and ready.parent != here.parent):
-            return Verdict("elsewhere", head=self.head())
-        if self.paused:
-            raise Refuse("paused", "this node is paused and leads nobody")
-        if ready.round == here.round and self._candidates()[ready.ballot % len(self._candidates())] != self._me:
-            raise Refuse("not-leader", "this ballot belongs to another candidate")
-        if len(self._desks) >= MAX_DESKS and (ready.round, ready.ballot) not in self._desks:
-            raise Refuse("busy", "too many ballots are open")
-        desk = self._desk(ready.round, ready.ballot)
-        if desk.verdict is None:
-            desk.readies[peer] = ready
-            self._ring()
-            self._take_over(ready)
-            try:
-                await desk.closed.wait()
-            finally:
-                if desk.verdict is None and desk.readies.get(peer) is ready:
-                    del desk.readies[peer]
-        assert desk.verdict is not None
-        return desk.verdict
-
-    def _take_over(self, ready: Ready) -> None:
-        """Leave the present ballot for a later one that others want this node to lead, when most of them do."""
-        here = self.position
-        if ready.round != here.round or ready.ballot <= self._ballot:
-            return
-        candidates = self._candidates()
-        waiting = self._desk(ready.round, ready.ballot).readies
-        if 2 * len(waiting) >= len([p for p in candidates if not self._absent(p)]) - 1:
-            self._ballot = ready.ballot
-            self._attempt.cancel()
-
-    async def _on_report(self, peer: PeerId, report: Report) -> Ruling:
-        self._check(report.run_id, peer)
-        for decision in self._decisions:
-            if decision.round == report.round:
-                return Ruling("decided", decision=decision)
-        desk = self._desks.get((report.round, report.ballot))
-        if desk is None or (desk.verdict is None):
-            return Ruling("again", ballot=self._ballot)
-        desk.reports[peer] = report
-        self._ring()
-        await desk.ruled.wait()
-        assert desk.ruling is not None
-        return desk.ruling
-
-    # --- small things -----------------------------------------------------------------------------------------------
-
-    def _verdict_for_past(self, round: int) -> Verdict:
-        decided = next((d for d in self._decisions if d.round == round), None)
-        return Verdict("ahead", decision=decided, head=self.head())
-
-    def _candidates(self) -> tuple[PeerId, ...]:
-        here = self.position
-        return leader_order(self._run_id, here.round, here.voters, here.joiners)
-
-    def _desk(self, round: int, ballot: int) -> _Desk:
-        return self._desks.setdefault((round, ballot), _Desk())
-
-    def _current_joiners(self) -> tuple[PeerId, ...]:
-        self._forget_old_joiners()
-        return tuple(sorted(p for p in self._joining if p not in self.position.joiners))
-
-    def _forget_old_joiners(self) -> None:
-        now, voters = trio.current_time(), self.position.voters
-        self._joining = {p: t for p, t in self._joining.items() if now - t < JOIN_EXPIRES and p not in voters}
-
-    def _ring(self) -> None:
-        self._bell.set()
-        self._bell = trio.Event()
-
-    async def _next_change(self, *, until: float) -> None:
-        """Wait for any news, at most until `until` (trio time)."""
-        with trio.move_on_at(until):
-            await self._bell.wait()
+    def _blame(self, reports: dict[PeerId, Report], hashes: dict[PeerId, str], silent: set[PeerId]) -> None:
+        """Note between whom the exchange failed, so that the next ballot can do without some of them."""
+        broken = {(p, missed) for p, r in reports.items() for missed in r.missing}
+        mine = hashes.get(self._me)
+        differing = {p for p, hash in hashes.items() if mine is not None and hash != mine}
+        if differing:
+            logger.error("round %d: members computed different states from one roster", self.position.round)
+        broken |= {(self._me, p) for p in differing}
+        if not broken:
+            broken = {(self._me, p) for p in silent if p != self._me}
+        self._broken |= {(a, b) for a, b in broken if a != b}
 
 
 def ready_patience(window: float, ceiling: float) -> float:
     """Seconds that a member waits for a leader that keeps answering pings: its window, its stragglers, and a margin."""
     return min(window + 2 * ceiling, LONGEST_WAIT)
-
-
-def _median_rate(peer: PeerId, readies: dict[PeerId, Ready]) -> float | None:
-    """What the others measured when they fetched from `peer`; what it says of itself does not count."""
-    measured = [r.rates[peer] for p, r in readies.items() if p != peer and r.rates.get(peer, 0.0) > 0]
-    return median(measured) if measured else None

@@ -7,13 +7,19 @@ Order, for a roster with parts cut by `roster.parts`:
    *once* (with a residual of its own, dropped when ownership moves) and offers it to all seats;
 3. each member fetches all reduced parts and decodes them: all hold the same bytes, so all compute the same state.
 
-Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes or
-sends what cannot be decoded, whoever needs its part raises PartsMissing with its name, and nothing was changed: the
-residuals of the attempt are pending until `commit`. Wire, per parameter and member: 2 (N−1)/N times the codec's bytes.
+Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
+sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
+changed: the residuals of the attempt are pending until `commit`. Owners give up on members first, after `within`
+seconds, and members on owners after twice that, so that the first complaint names the one that held all up. Values
+that cannot be encoded, because they and the residual overflow, count as zeros and end the residual.
+
+What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
+Wire, per parameter and member: 2 (N−1)/N times the codec's bytes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -29,6 +35,8 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.outer import weighted_sum
+
+logger = logging.getLogger(__name__)
 
 Vector = NDArray[np.float32]
 
@@ -50,7 +58,7 @@ class AllReduce:
         parameters: int,
         patience: float,
     ) -> None:
-        """`patience`: seconds to wait for a part of a peer that keeps answering pings."""
+        """`patience`: seconds to wait at the most for a part of a peer that keeps answering pings."""
         self._me = me
         self._run_id = run_id
         self._bulk = bulk
@@ -63,21 +71,34 @@ class AllReduce:
         self.reduced = ErrorFeedback(codec, parameters)  # what the re-encoding of its reduced part left out
         self._owned: tuple[int, int] | None = None  # range that `reduced` belongs to
         self._attempt: str | None = None  # roster id of what is pending
+        self._offered: list[Roster] = []  # attempts whose offers stand
         self.rates: dict[PeerId, float] = {}  # bytes per second measured when fetching from each peer
 
-    async def reduce(self, roster: Roster, values: Vector) -> Vector:
+    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
         """The weighted mean of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
 
-        Raises PartsMissing. Until `commit(roster)`, the attempt has left no trace but offers to others.
+        `within`: seconds for each member's values to reach their owners, and again for the means to come back. Raises
+        PartsMissing. Until `commit(roster)`, the attempt has left no trace but offers to others.
         """
         self.rollback()
+        self._withdraw(lambda old: old.round >= roster.round)
         self._attempt = roster.roster_id
+        self._offered.append(roster)
+        self.rates = {p: rate for p, rate in self.rates.items() if p in roster.peers}
+        allowed = min(self._patience, within if within is not None else self._patience)
+        sent_by = trio.current_time() + allowed
+        means_by = sent_by + allowed
         cut = parts(roster, self._parameters)
         if not any(seat.weight for seat in roster.seats):
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
 
         def encode() -> list[memoryview]:
-            return [self.sent.encode_range(p.start, p.stop, values[p.start : p.stop]) for p in cut]
+            try:
+                return [self.sent.encode_range(p.start, p.stop, values[p.start : p.stop]) for p in cut]
+            except CodecError as error:
+                logger.error("round %d: this node's work cannot be sent and is dropped: %s", roster.round, error)
+                self.sent.restore(np.zeros(self._parameters, np.float32))
+                return [self._codec.encode(np.zeros(p.stop - p.start, np.float32)) for p in cut]
 
         encoded = await self._runner(encode) if self._weight_in(roster) else []
         for index, (part, raw) in enumerate(zip(cut, encoded, strict=False)):
@@ -98,15 +119,15 @@ class AllReduce:
             for index, part in enumerate(cut):
                 if part.owner == self._me:
                     mine = encoded[index] if encoded else None
-                    nursery.start_soon(part_of, self._own_part(roster, index, part, mine, mean))
+                    nursery.start_soon(part_of, self._own_part(roster, index, part, mine, mean, sent_by))
                 else:
-                    nursery.start_soon(part_of, self._others_part(roster, index, part, mean))
+                    nursery.start_soon(part_of, self._others_part(roster, index, part, mean, means_by))
         if failed:
             raise PartsMissing(tuple(sorted(set(failed))))
         return mean
 
     def _own_part(
-        self, roster: Roster, index: int, part: Part, mine: memoryview | None, mean: Vector
+        self, roster: Roster, index: int, part: Part, mine: memoryview | None, mean: Vector, until: float
     ) -> Callable[[], Awaitable[None]]:
         """Fetch everybody's values of my part, reduce, offer the result to all, and write it into `mean`."""
 
@@ -118,7 +139,7 @@ class AllReduce:
 
                 async def take(peer: PeerId) -> None:
                     try:
-                        contributions[peer] = await self._fetch(peer, self._key(roster, "sent", index), size)
+                        contributions[peer] = await self._fetch(peer, self._key(roster, "sent", index), size, until)
                     except PartsMissing as error:
                         failed.extend(error.peers)
                         nursery.cancel_scope.cancel()
@@ -141,7 +162,12 @@ class AllReduce:
                     self.reduced.keep_only(part.start, part.stop)
                     self._owned = (part.start, part.stop)
                 total = weighted_sum(decoded, [seat.weight for seat in working])
-                return self.reduced.encode_range(part.start, part.stop, total)
+                try:
+                    return self.reduced.encode_range(part.start, part.stop, total)
+                except CodecError as error:
+                    logger.error("round %d: the mean of part %d moves nothing: %s", roster.round, index, error)
+                    self.reduced.restore(np.zeros(self._parameters, np.float32))
+                    return self._codec.encode(np.zeros(size, np.float32))
 
             encoded = await self._runner(reduce)
             key = self._key(roster, "mean", index)
@@ -150,12 +176,14 @@ class AllReduce:
 
         return work
 
-    def _others_part(self, roster: Roster, index: int, part: Part, mean: Vector) -> Callable[[], Awaitable[None]]:
+    def _others_part(
+        self, roster: Roster, index: int, part: Part, mean: Vector, until: float
+    ) -> Callable[[], Awaitable[None]]:
         """Fetch a reduced part from its owner and write it into `mean`."""
 
         async def work() -> None:
             size = part.stop - part.start
-            raw = await self._fetch(part.owner, self._key(roster, "mean", index), size)
+            raw = await self._fetch(part.owner, self._key(roster, "mean", index), size, until)
             try:
                 mean[part.start : part.stop] = await self._runner(lambda: self._codec.decode(raw, size))
             except CodecError as error:
@@ -163,7 +191,8 @@ class AllReduce:
 
         return work
 
-    async def _fetch(self, peer: PeerId, key: Key, elements: int) -> memoryview:
+    async def _fetch(self, peer: PeerId, key: Key, elements: int, until: float) -> memoryview:
+        """The part under `key`, by `until` (trio time). Raises PartsMissing."""
         size = self._codec.encoded_size(elements)
         buffer = memoryview(bytearray(size))
         began = trio.current_time()
@@ -175,13 +204,19 @@ class AllReduce:
             first.append(done)
 
         first: list[int] = []
+        arrived = False
+        wait = max(0.0, until - trio.current_time())
         try:
-            await self._liveness.unless_gone(
-                peer,
-                lambda: self._bulk.fetch(peer, key, into=buffer, max_size=size, wait=self._patience, progress=moving),
-            )
+            with trio.move_on_at(until):
+                got = await self._liveness.unless_gone(
+                    peer,
+                    lambda: self._bulk.fetch(peer, key, into=buffer, max_size=size, wait=wait, progress=moving),
+                )
+                arrived = len(got) == size
         except (NetworkError, PeerGoneSilent) as error:
             raise PartsMissing((peer,)) from error
+        if not arrived:
+            raise PartsMissing((peer,))
         seconds, moved = trio.current_time() - began, size - first[0] if first else 0
         if moved >= RATE_FROM and seconds > 0:
             self.rates[peer] = moved / seconds
@@ -199,8 +234,13 @@ class AllReduce:
         else:
             self.rollback()
         self._attempt = None
-        self._bulk.withdraw(("parts", self._run_id, roster.round - 1))
+        self._withdraw(lambda old: old.round != roster.round)
         return reduced and self._weight_in(roster) > 0
+
+    def _withdraw(self, which: Callable[[Roster], bool]) -> None:
+        for old in [r for r in self._offered if which(r)]:
+            self._bulk.withdraw(("parts", self._run_id, old.roster_id))
+            self._offered.remove(old)
 
     def rollback(self) -> None:
         """Forget the pending residuals of an attempt that did not count."""
@@ -212,4 +252,4 @@ class AllReduce:
         return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
 
     def _key(self, roster: Roster, stage: str, index: int) -> Key:
-        return ("parts", self._run_id, roster.round, roster.ballot, stage, index)
+        return ("parts", self._run_id, roster.roster_id, stage, index)

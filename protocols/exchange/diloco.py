@@ -10,7 +10,8 @@ One round is `Diloco.run_round`, which reads like the algorithm:
 
 What is then true: members that apply a decision hold the state whose hash it names. Work that is not in a decided
 result (its node came late, was cut off, or fell behind) goes to the sender's residual, at most one norm of it, and is
-sent with a later round: no failed exchange throws it away.
+sent with a later round: no failed exchange throws it away. Each round's work goes to one of the two, once (`_owed`);
+only where a node never learns how its round ended may work be sent again that did count.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
-from swarmnode.protocols.exchange.agreement import WINDOW_SLACK, Agreement, PartsMissing, Position
+from swarmnode.protocols.exchange.agreement import Agreement, PartsMissing, Position
 from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.ballots import LONGEST_WINDOW, WINDOW_SLACK
 from swarmnode.protocols.exchange.messages import Decision, Head
 from swarmnode.protocols.exchange.outcomes import Completed, Outcome, Partial
 from swarmnode.protocols.exchange.roster import Roster
@@ -36,7 +38,6 @@ from swarmnode.training.outer import OuterState, outer_step, state_hash
 logger = logging.getLogger(__name__)
 
 LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
-LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make this node train longer in one round
 NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
 
 
@@ -84,7 +85,8 @@ class Diloco:
         self._allreduce = allreduce
         self._catch_up = catch_up
         self._runner = runner
-        self._computed: dict[str, OuterState] = {}  # states of the present round, by hash, until one is decided
+        self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
+        self._owed = False  # whether the trainer holds work that is neither in a result nor in the residual
         self._ended = trio.current_time()
         self._late_by = 0.0  # seconds into the round at which this node came into it
         self._state: OuterState | None = None
@@ -100,7 +102,9 @@ class Diloco:
     async def begin(
         self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
     ) -> str:
-        """Stand on `state` after `round` rounds: a new run, or a checkpoint that nobody contradicts. Its hash."""
+        """Stand on `state` after `round` rounds: a new run, an uncontested checkpoint, or alone. Its hash."""
+        if self._state is not None:
+            await self._return_work(await self._pseudo_gradient())
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
         self._stand_on(round, hash, state)
         self._agreement.advance(Position(round, hash, voters, joiners, self._settings.first_window))
@@ -112,14 +116,14 @@ class Diloco:
     ) -> str:
         """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
 
-        What this node trained since it last stood with others stays in its residual.
+        What this node trained since it last stood with others goes to its residual.
         """
         self.phase = "catching-up"
-        if self._state is not None:
-            await self._return_work(await self._pseudo_gradient())
         began = trio.current_time()
         state = await self._state_at(head, sources, progress)
         round, hash = head.round, head.state_hash
+        if self._state is not None:
+            await self._return_work(await self._pseudo_gradient())
         self._allreduce.rollback()
         self._stand_on(round, hash, state)
         window = min(max(head.window, 0.0), LONGEST_WINDOW)
@@ -142,9 +146,12 @@ class Diloco:
         return state
 
     def _stand_on(self, round: int, hash: str, state: OuterState) -> None:
+        if self._proposed is not None and self._proposed[0] != hash:
+            self._catch_up.withdraw(self._proposed[0])
+        self._proposed = None
         self._state = state
-        self._computed.clear()
         self._trainer.load(state.parameters)
+        self._owed = True
         self._catch_up.serve_state(round, hash, state)
 
     async def run_round(self) -> RoundResult:
@@ -161,7 +168,7 @@ class Diloco:
             samples=worked.samples,
             train_seconds=worked.seconds,
             rates=dict(self._allreduce.rates),
-            reduce=lambda roster: self._reduce(roster, gradient),
+            reduce=lambda roster, within: self._reduce(roster, gradient, within),
             obtain=self._obtain,
         )
         outcome = await self._apply(decision, gradient, worked)
@@ -171,10 +178,9 @@ class Diloco:
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""
-        gradient = await self._pseudo_gradient()
-        if np.isfinite(gradient).all():
-            await self._return_work(gradient)
+        await self._return_work(await self._pseudo_gradient())
         self._trainer.load(self.state.parameters)
+        self._owed = True
 
     async def _train(self, here: Position) -> Worked:
         """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
@@ -204,9 +210,9 @@ class Diloco:
         start = self.state.parameters
         return await self._runner(lambda: start - self._trainer.parameters())
 
-    async def _reduce(self, roster: Roster, gradient: Vector) -> str:
+    async def _reduce(self, roster: Roster, gradient: Vector, within: float) -> str:
         """The state that follows from this roster; kept until the round is decided."""
-        mean = await self._allreduce.reduce(roster, gradient)
+        mean = await self._allreduce.reduce(roster, gradient, within=within)
         before, settings = self.state, self._settings
 
         def step() -> tuple[str, OuterState]:
@@ -219,32 +225,44 @@ class Diloco:
             return state_hash(roster.round + 1, self._trainer.layout, after), after
 
         hash, after = await self._runner(step)
-        self._computed[hash] = after
-        self._catch_up.serve_state(roster.round + 1, hash, after)
+        self._propose(roster.round + 1, hash, after)
         return hash
+
+    def _propose(self, round: int, hash: str, state: OuterState) -> None:
+        """Hold and serve a state that may be decided, in place of an earlier one of the round."""
+        if self._proposed is not None and self._proposed[0] not in (hash, self._agreement.position.parent):
+            self._catch_up.withdraw(self._proposed[0])
+        self._proposed = hash, state
+        self._catch_up.serve_state(round, hash, state)
 
     async def _obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
         """Hold the state with this hash: computed already, or fetched from who holds it. Raises PartsMissing."""
-        if hash in self._computed:
+        if self._proposed is not None and self._proposed[0] == hash:
             return
         others = tuple(p for p in holders if p != self._me)
         try:
-            _, _, state = await self._catch_up.fetch(others, state_hash=hash)
+            round, _, state = await self._catch_up.fetch(others, state_hash=hash)
         except CatchUpFailed as error:
             raise PartsMissing(others) from error
-        self._computed[hash] = state
+        if round != self._agreement.position.round + 1:
+            raise PartsMissing(others)
+        self._propose(round, hash, state)
 
     async def _apply(self, decision: Decision, gradient: Vector, worked: Worked) -> Outcome:
         """Move to the decided state; keep this node's work for later where it is not in it."""
+        # whether the work counted is settled before the state is here: fetching it may fail
+        counted = self._allreduce.commit(decision.roster)
+        if not counted and worked.samples > 0:
+            await self._return_work(gradient)
+        self._owed = False
         try:
             await self._obtain(decision.state_hash, decision.roster.peers)
         except PartsMissing as error:
             raise CatchUpFailed(f"the result of round {decision.round} could not be fetched: {error}") from error
-        counted = self._allreduce.commit(decision.roster)
-        if not counted and worked.samples > 0:
-            await self._return_work(gradient)
+        if self._proposed is None:
+            raise RuntimeError("a state was obtained and is not held")
         round, roster = decision.round + 1, decision.roster
-        self._stand_on(round, decision.state_hash, self._computed[decision.state_hash])
+        self._stand_on(round, *self._proposed)
         window = min(max(roster.window, 0.0), LONGEST_WINDOW)
         self._agreement.advance(Position(round, decision.state_hash, roster.peers, roster.joiners, window))
         missing = set(decision.missing)
@@ -254,7 +272,10 @@ class Diloco:
         return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
 
     async def _return_work(self, gradient: Vector) -> None:
-        norm = float(np.linalg.norm(gradient))
-        if norm > 0:
-            self._allreduce.rollback()
-            await self._runner(lambda: self._allreduce.sent.add(gradient, norm))
+        """Add what the trainer did to the residual, once; work that is not finite is worth nothing."""
+        norm = float(np.linalg.norm(gradient.astype(np.float64)))
+        if not self._owed or norm == 0 or not np.isfinite(norm):
+            return
+        self._owed = False
+        self._allreduce.rollback()
+        await self._runner(lambda: self._allreduce.sent.add(gradient, norm))
