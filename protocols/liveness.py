@@ -24,6 +24,8 @@ from swarmnode.protocols.rpc import CallError, PeerGone, Rpc
 
 T = TypeVar("T")
 
+PEERS_REMEMBERED = 1024  # round trips and suspicions kept; the oldest go
+
 
 class PeerGoneSilent(Exception):
     """A peer that this node waited for is suspected to be dead, frozen or cut off."""
@@ -124,7 +126,7 @@ class Liveness:
             self._suspect(peer, self._watched[peer])
 
     def _suspect(self, peer: PeerId, watched: _Watched) -> None:
-        self._suspected_at[peer] = trio.current_time()
+        _remember(self._suspected_at, peer, trio.current_time())
         if not watched.suspected.is_set():
             watched.suspected.set()
             for listener in self._listeners:
@@ -158,7 +160,7 @@ class Liveness:
             while True:
                 asked = trio.current_time()
                 try:
-                    self.rtts[peer] = await self._rpc.ping(peer, timeout=settings.timeout)
+                    _remember(self.rtts, peer, await self._rpc.ping(peer, timeout=settings.timeout))
                 except CallError as error:
                     overdue = trio.current_time() - asked > settings.timeout + settings.stall
                     if not overdue and not self.stalled_since(asked):
@@ -173,3 +175,11 @@ class Liveness:
                     if watched.suspected.is_set():
                         watched.suspected = trio.Event()
                 await trio.sleep(settings.interval)
+
+
+def _remember(known: dict[PeerId, float], peer: PeerId, value: float) -> None:
+    """Set a peer's value; of more than PEERS_REMEMBERED peers, those set longest ago are forgotten."""
+    known.pop(peer, None)
+    known[peer] = value
+    while len(known) > PEERS_REMEMBERED:
+        del known[next(iter(known))]

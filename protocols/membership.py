@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 RENEW_EVERY = 20.0  # seconds; three renewals fit into a lease
 EXCHANGE_EVERY = 5.0  # seconds, jittered by half
 CALL_TIMEOUT = 5.0  # seconds
-MAX_LEASES = 512  # in one exchange; at ~400 bytes each well below a control message
+MAX_LEASES = 512  # in one exchange
+MAX_LEASE_BYTES = 512 * 1024  # in one exchange, half a control message; at ~400 bytes each, more than MAX_LEASES
+MAX_SENDERS = 1024  # senders of invalid leases that are told apart
 MAX_ADDRESSES = 8  # in a lease
 CONNECT_TO = 48  # members to keep connections to; beyond that a round's group is reached when it is needed
 
@@ -195,8 +197,17 @@ class Membership:
             nursery.start_soon(dial, peer)
 
     def _ours(self) -> Leases:
-        held = self._leases.held(self._now())
-        return Leases(self._run_id, tuple(seal(r) for r in held[-MAX_LEASES:]))
+        """This node's own and the newest others', as many as fit."""
+        held = self._leases.held(self._now())[-MAX_LEASES:]
+        sealed: list[bytes] = []
+        room = MAX_LEASE_BYTES
+        for record in sorted(reversed(held), key=lambda r: r.author != self._network.me):
+            raw = seal(record)
+            room -= len(raw)
+            if room < 0:
+                break
+            sealed.append(raw)
+        return Leases(self._run_id, tuple(sealed))
 
     async def _on_exchange(self, peer: PeerId, theirs: Leases) -> Leases:
         if theirs.run_id != self._run_id:
@@ -212,14 +223,16 @@ class Membership:
         for sealed in leases.sealed[:MAX_LEASES]:
             try:
                 record = open_record(sealed, self._network.verify)
-                self._clock.observe(record.hlc, now)
                 if not self._admits(record.author) or record.author == self._network.me:
                     continue
+                self._clock.observe(record.hlc, now)
                 if self._leases.merge(record, now) is Merged.STORED:
                     self._learn(record)
             except (InvalidRecord, StampAhead) as error:
                 if sender not in self.refused:
                     logger.warning("%s sent a lease that is not valid: %s", sender, error)
+                    while len(self.refused) >= MAX_SENDERS:
+                        del self.refused[next(iter(self.refused))]
                 self.refused[sender] = self.refused.get(sender, 0) + 1
 
     def _learn(self, record: Record) -> None:
