@@ -5,7 +5,8 @@
 
 A checkpoint is written whole before its manifest is, and the manifest before older ones go: whenever the machine
 stops, the newest manifest that is there names a complete file. A checkpoint that does not hash to what its manifest
-says is reported and left alone, and the one before is used.
+says is reported and left alone, and the one before is used. Checkpoints of later rounds than the one being saved belong
+to a history that this node gave up for a better one; they go, so that nobody restarts from them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from swarmnode.node.datadir import write_atomic
+from swarmnode.node.datadir import DataDirError, write_atomic
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
 
@@ -60,7 +62,10 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write one and drop the oldest. Blocking. Raises NoSpace or DataDirError; older ones are then intact."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataDirError(f"{self._folder}: cannot be created: {error.strerror}") from error
         content = save(
             {
                 "parameters": checkpoint.state.parameters,
@@ -80,17 +85,31 @@ class Checkpoints:
         )
         write_atomic(path, content)
         write_atomic(path.with_suffix(".json"), json.dumps(asdict(manifest), indent=1).encode())
-        for old in self._manifests()[self._keep :]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+        try:
+            self._drop_others_than(path)
+        except OSError as error:
+            raise DataDirError(f"{self._folder}: old checkpoints cannot be deleted: {error.strerror}") from error
         return path
+
+    def _drop_others_than(self, newest: Path) -> None:
+        """Keep `newest`, the `keep` - 1 before it, and no tensors without a manifest."""
+        manifest = newest.with_suffix(".json")
+        later = [m for m in self._manifests() if m.name > manifest.name]
+        kept = [m for m in self._manifests() if m not in later][: self._keep]
+        for old in self._manifests():
+            if old not in kept:
+                old.unlink(missing_ok=True)
+        stems = {m.stem for m in kept}
+        for tensors in self._folder.glob("round-*.safetensors"):
+            if tensors.stem not in stems:
+                tensors.unlink(missing_ok=True)
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole. Blocking. One that is not is skipped with a warning."""
         for path in self._manifests():
             try:
                 return self._load(path)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
                 logger.warning("checkpoint %s is skipped and the one before it tried: %s", path.stem, error)
         if self._manifests():
             logger.warning(
@@ -105,6 +124,8 @@ class Checkpoints:
     def _load(self, path: Path) -> Checkpoint:
         fields = json.loads(path.read_bytes())
         manifest = Manifest(**{**fields, "voters": tuple(fields["voters"])})
+        if type(manifest.round) is not int or manifest.round < 0:
+            raise ValueError(f"it names round {manifest.round!r}")
         if manifest.format != FORMAT:
             raise ValueError(f"it has format {manifest.format}, this version reads {FORMAT}")
         if manifest.run_id != self._run_id or manifest.layout != self._layout.digest:
@@ -113,6 +134,12 @@ class Checkpoints:
         if hashlib.sha256(content).hexdigest() != manifest.sha256:
             raise ValueError("its file is damaged: it does not hash to what the manifest says")
         tensors = load(content)
+        for name in ("parameters", "momentum", "residual"):
+            vector = tensors[name]
+            if vector.shape != (self._layout.parameters,) or vector.dtype != np.float32:
+                raise ValueError(f"its {name} are {vector.dtype} {vector.shape}")
+            if not np.isfinite(vector).all():
+                raise ValueError(f"its {name} contain NaN or infinity")
         state = OuterState(tensors["parameters"], tensors["momentum"])
         if state_hash(manifest.round, self._layout, state) != manifest.state_hash:
             raise ValueError("its parameters do not hash to the state that the manifest names")
