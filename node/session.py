@@ -21,7 +21,7 @@ import trio
 from swarmnode.node.checkpoints import Checkpoint, Checkpoints
 from swarmnode.node.datadir import DataDirError
 from swarmnode.protocols.catchup import CatchUpFailed
-from swarmnode.protocols.exchange.agreement import Agreement, Behind, diverged, prefers
+from swarmnode.protocols.exchange.agreement import Agreement, Behind, LeftOut, diverged, prefers
 from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco import Diloco, RoundResult
 from swarmnode.protocols.exchange.messages import Head
@@ -92,7 +92,7 @@ class Session:
         self._stopping = trio.Event()
         self._resumed = trio.Event()
         self._resumed.set()
-        self._training = trio.CancelScope()  # what a stop or a pause may cut short
+        self._training = trio.CancelScope()  # training or waiting, which a stop or a pause may cut short
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self.finished = trio.Event()
         self.last: RoundResult | None = None
@@ -133,7 +133,7 @@ class Session:
         """Leave the run: an exchange in hand may end, training is cut short and its work kept."""
         self._stopping.set()
         self._resumed.set()
-        if self._diloco.phase != "exchanging":
+        if self.phase != "exchanging":
             self._training.cancel()
         else:
             self._training.deadline = trio.current_time() + LEAVE_WITHIN
@@ -142,7 +142,7 @@ class Session:
         """Stop training after the step in hand; the others do not wait for this node."""
         self._agreement.paused = True
         self._resumed = trio.Event()
-        if self._diloco.phase != "exchanging":
+        if self.phase != "exchanging":
             self._training.cancel()
 
     def resume(self) -> None:
@@ -213,7 +213,9 @@ class Session:
     async def _join_others(self) -> bool:
         """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
         for head, source in await self._heads():
-            if self._named_in(head) and await self._go_to(head, source):
+            # after its last round a swarm names nobody any more
+            over = self._settings.rounds is not None and head.round >= self._settings.rounds
+            if (self._named_in(head) or over) and await self._go_to(head, source):
                 return True
         return False
 
@@ -269,7 +271,7 @@ class Session:
                 result = await self._diloco.run_round()
             except Behind as error:
                 behind = error
-            except CatchUpFailed as error:
+            except (CatchUpFailed, LeftOut) as error:
                 logger.warning("this round ended without a result here: %s", error)
         if result is not None:
             self._tell(result)
@@ -279,23 +281,35 @@ class Session:
 
     async def _rejoin(self, behind: Behind | None) -> None:
         """Stand with the others again: at once where their roster names this node, else when the next one does."""
-        if behind is not None:
-            logger.info("others are at round %d; catching up", behind.head.round)
-            if self._named_in(behind.head) and await self._go_to(behind.head, behind.source):
-                return
-        self.phase_override = "waiting"
+        with trio.CancelScope() as self._training:
+            try:
+                if behind is not None:
+                    logger.info("others are at round %d; catching up", behind.head.round)
+                    if self._named_in(behind.head) and await self._go_to(behind.head, behind.source):
+                        return
+                self.phase_override = "waiting"
+                await self._wait_for_a_place()
+            finally:
+                self.phase_override = None
+
+    async def _wait_for_a_place(self) -> None:
+        """Ask members until one names this node; go on from here where nobody answers, or nobody is better off.
+
+        The last rule ends the wait of nodes that all wait for one another.
+        """
         deadline = trio.current_time() + FIND_MEMBERS_FOR
-        while not self._stopping.is_set():
-            if await self._join_others():
-                return
-            if trio.current_time() > deadline and not await self._heads(join=False):
-                logger.warning(
-                    "no member of the run answers; going on alone from round %d", self._agreement.position.round
-                )
-                await self._diloco.begin(self._agreement.position.round, self._diloco.state, (self._me,), ())
-                break
+        while not await self._join_others():
+            if trio.current_time() > deadline:
+                mine = self._agreement.head()
+                heads = [head for head, _ in await self._heads(join=False) if not head.paused]
+                if not any(head.run_id == self._run_id and prefers(mine, head) for head in heads):
+                    here = self._agreement.position
+                    answered = f"{len(heads)} members answer and none is further" if heads else "no member answers"
+                    logger.warning("%s; going on from round %d", answered, here.round)
+                    if not heads:
+                        await self._diloco.begin(here.round, self._diloco.state, (self._me,), ())
+                    return
             await trio.sleep(ASK_TO_JOIN_EVERY)
-        self.phase_override = None
 
     def _named_in(self, head: Head) -> bool:
         return self._me in head.voters or self._me in head.joiners
@@ -331,7 +345,7 @@ class Session:
         await self._diloco.return_local_work()
         await self._agreement.say_goodbye()
         await self._save()
-        await self._resumed.wait()
+        await self._resumed.wait()  # `stop` sets it as well
         self.phase_override = None
         if not self._stopping.is_set():
             await self._rejoin(None)
