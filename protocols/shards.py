@@ -1,0 +1,410 @@
+"""Shards: content-addressed immutable bytes, served in chunks and fetched from whoever has them.
+
+Calls (`protocols.rpc`):
+- `shards.have`: which of these shards, and which of their chunks as a bitmap, do you have?
+- `shards.manifest`: size and leaf hashes of one shard (see `protocols.shard_tree`).
+
+Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `Want(shard, index)`,
+as many as it likes to have under way, and the server answers each in turn with a `Piece` and, where it has the chunk,
+the raw bytes. Bulk offers whole buffers from memory under a key, with a hash over all of it; chunks are read from disk
+when asked for, come from half-fetched shards too, and have their hash in the tree: hence a protocol of its own.
+
+Who may fail when, and what is then true:
+- nobody can push: a node stores only what it was asked, by its owner or its run, to fetch or to put;
+- a chunk is checked against its leaf before it is written, and again before it is served: a rotten disk loses the
+  shard, not this node's good name;
+- a peer that asks on and on for what is not here uses up its `misses`; then calls are refused as "busy", streams are
+  closed and it is counted. One that breaks the form loses its stream; one that does not read loses it after
+  `serve_stall`;
+- the fetching side is `protocols.shard_fetch`.
+
+A complete shard is announced by `Network.provide` under its id, as far as `announced` allows; all others are found by
+asking connected peers.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
+from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.shard_fetch import Channels, Fetch, Job
+from swarmnode.protocols.shard_tree import HASH, MAX_CHUNKS, ShardId
+from swarmnode.protocols.shard_wire import (
+    HAVE,
+    LIMITS,
+    MANIFEST,
+    MAX_MESSAGE,
+    PROTOCOL,
+    Have,
+    Holding,
+    Holdings,
+    Leaves,
+    NotHeld,
+    Piece,
+    ShardError,
+    ShardLimits,
+    Store,
+    Unavailable,
+    Want,
+    WantManifest,
+)
+from swarmnode.protocols.wire import WireError, decode, encode
+
+MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A peer that says it has chunks of a shard."""
+
+    peer: PeerId
+    chunks: int
+    complete: bool
+
+
+class Shards:
+    """Serves what the store holds and fetches what it lacks."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        store: Store,
+        *,
+        runner: Runner,
+        limits: ShardLimits = LIMITS,
+        seed: int | None = None,
+    ) -> None:
+        self._network = network
+        self._rpc = rpc
+        self._store = store
+        self._runner = runner
+        self._limits = limits
+        self._random = random.Random(seed)
+        self._channels = Channels(network, limits)
+        self._fetches: dict[ShardId, Job] = {}
+        self._slots = trio.Semaphore(limits.fetches)
+        self._allowance = _Allowance(limits)
+        self._desks: OrderedDict[_Desk, None] = OrderedDict()  # the one used longest ago first
+        self._nursery: trio.Nursery | None = None
+        self._to_announce: OrderedDict[ShardId, None] = OrderedDict()
+        self._announced: set[ShardId] = set()
+        self._news = trio.Event()
+        self.offences = Offences(PROTOCOL)
+        self.counts: Counter[str] = (
+            Counter()
+        )  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
+        rpc.serve(HAVE, Have, self._on_have)
+        rpc.serve(MANIFEST, WantManifest, self._on_manifest)
+        network.serve(PROTOCOL, self._serve_stream)
+
+    # -- lifetime
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve, fetch and announce until cancelled."""
+        try:
+            with self._network.watch_peers() as events:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    for shard in reversed(self._store.recent(self._limits.announced)):
+                        self._announce_soon(shard)
+                    nursery.start_soon(self._announce)
+                    task_status.started()
+                    async for event in events:
+                        if not event.up:
+                            await self._channels.drop(event.peer)
+        finally:
+            self._nursery = None
+            for desk in list(self._desks):
+                desk.scope.cancel()
+            await self._channels.drop_all()
+
+    # -- having
+
+    async def fetch(
+        self,
+        shard: ShardId,
+        *,
+        providers: Iterable[PeerId] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Have `shard` in the store, complete and verified; several callers share one fetch.
+
+        `providers` are asked beside those who are connected or found; `progress(bytes in hand, size)` is told of each
+        chunk. When the last caller is cancelled, what has arrived is kept for the next fetch. Raises NoRoom or
+        Unavailable.
+        """
+        if self._store.holding(shard).complete:
+            await trio.lowlevel.checkpoint()
+            return
+        job = self._fetches.get(shard)
+        if job is None:
+            if self._nursery is None:
+                raise Unavailable("this node fetches nothing before it has started or after it has stopped")
+            job = self._fetches[shard] = Job(shard)
+            self._nursery.start_soon(self._carry_out, job)
+        job.hints.update(dict.fromkeys(providers))
+        if progress is not None:
+            job.listeners.append(progress)
+        job.callers += 1
+        try:
+            await job.done.wait()
+        finally:
+            job.callers -= 1
+            if progress is not None:
+                job.listeners.remove(progress)
+            if not job.callers:
+                job.scope.cancel()
+                if self._fetches.get(shard) is job:
+                    del self._fetches[shard]  # whoever comes now begins anew
+        if job.error is not None:
+            raise job.error
+
+    async def put(self, source: Path) -> ShardId:
+        """Take a file into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read."""
+        intake = await self._runner(lambda: self._store.intake(source))
+        try:
+            while await self._runner(intake.take):
+                pass
+            shard = await self._runner(intake.finish)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._runner(intake.abandon)
+        self._announce_soon(shard)
+        return shard
+
+    async def providers(self, shard: ShardId) -> tuple[Provider, ...]:
+        """Who says it has chunks of `shard` now: connected peers and those found in the DHT, the fullest first."""
+        found: dict[PeerId, Provider] = {}
+        asked: set[PeerId] = set()
+
+        async def ask(peer: PeerId) -> None:
+            holding = await self.ask_holding(peer, shard)
+            if holding is not None and (bits := holding.bits()):
+                found[peer] = Provider(peer, bits.bit_count(), holding.complete)
+
+        async def look_up(nursery: trio.Nursery) -> None:
+            for peer in await self._network.find_providers(shard):
+                if peer not in asked:
+                    asked.add(peer)
+                    nursery.start_soon(ask, peer)
+
+        async with trio.open_nursery() as nursery:
+            for view in self._network.peers():
+                asked.add(view.peer)
+                nursery.start_soon(ask, view.peer)
+            nursery.start_soon(look_up, nursery)
+        return tuple(sorted(found.values(), key=lambda p: (-p.complete, -p.chunks, p.peer)))
+
+    async def read(self, peer: PeerId, shard: ShardId, index: int) -> bytes:
+        """One chunk from `peer`, verified alone against the id and not stored. Raises Unavailable."""
+        try:
+            return await self._channels.read_one(peer, shard, index)
+        except WireError as error:
+            self.counts["lies"] += 1
+            self.offences.note(peer, str(error))
+            raise Unavailable(f"{peer} sent a chunk that is not the one asked for: {error}") from None
+        except NetworkError as error:
+            raise Unavailable(f"{peer} does not send the chunk: {error}") from error
+
+    async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
+        """What `peer` says it has of `shard`; None where it does not answer or makes no sense."""
+        try:
+            answer = await self._rpc.call(peer, HAVE, Have((shard,)), Holdings, timeout=self._limits.call)
+            if len(answer.shards) != 1:
+                raise ValueError(f"{len(answer.shards)} holdings for one shard")
+            answer.shards[0].bits()
+        except CallError as error:
+            log.debug("asking %s for a shard failed: %s", peer, error)
+            return None
+        except ValueError as error:
+            self.offences.note(peer, str(error))
+            return None
+        return answer.shards[0]
+
+    def _new_fetch(self, job: Job) -> Fetch:
+        return Fetch(
+            job,
+            network=self._network,
+            rpc=self._rpc,
+            store=self._store,
+            runner=self._runner,
+            channels=self._channels,
+            ask_holding=self.ask_holding,
+            offences=self.offences,
+            counts=self.counts,
+            limits=self._limits,
+            seed=self._random.getrandbits(32),
+        )
+
+    async def _carry_out(self, job: Job) -> None:
+        try:
+            with job.scope:
+                async with self._slots:
+                    await self._new_fetch(job).run()
+                self._announce_soon(job.shard)
+        except ShardError as error:
+            job.error = error
+        finally:
+            if not job.done.is_set() and job.error is None and not self._store.holding(job.shard).complete:
+                job.error = Unavailable("the fetch was ended; what has arrived is kept")
+            job.done.set()
+            if self._fetches.get(job.shard) is job:
+                del self._fetches[job.shard]
+
+    # -- announcing
+
+    def _announce_soon(self, shard: ShardId) -> None:
+        if shard not in self._announced:
+            self._to_announce[shard] = None
+            self._to_announce.move_to_end(shard)
+            while len(self._to_announce) > self._limits.announced:
+                self._to_announce.popitem(last=False)
+            self._news.set()
+
+    async def _announce(self) -> None:
+        """Announce one shard after the other, the newest first, until the allowance is used up."""
+        while len(self._announced) < self._limits.announced:
+            if not self._to_announce:
+                self._news = trio.Event()
+                await self._news.wait()
+            shard, _ = self._to_announce.popitem()
+            try:
+                await self._network.provide(shard)
+                self._announced.add(shard)
+            except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
+                self.counts["unannounced"] += 1
+                log.info("a shard is found only by connected peers: %s", error)
+
+    # -- serving
+
+    async def _on_have(self, peer: PeerId, request: Have) -> Holdings:
+        if len(request.shards) > self._limits.asked or any(len(shard) != HASH for shard in request.shards):
+            self.offences.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
+            raise Refuse("malformed", f"at most {self._limits.asked} shard ids of {HASH} bytes")
+        for shard in request.shards:
+            if shard in self._fetches:
+                self._fetches[shard].note_companion(peer)
+        found = tuple(self._store.holding(shard) for shard in request.shards)
+        missing = sum(not holding.size and not holding.complete for holding in found)
+        if not self._may_miss(peer, missing):
+            raise Refuse("busy", "asked too often for what is not here")
+        return Holdings(found)
+
+    async def _on_manifest(self, peer: PeerId, request: WantManifest) -> Leaves:
+        if len(request.shard) == HASH:
+            try:
+                manifest = await self._runner(lambda: self._store.manifest(request.shard))
+                return Leaves(manifest.size, manifest.leaves)
+            except NotHeld:
+                pass
+        if not self._may_miss(peer, 1):
+            raise Refuse("busy", "asked too often for what is not here")
+        raise Refuse("not-held", "this node does not have that shard")
+
+    def _may_miss(self, peer: PeerId, missing: int) -> bool:
+        """Whether the peer may ask for that much more in vain."""
+        self.counts["misses"] += missing
+        if not missing or self._allowance.take(peer, missing, trio.current_time()):
+            return True
+        self.offences.note(peer, "asks on and on for shards that are not here")
+        return False
+
+    async def _serve_stream(self, stream: Stream) -> None:
+        if self._nursery is None:
+            return
+        if sum(desk.stream.peer == stream.peer for desk in self._desks) >= self._limits.streams:
+            self.offences.note(stream.peer, f"more than {self._limits.streams} streams")
+            return
+        if len(self._desks) >= self._limits.streams_in_all:
+            idle = next((desk for desk in self._desks if not desk.busy), None)
+            if idle is None:
+                return
+            idle.scope.cancel()
+            del self._desks[idle]
+        desk = _Desk(stream)
+        self._desks[desk] = None
+        try:
+            with desk.scope:
+                await self._serve(desk)
+        except WireError as error:
+            self.offences.note(stream.peer, str(error))
+        except NetworkError as error:
+            log.debug("serving shards to %s ended: %s", stream.peer, error)
+        finally:
+            self._desks.pop(desk, None)
+
+    async def _serve(self, desk: _Desk) -> None:
+        reader = FrameReader(desk.stream, limit=MAX_MESSAGE)
+        while (raw := await reader.frame()) is not None:
+            want = decode(Want, raw, limit=MAX_MESSAGE)
+            if len(want.shard) != HASH or not 0 <= want.index < MAX_CHUNKS:
+                raise WireError(f"Want: chunk {want.index} of an id of {len(want.shard)} bytes")
+            desk.busy = True
+            self._desks.move_to_end(desk)
+            answer = await self._answer(desk.stream.peer, want)
+            with trio.move_on_after(self._limits.serve_stall) as scope:
+                await desk.stream.send_all(answer)
+            if scope.cancelled_caught:
+                raise WireError(f"took nothing for {self._limits.serve_stall:g} s")
+            desk.busy = False
+
+    async def _answer(self, peer: PeerId, want: Want) -> bytes:
+        try:
+            piece, chunk = await self._runner(lambda: self._piece(want))
+        except NotHeld:
+            if not self._may_miss(peer, 1):
+                raise WireError("Want: too many in vain") from None
+            return frame(encode(Piece()))
+        self.counts["chunks_served"] += 1
+        self.counts["bytes_served"] += len(chunk)
+        return b"".join((frame(encode(piece)), chunk))  # one write: the copy costs less than a frame of its own
+
+    def _piece(self, want: Want) -> tuple[Piece, bytes]:
+        chunk = self._store.read(want.shard, want.index)
+        if not want.prove:
+            return Piece(len(chunk)), chunk
+        manifest = self._store.manifest(want.shard)
+        return Piece(len(chunk), manifest.size, manifest.proof(want.index)), chunk
+
+
+@dataclass(eq=False)
+class _Desk:
+    """One peer's stream, on which chunks are served one after the other."""
+
+    stream: Stream
+    busy: bool = False
+
+    def __post_init__(self) -> None:
+        self.scope = trio.CancelScope()
+
+
+class _Allowance:
+    """How often each peer may still ask in vain: a bucket of `misses` that refills at `misses_refill` a second."""
+
+    def __init__(self, limits: ShardLimits) -> None:
+        self._limits = limits
+        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> (left, as of when)
+
+    def take(self, peer: PeerId, count: int, now: float) -> bool:
+        most = float(self._limits.misses)
+        left, since = self._left.pop(peer, (most, now))
+        left = min(most, left + (now - since) * self._limits.misses_refill)
+        granted = count <= left
+        self._left[peer] = (left - count if granted else left, now)
+        if len(self._left) > MAX_PEERS:
+            self._left.popitem(last=False)
+        return granted

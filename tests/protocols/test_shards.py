@@ -1,0 +1,630 @@
+"""What shards promise to those who fetch, those who serve, and those who attack either."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.node.shardstore import ShardStore
+from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.network import PeerId, Stream, StreamBroken
+from swarmnode.protocols.rpc import Refused, Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.protocols.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, Manifest, leaf, parse_id, proves
+from swarmnode.protocols.shard_wire import (
+    HAVE,
+    MANIFEST,
+    MAX_MESSAGE,
+    PROTOCOL,
+    Have,
+    Holding,
+    Holdings,
+    Leaves,
+    NoRoom,
+    Piece,
+    ShardLimits,
+    Unavailable,
+    Want,
+    WantManifest,
+)
+from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.wire import decode, encode
+
+Simulated = Callable[..., None]
+CONTENT = random.Random(11).randbytes(40 * CHUNK + 12_345)
+CHUNKS = 41
+
+
+def manifest_of(content: bytes) -> Manifest:
+    return Manifest(len(content), b"".join(leaf(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)))
+
+
+MANIFEST_OF_CONTENT = manifest_of(CONTENT)
+SHARD = MANIFEST_OF_CONTENT.id
+
+
+@dataclass
+class Node:
+    name: str
+    network: SimNetwork
+    rpc: Rpc
+    store: ShardStore
+    shards: Shards
+    scope: trio.CancelScope
+
+    @property
+    def me(self) -> PeerId:
+        return self.network.me
+
+
+class Nodes:
+    """Makes nodes with shards on one simulated network."""
+
+    def __init__(self, world: SimWorld, nursery: trio.Nursery, folder: Path) -> None:
+        self.world = world
+        self._nursery = nursery
+        self._folder = folder
+
+    async def start(
+        self, name: str, *, holds: bytes | None = None, cap: int = 1 << 30, limits: ShardLimits | None = None
+    ) -> Node:
+        network = self.world.node(name)
+        rpc = Rpc(network)
+        store = ShardStore(self._folder / name, cap=cap)
+        shards = Shards(network, rpc, store, runner=inline, limits=limits or ShardLimits(), seed=len(name))
+        node = Node(name, network, rpc, store, shards, trio.CancelScope())
+        await self._nursery.start(self._run, node)
+        hub = self.world.node("hub")  # has no shards; through it the DHT is reached
+        if not hub.up:
+            await self._nursery.start(hub.run)
+        await network.connect(hub.me)
+        if holds is not None:
+            source = self._folder / f"{name}.source"
+            source.write_bytes(holds)
+            await shards.put(source)
+            await trio.sleep(0.1)  # until it is announced
+        return node
+
+    async def liar(self, name: str, answer: Answer, *, holding: Holding | None = None) -> SimNetwork:
+        """A peer that says it has CONTENT and answers each Want as `answer(stream, want)` does."""
+        network = self.world.node(name)
+        rpc = Rpc(network)
+
+        async def have(_peer: PeerId, request: Have) -> Holdings:
+            return Holdings((holding or Holding(len(CONTENT), True),) * len(request.shards))
+
+        async def manifest(_peer: PeerId, _request: WantManifest) -> Leaves:
+            return Leaves(len(CONTENT), MANIFEST_OF_CONTENT.leaves)
+
+        async def serve(stream: Stream) -> None:
+            reader = FrameReader(stream, limit=MAX_MESSAGE)
+            while (raw := await reader.frame()) is not None:
+                await answer(stream, decode(Want, raw))
+
+        rpc.serve(HAVE, Have, have)
+        rpc.serve(MANIFEST, WantManifest, manifest)
+        network.serve(PROTOCOL, serve)
+        await self._nursery.start(network.run)
+        await self._nursery.start(rpc.run)
+        return network
+
+    async def _run(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
+        with node.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(node.network.run)
+                await nursery.start(node.rpc.run)
+                await nursery.start(node.shards.run)
+                task_status.started()
+
+
+Answer = Callable[[Stream, Want], Awaitable[None]]
+
+
+def chunk(index: int) -> bytes:
+    return CONTENT[index * CHUNK : (index + 1) * CHUNK]
+
+
+async def truth(stream: Stream, want: Want) -> None:
+    await stream.send_all(frame(encode(Piece(len(chunk(want.index))))) + chunk(want.index))
+
+
+async def falsehood(stream: Stream, want: Want) -> None:
+    await stream.send_all(frame(encode(Piece(len(chunk(want.index))))) + bytes(len(chunk(want.index))))
+
+
+def is_whole(node: Node) -> bool:
+    return node.store.holding(SHARD).complete and node.store.path(SHARD).read_bytes() == CONTENT
+
+
+@pytest.fixture
+def nodes(simulated: Simulated, tmp_path: Path) -> Callable[..., None]:
+    """Run `main(nodes)` on a simulated network; keyword arguments are the world's."""
+
+    def run(main: Callable[[Nodes], Awaitable[None]], **world: float) -> None:
+        async def inner(made: SimWorld, nursery: trio.Nursery) -> None:
+            await main(Nodes(made, nursery, tmp_path))
+
+        simulated(inner, **world)
+
+    return run
+
+
+# -- the tree
+
+
+@given(st.integers(0, 40), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_every_chunk_verifies_alone_and_nothing_else_does(chunks: int, seed: int) -> None:
+    draw = random.Random(seed)
+    leaves = [draw.randbytes(32) for _ in range(chunks)]
+    last = b"the last one"
+    if chunks:
+        leaves[-1] = leaf(last)
+    size = max(0, (chunks - 1) * CHUNK + len(last)) if chunks else 0
+    manifest = Manifest(size, b"".join(leaves))
+    if not chunks:
+        return
+    proof = manifest.proof(chunks - 1)
+    assert len(proof) <= MAX_PROOF
+    assert proves(manifest.id, size, chunks - 1, last, proof)
+    assert not proves(manifest.id, size, chunks - 1, b"the lost one", proof)
+    assert not proves(manifest.id, size, chunks - 2, last, proof)
+    assert not proves(manifest.id, size + CHUNK, chunks, last, proof)
+    assert not proves(manifest.id, size, chunks - 1, last, (*proof, bytes(32)))
+    assert not proves(manifest.id, size, chunks - 1, last, proof[1:]) or not proof
+    if proof:
+        wrong = (proof[0][:-1] + bytes([proof[0][-1] ^ 1]), *proof[1:])
+        assert not proves(manifest.id, size, chunks - 1, last, wrong)
+
+
+def test_an_id_fixes_size_and_bytes() -> None:
+    assert (
+        len({manifest_of(content).id for content in (b"", b"\0", b"\0\0", b"a", bytes(CHUNK), bytes(CHUNK + 1))}) == 6
+    )
+    assert manifest_of(b"shard").id.hex() == "75294fd1207eb89b4dfbd493906e8368b848d961e6af3cbf5e9a7b7d9908b912"
+    assert parse_id(SHARD.hex().upper()) == SHARD
+    for wrong in ("", "ab", SHARD.hex() + "0", "g" * 64, " " * 64, "é" * 64):
+        with pytest.raises(ValueError):
+            parse_id(wrong)
+    for size, leaves in ((-1, b""), (1, b""), (CHUNK + 1, bytes(32)), (MAX_SIZE + 1, b""), (0, bytes(32))):
+        with pytest.raises(ValueError):
+            Manifest(size, leaves)
+
+
+# -- fetching
+
+
+def test_a_shard_comes_from_several_providers_at_once(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        providers = [await swarm.start(name, holds=CONTENT) for name in ("a", "b", "c")]
+        me = await swarm.start("me")
+        seen: list[tuple[int, int]] = []
+        began = trio.current_time()
+        await me.shards.fetch(SHARD, progress=lambda done, size: seen.append((done, size)))
+        took = trio.current_time() - began
+        assert is_whole(me)
+        assert seen == sorted(seen) and seen[0] == (0, len(CONTENT)) and seen[-1] == (len(CONTENT), len(CONTENT))
+        served = [node.shards.counts["chunks_served"] for node in providers]
+        assert min(served) >= 8
+        assert sum(served) <= CHUNKS + 6
+        assert took < 2.2 * len(CONTENT) / 3e6 + 1  # 1 MB/s each
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_what_was_fetched_is_served_onwards(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        first = await swarm.start("b")
+        await first.shards.fetch(SHARD, providers=[source.me])
+        await trio.sleep(1)
+        source.scope.cancel()
+        second = await swarm.start("c")
+        await second.shards.fetch(SHARD)  # found by its announcement
+        assert is_whole(second)
+        assert [p.peer for p in await second.shards.providers(SHARD)] == [first.me]
+
+    nodes(main)
+
+
+def test_those_who_fetch_together_serve_one_another(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        takers = [await swarm.start("taker" + "r" * number) for number in range(3)]
+        for taker in takers:
+            for other in (source, *takers):
+                if other is not taker:
+                    await taker.network.connect(other.me)
+            swarm.world.link(source.me, taker.me, bandwidth=5e5)
+        async with trio.open_nursery() as fetching:
+            for taker in takers:
+                fetching.start_soon(taker.shards.fetch, SHARD)
+        assert all(map(is_whole, takers))
+        assert source.shards.counts["chunks_served"] < 2 * CHUNKS  # alone it would be three times
+        assert sum(taker.shards.counts["chunks_served"] for taker in takers) > CHUNKS
+
+    nodes(main)
+
+
+def test_several_callers_share_one_fetch_and_the_last_to_leave_ends_it(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me")
+        await me.network.connect(source.me)
+
+        async def impatient() -> None:
+            with trio.move_on_after(3):
+                await me.shards.fetch(SHARD)
+
+        async with trio.open_nursery() as fetching:
+            for _ in range(3):
+                fetching.start_soon(impatient)
+        assert not is_whole(me)
+        held = me.store.holding(SHARD)
+        assert 0 < held.bits().bit_count() < CHUNKS
+        before = source.shards.counts["chunks_served"]
+        await trio.sleep(30)
+        assert source.shards.counts["chunks_served"] <= before + 2
+        async with trio.open_nursery() as fetching:
+            for _ in range(3):
+                fetching.start_soon(me.shards.fetch, SHARD)
+        assert is_whole(me)
+        assert source.shards.counts["chunks_served"] <= CHUNKS + 4
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_a_fetch_goes_on_after_a_restart(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me")
+        with trio.move_on_after(5):
+            await me.shards.fetch(SHARD, providers=[source.me])
+        me.scope.cancel()
+        await trio.sleep(1)
+        held = me.store.holding(SHARD).bits().bit_count()
+        assert 8 < held < CHUNKS
+        again = await swarm.start("me")
+        assert not again.store.holding(SHARD).bits()  # believes nothing before it has hashed it
+        seen: list[int] = []
+        await again.shards.fetch(SHARD, providers=[source.me], progress=lambda done, _: seen.append(done))
+        assert is_whole(again)
+        assert -(-seen[0] // CHUNK) == held
+        assert again.shards.counts["chunks_fetched"] == CHUNKS - held
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_empty_and_small_shards_travel_too(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        me = await swarm.start("me")
+        for number, content in enumerate((b"", b"x", bytes(CHUNK))):
+            source = await swarm.start(f"source {number}", holds=content)
+            shard = manifest_of(content).id
+            await me.shards.fetch(shard, providers=[source.me])
+            assert me.store.path(shard).read_bytes() == content
+
+    nodes(main)
+
+
+def test_one_chunk_can_be_read_alone(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me")
+        for index in (0, 17, CHUNKS - 1):
+            assert await me.shards.read(source.me, SHARD, index) == chunk(index)
+        for index in (CHUNKS, 1 << 13):
+            with pytest.raises(Unavailable):
+                await me.shards.read(source.me, SHARD, index)
+
+        async def wrong_proof(stream: Stream, want: Want) -> None:
+            proof = (bytes(32), *MANIFEST_OF_CONTENT.proof(want.index)[1:])
+            await stream.send_all(frame(encode(Piece(CHUNK, len(CONTENT), proof))) + chunk(want.index))
+
+        liar = await swarm.liar("liar", wrong_proof)
+        with pytest.raises(Unavailable):
+            await me.shards.read(liar.me, SHARD, 3)
+        assert me.shards.offences.count(liar.me) == 1
+        assert me.store.kept() == ()
+
+    nodes(main)
+
+
+# -- providers that fail
+
+
+def fetch_beside(nodes: Callable[..., None], bad: Answer, check: Callable[[Node, SimNetwork], None]) -> None:
+    """Fetch from an honest provider and one that answers as `bad`; then `check(me, bad one)`."""
+
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        liar = await swarm.liar("liar", bad)
+        me = await swarm.start("me")
+        await me.network.connect(liar.me)
+        with trio.fail_after(60):
+            await me.shards.fetch(SHARD, providers=[source.me])
+        assert is_whole(me)
+        check(me, liar)
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_a_provider_of_wrong_bytes_is_dropped_and_counted(nodes: Callable[..., None]) -> None:
+    def check(me: Node, liar: SimNetwork) -> None:
+        assert me.shards.offences.count(liar.me) == 1
+        assert me.shards.counts["lies"] == 1
+
+    fetch_beside(nodes, falsehood, check)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK + 1, 1 << 40, -2])
+def test_a_provider_of_wrong_sizes_is_dropped_and_no_memory_taken(nodes: Callable[..., None], size: int) -> None:
+    async def answer(stream: Stream, want: Want) -> None:
+        await stream.send_all(frame(encode(Piece(size))) + bytes(min(max(size, 0), CHUNK)))
+
+    def check(me: Node, liar: SimNetwork) -> None:
+        assert me.shards.offences.count(liar.me) == (size >= 0)
+
+    fetch_beside(nodes, answer, check)
+
+
+def test_a_provider_of_rubbish_is_dropped(nodes: Callable[..., None]) -> None:
+    async def answer(stream: Stream, want: Want) -> None:
+        await stream.send_all(b"\xff" * 100)
+
+    fetch_beside(nodes, answer, lambda me, liar: None if me.shards.offences.count(liar.me) == 1 else pytest.fail())
+
+
+def test_one_byte_a_second_delays_nobody(nodes: Callable[..., None]) -> None:
+    async def answer(stream: Stream, want: Want) -> None:
+        await stream.send_all(frame(encode(Piece(len(chunk(want.index))))))
+        for byte in chunk(want.index):
+            await trio.sleep(1)
+            await stream.send_all(bytes([byte]))
+
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        slow = await swarm.liar("slow", answer)
+        me = await swarm.start("me")
+        await me.network.connect(slow.me)
+        began = trio.current_time()
+        await me.shards.fetch(SHARD, providers=[source.me])
+        assert trio.current_time() - began < 1.3 * len(CONTENT) / 1e6 + 1
+        assert is_whole(me)
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_a_lone_provider_of_one_byte_a_second_is_given_up(nodes: Callable[..., None]) -> None:
+    async def answer(stream: Stream, want: Want) -> None:
+        await stream.send_all(frame(encode(Piece(len(chunk(want.index))))))
+        while True:
+            await trio.sleep(1)
+            await stream.send_all(b"x")
+
+    async def main(swarm: Nodes) -> None:
+        slow = await swarm.liar("slow", answer)
+        me = await swarm.start("me")
+        began = trio.current_time()
+        with pytest.raises(Unavailable, match="0 of 41 chunks"):
+            await me.shards.fetch(SHARD, providers=[slow.me])
+        assert trio.current_time() - began < 120
+
+    nodes(main)
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_provider_that_dies_or_freezes_loses_its_chunks_to_others(nodes: Callable[..., None], how: str) -> None:
+    async def main(swarm: Nodes) -> None:
+        providers = [await swarm.start(name, holds=CONTENT) for name in ("a", "b", "c")]
+        me = await swarm.start("me")
+        began = trio.current_time()
+
+        async def strike() -> None:
+            await trio.sleep(1.5)
+            assert 0 < me.store.holding(SHARD).bits().bit_count() < CHUNKS
+            getattr(swarm.world, how)(providers[0].me)
+
+        async with trio.open_nursery() as fetching:
+            fetching.start_soon(strike)
+            await me.shards.fetch(SHARD)
+        assert is_whole(me)
+        assert trio.current_time() - began < 1.5 * len(CONTENT) / 2e6 + 2
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_broken_promises_are_borne_for_a_while_only(nodes: Callable[..., None]) -> None:
+    asked: list[int] = []
+
+    async def has_not(stream: Stream, want: Want) -> None:
+        asked.append(want.index)
+        await stream.send_all(frame(encode(Piece())))
+
+    fetch_beside(nodes, has_not, lambda me, liar: None)
+    assert 0 < len(asked) <= 3 * 10  # eight and what was under way, each time it was tried
+
+
+def test_a_manifest_of_another_shard_is_a_lie(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        other = SHARD[:-1] + bytes([SHARD[-1] ^ 1])
+        liar = await swarm.liar("liar", truth)
+        me = await swarm.start("me")
+        with pytest.raises(Unavailable):
+            await me.shards.fetch(other, providers=[liar.me])
+        assert me.shards.offences.count(liar.me) == 1
+        assert me.store.kept() == ()
+
+    nodes(main)
+
+
+@pytest.mark.parametrize("size, chunks", [(1 << 60, b""), (-5, b""), (len(CONTENT), bytes(100)), (5 * CHUNK, b"\x1f")])
+def test_impossible_holdings_harm_nothing(nodes: Callable[..., None], size: int, chunks: bytes) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        liar = await swarm.liar("liar", truth, holding=Holding(size, False, chunks))
+        me = await swarm.start("me")
+        await me.network.connect(liar.me)
+        await me.shards.fetch(SHARD, providers=[source.me])
+        assert is_whole(me)
+        assert me.shards.offences.count(liar.me) >= 1
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_nobody_has_it(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        other = await swarm.start("a")
+        me = await swarm.start("me")
+        await me.network.connect(other.me)
+        began = trio.current_time()
+        with pytest.raises(Unavailable, match="nobody"):
+            await me.shards.fetch(SHARD)
+        assert trio.current_time() - began < 45
+        late = trio.current_time() + 10
+
+        async def come_late() -> None:
+            await trio.sleep_until(late)
+            await swarm.start("late", holds=CONTENT)
+
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(come_late)
+            await me.shards.fetch(SHARD)
+        assert is_whole(me)
+
+    nodes(main)
+
+
+def test_a_shard_over_the_cap_is_refused_before_a_chunk_comes(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me", cap=len(CONTENT) - 1)
+        with pytest.raises(NoRoom):
+            await me.shards.fetch(SHARD, providers=[source.me])
+        assert source.shards.counts["chunks_served"] == 0
+        assert me.store.used == 0
+
+    nodes(main)
+
+
+# -- those who ask
+
+
+def test_asking_in_vain_a_hundred_thousand_times_is_bounded_and_counted(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        server = await swarm.start("a", holds=CONTENT)
+        attacker = swarm.world.node("attacker")
+        rpc = Rpc(attacker)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(attacker.run)
+            await nursery.start(rpc.run)
+            draw = random.Random(3)
+            refused = 0
+            for _ in range(100_000 // 64):
+                ids = tuple(draw.randbytes(32) for _ in range(64))
+                try:
+                    assert await rpc.call(server.me, HAVE, Have(ids), Holdings, timeout=5) == Holdings(
+                        (Holding(),) * 64
+                    )
+                except Refused as refusal:
+                    assert refusal.code == "busy"
+                    refused += 1
+            assert refused > 1000
+            assert server.shards.offences.count(attacker.me) == refused
+            assert server.shards.counts["misses"] == 64 * (100_000 // 64)
+            stream = await attacker.open_stream(server.me, PROTOCOL)
+            with pytest.raises(StreamBroken):
+                for _ in range(10_000):
+                    await stream.send_all(frame(encode(Want(draw.randbytes(32), 0))))
+                    await stream.receive_some(100)
+            nursery.cancel_scope.cancel()
+        honest = await swarm.start("honest")
+        await honest.shards.fetch(SHARD, providers=[server.me])  # others notice nothing
+        assert is_whole(honest)
+
+    nodes(main, latency=0.0001)
+
+
+def test_streams_of_one_peer_and_in_all_are_bounded(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        limits = ShardLimits(streams=4, streams_in_all=8)
+        server = await swarm.start("a", holds=CONTENT, limits=limits)
+        for number in range(5):
+            greedy = swarm.world.node(f"greedy {number}")
+            swarm._nursery.start_soon(greedy.run)
+            await trio.sleep(0.01)
+            for _ in range(10):
+                await greedy.open_stream(server.me, PROTOCOL)
+            await trio.sleep(1)
+            assert len(server.shards._desks) <= 8
+            assert server.shards.offences.count(greedy.me) == 6
+        me = await swarm.start("me")
+        await me.shards.fetch(SHARD, providers=[server.me])  # idle streams make room
+        assert is_whole(me)
+
+    nodes(main)
+
+
+def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        server = await swarm.start("a", holds=CONTENT)
+        sleeper = swarm.world.node("sleeper")
+        swarm._nursery.start_soon(sleeper.run)
+        await trio.sleep(0.01)
+        stream = await sleeper.open_stream(server.me, PROTOCOL)
+        for index in range(CHUNKS):
+            await stream.send_all(frame(encode(Want(SHARD, index))))
+        await trio.sleep(40)
+        assert not server.shards._desks
+        assert server.shards.counts["chunks_served"] <= 3
+        assert server.shards.offences.count(sleeper.me) == 1
+
+    nodes(main)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff" * 6, frame(bytes(50)), frame(encode(Want(b"short", 0))), frame(encode(Want(SHARD, -1)))]
+)
+def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], raw: bytes) -> None:
+    async def main(swarm: Nodes) -> None:
+        server = await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me")
+        stream = await me.network.open_stream(server.me, PROTOCOL)
+        await stream.send_all(raw)
+        with pytest.raises(StreamBroken):
+            while await stream.receive_some(100):
+                pass
+            raise StreamBroken("ended")
+        assert server.shards.offences.count(me.me) == 1
+        with pytest.raises(Refused):
+            await me.rpc.call(server.me, HAVE, Have((SHARD,) * 65), Holdings, timeout=5)
+        assert await me.shards.read(server.me, SHARD, 0) == chunk(0)
+
+    nodes(main)
+
+
+def test_a_rotten_disk_costs_the_shard_and_not_the_name(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        good = await swarm.start("a", holds=CONTENT)
+        rotten = await swarm.start("b", holds=CONTENT)
+        with rotten.store.path(SHARD).open("r+b") as file:
+            file.seek(5 * CHUNK + 3)
+            file.write(b"rot")
+        me = await swarm.start("me")
+        await me.shards.fetch(SHARD, providers=[good.me, rotten.me])
+        assert is_whole(me)
+        assert me.shards.counts["lies"] == 0
+        if not rotten.store.holding(SHARD).complete:  # it was asked for that chunk
+            await rotten.shards.fetch(SHARD, providers=[good.me])
+            assert rotten.shards.counts["chunks_fetched"] == 1
+            assert is_whole(rotten)
+
+    nodes(main)
