@@ -153,6 +153,7 @@ class Dialler:
                 if self._connections.best(peer) is not None:
                     await secured.close()
                     return peer
+                self.learn(peer, (address,))
                 muxed = await upgrader.upgrade_connection(secured, peer_id(peer))
             await self._swarm.add_conn(muxed, direction="outbound")
         except BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from swarmnode.protocols.network import Address, PeerId
 
-MAX_TEXT = 512  # characters of an address; a name alone may have 253
+MAX_TEXT = 336  # characters of an address: a name of 253, a peer id of 52, and what stands between
 NAME = re.compile(
     r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
 )  # as RFC 1035, with the underscores of containers

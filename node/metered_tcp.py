@@ -58,7 +58,7 @@ class MeteredStream(ReadWriteCloser):
         self._stream = stream
         self._meter = meter
         self._received = bytearray()
-        self._remote = TrioTCPStream(stream).get_remote_address()
+        self._remote = _remote_of(stream)
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -94,6 +94,15 @@ class MeteredStream(ReadWriteCloser):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self._remote
+
+
+def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:
+    """IPv6 sockets name their peer with four values; upstream (`io/trio.py:103`) then says that it has no address."""
+    try:
+        host, port, *_ = stream.socket.getpeername()
+    except OSError:
+        return None  # gone already
+    return str(host), int(port)
 
 
 class MeteredTCP(TCP):

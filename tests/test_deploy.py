@@ -19,6 +19,7 @@ import yaml
 
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.endpoint import Endpoint, parse
 from swarmnode.training.options import describe
 from swarmnode.training.runspec import load_runspec
 
@@ -155,6 +156,7 @@ def test_workers_join_the_seed_by_name_once_it_is_healthy() -> None:
     join = WORKER["command"][WORKER["command"].index("--join") + 1]
     port = describe(NodeConfig)["port"][0].default
     assert join == f"/dns4/seed/tcp/{port}"
+    assert parse(join) == Endpoint("dns4", "seed", port, None)
     assert WORKER["depends_on"]["seed"]["condition"] == "service_healthy"
     assert SEED["command"] == ["run", "/etc/swarmnode/run.toml"]
 

@@ -47,6 +47,14 @@ def port_of(node: Libp2pNetwork) -> int:
     return int(node.addresses[0].split("/")[4])
 
 
+def loopback_has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(main)
 
@@ -65,6 +73,21 @@ def test_every_kind_of_join_address_connects(place: str, named: bool) -> None:
     run(main)
 
 
+@pytest.mark.skipif(not loopback_has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("named", [False, True])
+def test_peers_over_ipv6_are_seen_with_their_addresses(named: bool) -> None:
+    async def main() -> None:
+        a, b = network(), Libp2pNetwork(identity(), HostSettings(listen=("/ip6/::1/tcp/0",)))
+        async with running(a, b):
+            place = f"/ip6/::1/tcp/{port_of(b)}"
+            await a.connect(place + (f"/p2p/{b.me}" if named else ""))
+            assert a.peers()[0].addresses == (f"{place}/p2p/{b.me}",)
+            await until(lambda: bool(b.peers()))
+            assert str(b._connections.of(a.me)[0].conn.get_transport_addresses()[0]).startswith("/ip6/::1/tcp/")
+
+    run(main)
+
+
 def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
     async def main() -> None:
         a, b = network(), network()
@@ -76,6 +99,7 @@ def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
         b.subscribe("topic", on_message)
         async with running(a, b):
             await a.connect(f"/ip4/127.0.0.1/tcp/{port_of(b)}")
+            assert a.known_addresses(b.me) == b.addresses
             await until(lambda: bool(a.peers()[0].agent))
             await a.publish("topic", b"news")
             await until(lambda: heard == [b"news"])
