@@ -1,0 +1,149 @@
+"""Values in the DHT that nobody but their author can make, alter, roll back or keep alive.
+
+A key is `/swarmnode/<author's peer id>/<name>`, so whoever holds a record knows whose signature to ask for. The stored
+bytes are a `Sealed`: sequence number, expiry, value, and the author's signature over these and the key.
+
+What each side checks, storers before they keep a record and readers before they believe one:
+- form: key and value within their sizes; integers where integers belong (so no NaN), bounds before decoding;
+- origin: the signature is that of the author in the key, so a record moved to another key is a forgery;
+- time: it has not expired, and it expires at most `MAX_LIFETIME` from now;
+- order, against the record in hand (`supersedes`): a greater sequence number that expires no earlier. As expiry never
+  moves back, a record that was replaced has expired by the time its replacement is forgotten: replaying it is useless
+  even then.
+
+Not promised: that a reader sees the newest value. Whoever asks only nodes that never saw it gets an older one, still
+unexpired and genuine. Asking many, and remembering what one has seen (`node.dht_records`), makes that unlikely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.wire import WireError, decode, encode
+
+NAMESPACE = "swarmnode"
+DOMAIN = b"swarmnode dht record 1\0"  # no other signature of this node can pass for a record's
+MAX_VALUE = 16 * 1024  # bytes; larger things are shards, and a record names them
+MAX_SEALED = MAX_VALUE + 256  # bytes of a value with its sequence, expiry, signature and field names
+MAX_LIFETIME = 24 * 3600.0  # seconds; a record whose author is gone must not stay for ever
+SKEW = 300.0  # seconds that the author's clock may be ahead of ours
+MAX_NUMBER = 1 << 62  # of sequences and times: far beyond any clock
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # 64 characters: go-libp2p refuses keys above 128 bytes
+_PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,60}")
+
+Verify = Callable[[PeerId, bytes, bytes], bool]  # (peer, message, signature), as Network.verify
+Sign = Callable[[bytes], bytes]
+
+
+class BadRecord(ValueError):
+    """Bytes that are no valid record; `why` is one of malformed, oversize, forged, expired, too-far."""
+
+    def __init__(self, why: str, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Record:
+    """A genuine record."""
+
+    author: PeerId
+    name: str
+    value: bytes
+    sequence: int
+    expires: int  # milliseconds since 1970, by the author's clock
+
+    @property
+    def key(self) -> bytes:
+        return record_key(self.author, self.name)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What is stored and sent."""
+
+    sequence: int
+    expires: int
+    value: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class _Signed:
+    """What the signature covers, behind DOMAIN."""
+
+    key: bytes
+    sequence: int
+    expires: int
+    value: bytes
+
+
+def record_key(author: PeerId, name: str) -> bytes:
+    """The DHT key of an author's record. Raises ValueError for a name that is none."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no record name: 1 to 64 of a-z, 0-9, '.', '_', '-', a letter or digit first")
+    return f"/{NAMESPACE}/{author}/{name}".encode()
+
+
+def seal(sign: Sign, record: Record) -> bytes:
+    """The bytes of a record of one's own. Raises BadRecord("oversize") above MAX_VALUE."""
+    if len(record.value) > MAX_VALUE:
+        raise BadRecord("oversize", f"a record's value has at most {MAX_VALUE} bytes, not {len(record.value)}")
+    signature = sign(_message(record.key, record.sequence, record.expires, record.value))
+    return encode(Sealed(record.sequence, record.expires, record.value, signature))
+
+
+def unseal(key: bytes, raw: bytes, *, verify: Verify, now: float) -> Record:
+    """The record that `raw` holds for `key`. `now` is in seconds since 1970. Raises BadRecord."""
+    author, name = _owner(key)
+    if len(raw) > MAX_SEALED:
+        raise BadRecord("oversize", f"a record has at most {MAX_SEALED} bytes, not {len(raw)}")
+    try:
+        sealed = decode(Sealed, raw, limit=MAX_SEALED)
+    except WireError as error:
+        raise BadRecord("malformed", str(error)) from None
+    if len(sealed.value) > MAX_VALUE:
+        raise BadRecord("oversize", f"a record's value has at most {MAX_VALUE} bytes, not {len(sealed.value)}")
+    if not (0 <= sealed.sequence < MAX_NUMBER and 0 <= sealed.expires < MAX_NUMBER):
+        raise BadRecord("malformed", f"sequence {sealed.sequence}, expiry {sealed.expires}")
+    if sealed.expires <= now * 1000:
+        raise BadRecord("expired", f"it expired {now - sealed.expires / 1000:.0f} s ago")
+    if sealed.expires > (now + MAX_LIFETIME + SKEW) * 1000:
+        raise BadRecord("too-far", f"it would live {sealed.expires / 1000 - now:.0f} s, at most {MAX_LIFETIME:.0f}")
+    message = _message(key, sealed.sequence, sealed.expires, sealed.value)
+    if not verify(author, message, sealed.signature):
+        raise BadRecord("forged", f"it is not signed by {author}")
+    return Record(author, name, sealed.value, sealed.sequence, sealed.expires)
+
+
+def supersedes(new: Record, old: Record | None) -> bool:
+    """Whether `new` may take the place of `old`, a record of the same key; so may an equal one (it is republished).
+
+    Among two values under one sequence number, which only a faulty author makes, every node prefers the same one.
+    """
+    if old is None or new == old:
+        return True
+    return new.expires >= old.expires and rank(new) > rank(old)
+
+
+def rank(record: Record) -> tuple[int, int, bytes]:
+    """Orders the records of one key; a reader believes the greatest."""
+    return record.sequence, record.expires, record.value
+
+
+def _owner(key: bytes) -> tuple[PeerId, str]:
+    try:
+        empty, namespace, author, name = key.decode("ascii").split("/")
+    except ValueError:  # includes UnicodeDecodeError
+        raise BadRecord("malformed", "the key is not /swarmnode/<peer id>/<name>") from None
+    if empty or namespace != NAMESPACE or not _PEER.fullmatch(author) or not _NAME.fullmatch(name):
+        raise BadRecord("malformed", "the key is not /swarmnode/<peer id>/<name>")
+    return author, name
+
+
+def _message(key: bytes, sequence: int, expires: int, value: bytes) -> bytes:
+    return DOMAIN + encode(_Signed(key, sequence, expires, value))
