@@ -156,6 +156,7 @@ class CatchUp:
                 manifests[peer] = await self._rpc.call(
                     peer, "catchup.manifest", query, Manifest, timeout=MANIFEST_TIMEOUT
                 )
+                self._liveness.heard_from(peer)
             except CallError as error:
                 logger.info("no manifest from %s: %s", peer, error)
 

@@ -125,6 +125,15 @@ class Liveness:
         if peer in self._watched:
             self._suspect(peer, self._watched[peer])
 
+    def heard_from(self, peer: PeerId) -> None:
+        """The peer answered something else than a ping: it is not suspected any more."""
+        self._suspected_at.pop(peer, None)
+        watched = self._watched.get(peer)
+        if watched is not None:
+            watched.failures = 0
+            if watched.suspected.is_set():
+                watched.suspected = trio.Event()
+
     def _suspect(self, peer: PeerId, watched: _Watched) -> None:
         _remember(self._suspected_at, peer, trio.current_time())
         if not watched.suspected.is_set():
@@ -170,10 +179,7 @@ class Liveness:
                     elif isinstance(error, PeerGone):
                         continue  # a broken stream may only be an old one: a new connection tells at once
                 else:
-                    watched.failures = 0
-                    self._suspected_at.pop(peer, None)
-                    if watched.suspected.is_set():
-                        watched.suspected = trio.Event()
+                    self.heard_from(peer)
                 await trio.sleep(settings.interval)
 
 

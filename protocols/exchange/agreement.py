@@ -146,6 +146,7 @@ class Agreement:
         self._reducing = AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
         self._broken: set[Link] = set()  # reported to this node as leader, in this round
         self._failures = 0  # ballots that this node led in this round, in vain
+        self.late_by = 0.0  # seconds that others were into the next round when `agree` learned the last decision
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
@@ -215,6 +216,7 @@ class Agreement:
         """
         standing, here = self._standing, self.position
         candidates = standing.candidates()
+        self.late_by = 0.0
         attempts = 0
         while True:
             ballot = standing.ballot
@@ -259,6 +261,7 @@ class Agreement:
             )
             match verdict:
                 case Verdict(kind="ahead", decision=Decision() as decision) if standing.ends(decision):
+                    self._note_lateness(verdict.head)
                     return decision
                 case Verdict(kind="ahead" | "elsewhere", head=Head() as head) if standing.should_follow(head):
                     raise Behind(head, leader)
@@ -281,6 +284,12 @@ class Agreement:
             return ruling.decision
         standing.raise_ballot(ruling.ballot)
         return None
+
+    def _note_lateness(self, head: Head | None) -> None:
+        """A decision that was known to a peer at `head` already: how far into the round after it that peer is."""
+        here = self.position
+        if head is not None and head.round > here.round:
+            self.late_by = head.elapsed if head.round == here.round + 1 else max(here.window, head.elapsed)
 
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
@@ -404,6 +413,7 @@ class Agreement:
                 head = await self._rpc.call(peer, "round.summon", message, Head, timeout=PROBE_EVERY)
                 if self._standing.should_follow(head):
                     found.append(await self._decision_of(peer, ready) or Behind(head, peer))
+                    self._note_lateness(head)
             except CallError as error:
                 logger.debug("summons to %s failed: %s", peer, error)
                 return

@@ -264,7 +264,9 @@ class Diloco:
         round, roster = decision.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
         window = min(max(roster.window, 0.0), LONGEST_WINDOW)
-        self._agreement.advance(Position(round, decision.state_hash, roster.peers, roster.joiners, window))
+        self._late_by = self._agreement.late_by
+        position = Position(round, decision.state_hash, roster.peers, roster.joiners, window)
+        self._agreement.advance(position, elapsed=self._late_by)
         missing = set(decision.missing)
         if not counted and worked.samples > 0:
             missing.add(self._me)

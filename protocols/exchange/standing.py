@@ -309,6 +309,8 @@ class Standing:
             while ready.round == self.position.round + 1:
                 await self._moved.wait()  # this node is about to get there as well
         here = self.position
+        if peer not in self.candidates():
+            self._wishes_to_join(peer)
         if ready.round < here.round:
             return self._verdict_for_past(ready.round)
         if ready.round > here.round or ready.parent != here.parent:
@@ -322,8 +324,6 @@ class Standing:
             return Verdict("again", ballot=self.ballot)
         if ready.ballot > self.ballot + MAX_JUMP:
             raise Refuse("far-ahead", "no member is at such a ballot")
-        if peer not in candidates:
-            self._wishes_to_join(peer)
         if ready.accepted is not None and not self.continues(ready.accepted.roster):
             ready = replace(ready, accepted=None)
         return await self._wait_at_desk(peer, ready)
