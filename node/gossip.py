@@ -106,6 +106,8 @@ class Gossip:
                     sender.send_nowait(frame)
                 except trio.WouldBlock:
                     log.debug("peer %s is slow: one message not passed on", peer)
+                except trio.BrokenResourceError:  # all is being cancelled, and who sends to this peer ended first
+                    log.debug("the node is ending: one message not passed on")
 
     async def _receive(self, stream: Stream) -> None:
         tokens, filled_at = BURST, trio.current_time()
