@@ -1,7 +1,8 @@
 """Two processes of one machine for a benchmark: a server and a driver, measured by the same clock and CPU accounts.
 
-Each system under test (`swarmnode`, `libp2p`, `lattica`) runs in processes of its own, so that no patch or event loop of
-one reaches another. Lattica runs in a network namespace without a way out, because it asks STUN servers when it starts.
+Each system under test (`swarmnode`, `libp2p`, `lattica`) runs in processes of its own, so that no patch or event loop
+of one reaches another. Lattica runs in a network namespace without a way out, because it asks STUN servers when it
+starts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,254 @@
+"""The callee's side of one stream of calls: reads them, carries each out in a task of its own, writes answers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from swarmnode.protocols.frames import FrameReader
+from swarmnode.protocols.network import NetworkError, PeerId, Stream
+from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.rpc_errors import Refuse
+from swarmnode.protocols.rpc_flows import WINDOW, Inflow, Outflow
+from swarmnode.protocols.rpc_frames import (
+    CALL,
+    CANCEL,
+    CREDIT,
+    END,
+    FAIL,
+    FEED,
+    HEADROOM,
+    ITEM,
+    MAX_TEXT,
+    REPLY,
+    UNARY,
+    UPLOAD,
+    Frame,
+    Outbox,
+    RpcLimits,
+)
+from swarmnode.protocols.wire import WireError, decode, encode
+
+log = logging.getLogger(__name__)
+
+I = TypeVar("I")  # noqa: E741 (an item)
+
+Handler = Callable[..., Awaitable[Any]]
+STYLES = {UNARY: "a call", FEED: "a feed", UPLOAD: "an upload"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is served under a name: the handler's arguments depend on the style (see `Rpc`)."""
+
+    style: int
+    request: type[Any]
+    handler: Handler
+    item: type[Any] | None = None  # of an upload
+
+
+@dataclass(eq=False)
+class Office:
+    """What all desks of a node share."""
+
+    limits: RpcLimits
+    offences: Offences
+    methods: dict[str, Method] = field(default_factory=dict)
+    carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
+    failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
+
+
+class Items(Generic[I]):
+    """What an upload's handler iterates over: `async for item in items`."""
+
+    def __init__(self, inflow: Inflow, kind: type[I], complain: Callable[[str], None]) -> None:
+        self._inflow = inflow
+        self._kind = kind
+        self._complain = complain
+
+    def __aiter__(self) -> Items[I]:
+        return self
+
+    async def __anext__(self) -> I:
+        body = await self._inflow.receive()
+        if body is None:
+            raise StopAsyncIteration
+        try:
+            return decode(self._kind, body)
+        except WireError as error:
+            self._complain(str(error))
+            raise Refuse("malformed", str(error)[:MAX_TEXT]) from None
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call in progress."""
+
+    scope: trio.CancelScope
+    inflow: Inflow | None = None
+    outflow: Outflow | None = None
+    cancelled: bool = False  # by the caller, who waits for nothing
+
+
+class Desk:
+    """One stream of a caller."""
+
+    def __init__(self, office: Office, stream: Stream) -> None:
+        self.peer = stream.peer
+        self.scope = trio.CancelScope()
+        self._office = office
+        self._limits = office.limits
+        self._stream = stream
+        self._outbox = Outbox()
+        self._jobs: dict[int, _Job] = {}
+
+    async def run(self) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until_over, self._write)
+                nursery.start_soon(self._until_over, self._read, nursery)
+
+    async def _until_over(self, job: Callable[..., Awaitable[None]], *args: Any) -> None:
+        try:
+            await job(*args)
+        except WireError as error:
+            self._office.offences.note(self.peer, str(error))
+        except NetworkError as error:
+            log.debug("the calls of %s ended: %s", self.peer, error)
+        finally:
+            self.scope.cancel()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        reader = FrameReader(self._stream, limit=self._limits.frame)
+        while True:
+            if self._outbox.size >= self._limits.queued:
+                await self._outbox.below(self._limits.queued)
+            raw = await reader.frame()
+            if raw is None:
+                return
+            message = decode(Frame, raw, limit=self._limits.frame)
+            job = self._jobs.get(message.id)
+            if message.kind == CALL and message.id > 0 and job is None:
+                self._start(message, nursery)
+            elif message.kind not in (CANCEL, ITEM, END, CREDIT):
+                raise WireError(f"frame of kind {message.kind} for call {message.id}")
+            elif job is not None:  # else late: it was answered already
+                _steer(job, message)
+
+    def _start(self, call: Frame, nursery: trio.Nursery) -> None:
+        carried_out = self._office.carried_out
+        if carried_out[self.peer] >= self._limits.serves:
+            self._office.offences.note(self.peer, f"more than {self._limits.serves} calls at once")
+            self._outbox.put(Frame(FAIL, call.id, code="busy", text="too many calls at once"))
+            return
+        if not (call.timeout > 0 and math.isfinite(call.timeout)):
+            raise WireError(f"call {call.id} has a timeout of {call.timeout} s")
+        if call.credit < 0:
+            raise WireError(f"call {call.id} gives a credit of {call.credit} bytes")
+        carried_out[self.peer] += 1
+        job = self._jobs[call.id] = _Job(trio.CancelScope())
+        job.scope.deadline = trio.current_time() + min(call.timeout, self._limits.longest)
+        nursery.start_soon(self._carry_out, call, job)
+
+    async def _carry_out(self, call: Frame, job: _Job) -> None:
+        try:
+            answer = Frame(FAIL, call.id, code="deadline", text="the time is up")
+            with job.scope:
+                answer = await self._result(call, job)
+            if job.cancelled:
+                return
+            if self._outbox.size >= self._limits.queued:
+                await self._outbox.below(self._limits.queued)
+            if call.style == UNARY:
+                self._outbox.put(answer)
+            else:
+                self._outbox.put_item(answer)  # after the last item
+        finally:
+            del self._jobs[call.id]
+            self._office.carried_out[self.peer] -= 1
+            if not self._office.carried_out[self.peer]:
+                del self._office.carried_out[self.peer]
+
+    async def _result(self, call: Frame, job: _Job) -> Frame:
+        method = self._office.methods.get(call.method)
+        if method is None:
+            return Frame(FAIL, call.id, code="unknown-method", text=f"no method {call.method[:80]!r}")
+        if method.style != call.style:
+            return Frame(FAIL, call.id, code="wrong-style", text=f"{call.method} is served as {STYLES[method.style]}")
+        try:
+            request = decode(method.request, call.body)
+        except WireError as error:
+            self._complain(f"{call.method}: {error}")
+            return Frame(FAIL, call.id, code="malformed", text=str(error)[:MAX_TEXT])
+        try:
+            body = await self._body(method, request, call, job)
+        except Refuse as refusal:
+            return Frame(FAIL, call.id, code=refusal.code[:80], text=refusal.text[:MAX_TEXT])
+        except Exception as error:
+            self._log_failure(call.method, error)
+            return Frame(FAIL, call.id, code="internal", text="the handler failed")
+        return Frame(REPLY, call.id, body=body)
+
+    async def _body(self, method: Method, request: Any, call: Frame, job: _Job) -> bytes:
+        if method.style == FEED:
+            outflow = job.outflow = Outflow(self._outbox, call.id, call.credit, self._limits.queued)
+
+            async def send(item: Any) -> None:
+                await outflow.send(encode(item))
+
+            await method.handler(self.peer, request, send)
+            return b""
+        if method.style == UPLOAD:
+            assert method.item is not None
+            inflow = job.inflow = Inflow(lambda credit: self._outbox.put(Frame(CREDIT, call.id, credit=credit)))
+            self._outbox.put(Frame(CREDIT, call.id, credit=WINDOW))
+            body = encode(await method.handler(self.peer, request, Items(inflow, method.item, self._complain)))
+        else:
+            body = encode(await method.handler(self.peer, request))
+        if len(body) > self._limits.frame - HEADROOM:
+            raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
+        return body
+
+    def _complain(self, what: str) -> None:
+        self._office.offences.note(self.peer, what)
+
+    def _log_failure(self, method: str, error: Exception) -> None:
+        """With its trace the first time, for a peer chooses how often it happens."""
+        seen = (method, type(error))
+        first = seen not in self._office.failures_logged
+        self._office.failures_logged.add(seen)
+        level = logging.ERROR if first else logging.DEBUG
+        log.log(
+            level, "the handler of %s failed for %s: %r", method, self.peer, error, exc_info=error if first else None
+        )
+
+    async def _write(self) -> None:
+        while True:
+            batch = await self._outbox.batch()
+            with trio.move_on_after(self._limits.write_stall) as scope:
+                await self._stream.send_all(batch)
+            if scope.cancelled_caught:
+                raise WireError(f"did not read its answers for {self._limits.write_stall:g} s")
+
+
+def _steer(job: _Job, message: Frame) -> None:
+    """What a caller says about its call in progress. Raises WireError for what such a call cannot be told."""
+    if message.kind == CANCEL:
+        job.cancelled = True
+        job.scope.cancel()
+    elif message.kind == CREDIT:
+        if job.outflow is None:
+            raise WireError(f"credit for call {message.id}, which sends no items")
+        job.outflow.grant(message.credit)
+    elif job.inflow is None:
+        raise WireError(f"an item for call {message.id}, which takes none")
+    elif message.kind == ITEM:
+        job.inflow.feed(message.body)
+    else:
+        job.inflow.end()

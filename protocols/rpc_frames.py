@@ -1,0 +1,119 @@
+"""What calls put on the wire, what they may take of a node, and the outbox in which frames wait to be written."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.protocols.frames import frame
+from swarmnode.protocols.network import Stream
+from swarmnode.protocols.wire import encode
+
+PROTOCOL = "/swarmnode/rpc/1"
+CALL, CANCEL, REPLY, FAIL, ITEM, CREDIT, END = range(7)  # kinds of frames
+UNARY, FEED, UPLOAD = range(3)  # styles of calls
+TOGETHER = 64 * 1024  # bytes of small frames that are written at once: one yamux frame
+HEADROOM = 1024  # bytes of a frame beside its body: method, code, text and field names
+MAX_TEXT = 500  # characters of a failure's text
+
+
+@dataclass(frozen=True)
+class RpcLimits:
+    """What calls may take of this node."""
+
+    frame: int = 1 << 20  # bytes; larger things go by bulk
+    calls: int = 64  # calls, feeds and uploads in flight to one peer; more wait, on their own time
+    serves: int = 128  # calls of one peer carried out here; more are refused. Twice `calls`, for those given up there
+    streams: int = 4  # streams of one peer; one is enough, and the old may outlive its successor's opening
+    queued: int = 4 << 20  # bytes of answers that wait for one peer; above, it is not read from
+    longest: float = 600.0  # seconds that a handler may take, whatever the caller asked for
+    open: float = 10.0  # seconds to open a stream
+    write_stall: float = 60.0  # seconds that answers may wait for a peer that does not read: a suspended laptop's nap
+    write_grace: float = 2.0  # seconds that a blocked write goes on when no call waits for it any more
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The one envelope; which fields count depends on `kind`."""
+
+    kind: int
+    id: int
+    method: str = ""
+    timeout: float = 0.0  # seconds left
+    body: bytes = b""
+    code: str = ""
+    text: str = ""
+    style: int = UNARY
+    credit: int = 0  # bytes of items that the peer may send beyond what it was allowed before
+
+
+class Outbox:
+    """Frames that wait to be written to one stream. Items of feeds and uploads let all other frames pass."""
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes waiting
+        self._frames: dict[int, bytes] = {}
+        self._items: deque[bytes] = deque()
+        self._next_key = 1
+        self._filled = trio.lowlevel.ParkingLot()
+        self._emptied = trio.lowlevel.ParkingLot()
+
+    def put(self, message: Frame) -> int:
+        """Queue a frame; the key is good for `take_back`."""
+        framed = frame(encode(message))
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._frames[key] = framed
+        self._grow(framed)
+        return key
+
+    def put_item(self, message: Frame) -> None:
+        """Queue a frame that keeps its place among the items."""
+        framed = frame(encode(message))
+        self._items.append(framed)
+        self._grow(framed)
+
+    def take_back(self, key: int) -> bool:
+        """Whether the frame was still here; it will not be sent."""
+        framed = self._frames.pop(key, None)
+        if framed is None:
+            return False
+        self._shrink(len(framed))
+        return True
+
+    async def batch(self) -> bytes:
+        """The next frame, with what fits beside it; waits for one."""
+        while not self._frames and not self._items:
+            await self._filled.park()
+        parts: list[bytes] = []
+        room = TOGETHER
+        while self._frames or self._items:
+            key = next(iter(self._frames), None)
+            framed = self._items[0] if key is None else self._frames[key]
+            room -= len(framed)
+            if parts and room < 0:
+                break
+            parts.append(self._items.popleft() if key is None else self._frames.pop(key))
+        batch = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._shrink(len(batch))
+        return batch
+
+    async def below(self, size: int) -> None:
+        """Wait until fewer than `size` bytes wait."""
+        while self.size >= size:
+            await self._emptied.park()
+
+    def _grow(self, framed: bytes) -> None:
+        self.size += len(framed)
+        self._filled.unpark_all()
+
+    def _shrink(self, size: int) -> None:
+        self.size -= size
+        self._emptied.unpark_all()
+
+
+async def close(stream: Stream) -> None:
+    """Close a stream even where the task was cancelled: `aclose` never waits long."""
+    with trio.CancelScope(shield=True):
+        await stream.aclose()
