@@ -76,6 +76,7 @@ __all__ = [
     "Refused",
     "Rpc",
     "RpcLimits",
+    "Send",
     "Upload",
 ]
 
@@ -85,7 +86,7 @@ NORMAL = RpcLimits()
 Q = TypeVar("Q")
 A = TypeVar("A")
 I = TypeVar("I")  # noqa: E741 (an item)
-Send = Callable[[Any], Awaitable[None]]
+Send = Callable[[Any], Awaitable[None]]  # what a feed's handler sends its items with
 
 
 @dataclass(frozen=True)

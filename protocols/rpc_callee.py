@@ -153,6 +153,10 @@ class Desk:
             raise WireError(f"call {call.id} gives a credit of {call.credit} bytes")
         carried_out[self.peer] += 1
         job = self._jobs[call.id] = _Job(trio.CancelScope())
+        if call.style == FEED:
+            job.outflow = Outflow(self._outbox, call.id, call.credit, self._limits.queued)
+        elif call.style == UPLOAD:
+            job.inflow = Inflow(lambda credit: self._outbox.put(Frame(CREDIT, call.id, credit=credit)))
         job.scope.deadline = trio.current_time() + min(call.timeout, self._limits.longest)
         nursery.start_soon(self._carry_out, call, job)
 
@@ -196,19 +200,19 @@ class Desk:
         return Frame(REPLY, call.id, body=body)
 
     async def _body(self, method: Method, request: Any, call: Frame, job: _Job) -> bytes:
-        if method.style == FEED:
-            outflow = job.outflow = Outflow(self._outbox, call.id, call.credit, self._limits.queued)
+        if job.outflow is not None:
+            outflow = job.outflow
 
             async def send(item: Any) -> None:
                 await outflow.send(encode(item))
 
             await method.handler(self.peer, request, send)
             return b""
-        if method.style == UPLOAD:
+        if job.inflow is not None:
             assert method.item is not None
-            inflow = job.inflow = Inflow(lambda credit: self._outbox.put(Frame(CREDIT, call.id, credit=credit)))
             self._outbox.put(Frame(CREDIT, call.id, credit=WINDOW))
-            body = encode(await method.handler(self.peer, request, Items(inflow, method.item, self._complain)))
+            items = Items(job.inflow, method.item, self._complain)
+            body = encode(await method.handler(self.peer, request, items))
         else:
             body = encode(await method.handler(self.peer, request))
         if len(body) > self._limits.frame - HEADROOM:
