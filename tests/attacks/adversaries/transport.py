@@ -1,0 +1,289 @@
+"""Strangers on the wire: raw TCP before any handshake, and authenticated peers who break the rules of streams."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from harness import Adversary
+from victim import Blob, new_identity
+
+from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.protocols import bulk, rpc
+from swarmnode.protocols.frames import frame
+from swarmnode.protocols.network import NetworkError, Stream
+from swarmnode.protocols.wire import encode
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+
+def place(address: str) -> tuple[str, int]:
+    parts = address.split("/")
+    return parts[2], int(parts[4])
+
+
+async def raw(address: str) -> trio.SocketStream:
+    return await trio.open_tcp_stream(*place(address))
+
+
+@asynccontextmanager
+async def authenticated() -> AsyncIterator[Libp2pNetwork]:
+    """A peer with a handshake behind it, that may do what it likes."""
+    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LOOPBACK,)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        yield network
+        nursery.cancel_scope.cancel()
+
+
+async def stream_to(network: Libp2pNetwork, address: str, protocol: str = rpc.PROTOCOL) -> Stream:
+    return await network.open_stream(await network.connect(address), protocol)
+
+
+def call(number: int, method: str, body: Blob, timeout: float = 60.0) -> bytes:
+    return frame(encode(rpc.Frame(rpc.CALL, number, method, timeout, encode(body))))
+
+
+class _Sender(Adversary):
+    """Sends `poison` on a stream of calls, again and again; a new stream whenever the victim ends the last."""
+
+    repetitions = 200
+    pause = 0.01  # seconds
+
+    def poison(self) -> bytes:
+        raise NotImplementedError
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network:
+            for _ in range(self.times(self.repetitions)):
+                try:
+                    stream = await stream_to(network, target)
+                    await stream.send_all(self.poison())
+                    await trio.sleep(self.pause)
+                    await stream.aclose()
+                except NetworkError:
+                    await trio.sleep(self.pause)
+            await trio.sleep_forever()
+
+
+class FalseLength(_Sender):
+    name = "false length: 2 GiB stated, 32 MiB sent"
+    repetitions = 3
+
+    def poison(self) -> bytes:
+        return b"\xff\xff\xff\xff\x07" + bytes(32 << 20)
+
+
+class DeepNesting(_Sender):
+    name = "10 000 nested maps"
+
+    def poison(self) -> bytes:
+        return frame(b"\x81\xa1a" * 10_000 + b"\xc0")
+
+
+class TruncatedFrame(_Sender):
+    name = "frame cut in the middle, 200 times"
+
+    def poison(self) -> bytes:
+        whole = call(1, "echo", Blob(b"x" * 4096))
+        return whole[: len(whole) // 2]
+
+
+class PicklePayload(_Sender):
+    name = "pickle that runs a command"
+    repetitions = 20
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def poison(self) -> bytes:
+        class Command:
+            def __reduce__(inner) -> Any:
+                return (os.system, (f"touch {self.proof}",))
+
+        load = pickle.dumps(Command())
+        return frame(load) + call(1, "echo", Blob(load))
+
+    def harm(self, target: str) -> str | None:
+        return "the command was executed" if self.proof.exists() else None
+
+
+class ManyCalls(Adversary):
+    name = "10 000 calls at once"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network:
+            stream = await stream_to(network, target)
+            count = self.times(10_000, least=1000)
+            await stream.send_all(b"".join(call(n, "sleep", Blob(b"x" * 512)) for n in range(1, count + 1)))
+            while await stream.receive_some(1 << 16):
+                pass
+            await trio.sleep_forever()
+
+
+class SlowHandler(Adversary):
+    name = "64 calls of a handler that sleeps 10 s"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network:
+            stream = await stream_to(network, target)
+            await stream.send_all(b"".join(call(n, "sleep", Blob()) for n in range(1, 65)))
+            await trio.sleep_forever()
+
+
+class NeverReads(Adversary):
+    name = "asks for 128 MiB of answers and reads none"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network:
+            stream = await stream_to(network, target)
+            big = Blob(b"x" * (256 << 10))
+            for number in range(1, self.times(512) + 1):
+                await stream.send_all(call(number, "echo", big))
+            await trio.sleep_forever()
+
+
+class OneByteASecond(Adversary):
+    name = "a frame and a Want, one byte a second, on 20 streams"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network, trio.open_nursery() as nursery:
+            want = frame(encode(bulk.Want(("block",), 0, 60.0)))
+            for _ in range(10):
+                nursery.start_soon(self._drip, network, target, rpc.PROTOCOL, call(1, "echo", Blob(b"x" * 1024)))
+                nursery.start_soon(self._drip, network, target, bulk.PROTOCOL, want)
+
+    async def _drip(self, network: Libp2pNetwork, target: str, protocol: str, message: bytes) -> None:
+        try:
+            stream = await stream_to(network, target, protocol)
+            for byte in message:
+                await stream.send_all(bytes([byte]))
+                await trio.sleep(1)
+        except NetworkError:
+            await trio.sleep_forever()
+
+
+class ManyStreams(Adversary):
+    name = "1000 streams, left open"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network, trio.open_nursery() as nursery:
+            for _ in range(self.times(1000)):
+                nursery.start_soon(self._open, network, target)
+                await trio.sleep(0.001)
+
+    async def _open(self, network: Libp2pNetwork, target: str) -> None:
+        try:
+            stream = await stream_to(network, target)
+            await stream.send_all(b"\x80")  # the beginning of a length
+        except NetworkError:
+            await trio.sleep_forever()
+
+
+class ManyConnections(Adversary):
+    name = "1000 silent connections"
+
+    async def attack(self, target: str) -> None:
+        held = []
+        for _ in range(self.times(1000)):
+            try:
+                held.append(await raw(target))
+            except OSError:
+                await trio.sleep(0.01)
+        await trio.sleep_forever()
+
+
+class Slowloris(Adversary):
+    name = "200 handshakes, one byte a second"
+
+    async def attack(self, target: str) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.times(200)):
+                nursery.start_soon(self._drip, target)
+
+    async def _drip(self, target: str) -> None:
+        while True:
+            try:
+                stream = await raw(target)
+                for byte in b"\x13/multistream/1.0.0\n" * 10:
+                    await stream.send_all(bytes([byte]))
+                    await trio.sleep(1)
+            except (OSError, trio.BrokenResourceError):
+                await trio.sleep(0.1)
+
+
+class GarbageBeforeHandshake(Adversary):
+    name = "500 connections that begin with garbage"
+
+    async def attack(self, target: str) -> None:
+        for number in range(self.times(500)):
+            try:
+                async with await raw(target) as stream:
+                    greeting = b"\x13/multistream/1.0.0\n\x07/noise\n" if number % 2 else b""
+                    await stream.send_all(greeting + os.urandom(4096))
+                    await trio.sleep(0.005)
+            except (OSError, trio.BrokenResourceError):
+                await trio.sleep(0.005)
+        await trio.sleep_forever()
+
+
+class ReplayedFrames(Adversary):
+    """Records the bytes of a session in which `count` was called once, and plays them again, 50 times."""
+
+    name = "a recorded session and its frames, played again"
+
+    def __init__(self) -> None:
+        self.executed = 0
+
+    async def attack(self, target: str) -> None:
+        recorded = bytearray()
+        frames = call(1, "count", Blob(), timeout=2.0)
+        async with trio.open_nursery() as nursery, authenticated() as network:
+            listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+            port = listener.socket.getsockname()[1]
+            nursery.start_soon(self._relay, listener, target, recorded, nursery)
+            stream = await stream_to(network, f"/ip4/127.0.0.1/tcp/{port}/p2p/{target.rpartition('/')[2]}")
+            await stream.send_all(frames)
+            await stream.receive_some(1 << 16)
+            for _ in range(self.times(50)):
+                try:
+                    async with await raw(target) as again:
+                        await again.send_all(recorded)
+                        await trio.sleep(0.02)
+                except (OSError, trio.BrokenResourceError):
+                    await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+        async with authenticated() as network:
+            stream = await stream_to(network, target)
+            await stream.send_all(call(1, "count", Blob(), timeout=2.0))
+            self.executed = (await stream.receive_some(1 << 16))[-1] - 2  # this call, and the one recorded
+        await trio.sleep_forever()
+
+    async def _relay(self, listener: trio.SocketListener, target: str, recorded: bytearray, nursery: Any) -> None:
+        near, far = await listener.accept(), await raw(target)
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        async def copy(source: trio.SocketStream, sink: trio.SocketStream, into: bytearray | None) -> None:
+            async for piece in source:
+                if into is not None:
+                    into += piece
+                await sink.send_all(piece)
+
+        nursery.start_soon(copy, near, far, recorded)
+        nursery.start_soon(copy, far, near, None)
+
+    def harm(self, target: str) -> str | None:
+        return f"{self.executed} calls of another session carried out" if self.executed > 0 else None
+
+
+def everyone(proof: Path) -> list[Adversary]:
+    """All of the group; `proof` is a file that an executed payload would make."""
+    before = [Slowloris(), GarbageBeforeHandshake(), ManyConnections()]
+    frames = [FalseLength(), TruncatedFrame(), DeepNesting(), PicklePayload(proof), ReplayedFrames()]
+    return [*before, *frames, ManyStreams(), NeverReads(), OneByteASecond(), ManyCalls(), SlowHandler()]

@@ -1,0 +1,143 @@
+"""Sixteen hosts in one process that keep a DHT together: ours, or py-libp2p's KadDHT as it is installed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+from harness import SWARM
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.peer.id import ID
+from victim import LISTEN, new_identity
+
+from swarmnode.node.dht_records import DhtRecords
+from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.node.kademlia import Kademlia
+from swarmnode.protocols.dht_records import Record, Sealed
+from swarmnode.protocols.network import NetworkError
+from swarmnode.protocols.wire import WireError, decode
+
+MALICIOUS = 3  # of 16: a fifth
+NEIGHBOURS = 5  # that each node dials: tables are incomplete, so lookups take hops
+PATIENCE = 10.0  # seconds for one lookup
+
+
+class DhtPeer:
+    def __init__(self, *, undefended: bool, malicious: bool) -> None:
+        self.network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,)))
+        self.malicious = malicious
+        self.kademlia = Kademlia(self.network._host, self.network)
+        self.records = DhtRecords(self.network, self.kademlia)
+        self.stock = KadDHT(self.network._host, DHTMode.SERVER) if undefended else None
+
+    @property
+    def me(self) -> str:
+        return self.network.me
+
+    async def meet(self) -> None:
+        """Put everyone connected into the table."""
+        await self.kademlia.fill_table()
+        if self.stock is not None:
+            for peer in self.kademlia.speakers():
+                await self.stock.add_peer(ID.from_base58(peer), skip_server_mode_check=True)
+
+    async def publish(self, raw: bytes, key: bytes) -> None:
+        """Store a sealed record of this node's own, as it is, at the nodes that should have it."""
+        with trio.move_on_after(PATIENCE):
+            if self.stock is not None:
+                await self.stock.put_value(key.decode(), raw)
+                return
+            answered = await self.records._look_up(key)
+            self.kademlia.records.keep(key, raw)
+            for peer in answered:
+                try:
+                    await self.kademlia.put(peer, key, raw)
+                except NetworkError:
+                    continue
+
+    async def get(self, record: Record) -> bytes | None:
+        """The value that this node reads under the record's key."""
+        with trio.move_on_after(PATIENCE):
+            if self.stock is None:
+                found = await self.records.get(record.author, record.name)
+                return found.value if found else None
+            return _value(await self.stock.get_value(record.key.decode()))
+        return None
+
+    def held(self, key: bytes) -> bytes | None:
+        """The value that it keeps under `key` for others."""
+        if self.stock is None:
+            record = self.kademlia.records.held(key)
+            return record.value if record else None
+        entry = self.stock.value_store.get(key)
+        return _value(entry.value) if entry else None
+
+    async def raw_put(self, peer: str, key: bytes, raw: bytes) -> None:
+        with trio.move_on_after(2):
+            await self.kademlia.put(peer, key, raw)
+
+
+def _value(raw: bytes | None) -> bytes | None:
+    """What an undefended reader takes for the value: whatever is there."""
+    if not raw:
+        return None
+    try:
+        return decode(Sealed, raw).value
+    except WireError:
+        return raw
+
+
+@dataclass
+class DhtSwarm:
+    peers: list[DhtPeer] = field(default_factory=list)
+    expected: list[Record] = field(default_factory=list)
+    holders: dict[bytes, set[str]] = field(default_factory=dict)  # who held an expected record before the attack
+    lookups: int = 0
+    found: int = 0
+
+    @property
+    def honest(self) -> list[DhtPeer]:
+        return [peer for peer in self.peers if not peer.malicious]
+
+    @property
+    def malicious(self) -> list[DhtPeer]:
+        return [peer for peer in self.peers if peer.malicious]
+
+    @staticmethod
+    def expiry(seconds: float) -> int:
+        return int((time.time() + seconds) * 1000)
+
+    def expect(self, record: Record) -> None:
+        """From now on, who holds the record must go on holding it, and readers must read it."""
+        self.expected.append(record)
+        self.holders[record.key] = {peer.me for peer in self.honest if peer.held(record.key) == record.value}
+
+    async def look_up(self, record: Record) -> None:
+        """Let every honest node but its author read the record."""
+        for peer in self.honest:
+            if peer.me != record.author:
+                self.lookups += 1
+                self.found += await peer.get(record) == record.value
+
+
+@asynccontextmanager
+async def dht_swarm(*, undefended: bool = False, size: int = SWARM) -> AsyncIterator[DhtSwarm]:
+    """Running peers, of which a fifth is malicious, each connected to `NEIGHBOURS` on either side."""
+    malicious = {round((number + 0.5) * size / MALICIOUS) for number in range(MALICIOUS)}
+    swarm = DhtSwarm([DhtPeer(undefended=undefended, malicious=number in malicious) for number in range(size)])
+    async with trio.open_nursery() as nursery:
+        for peer in swarm.peers:
+            await nursery.start(peer.network.run)
+        for number, peer in enumerate(swarm.peers):
+            for step in range(1, NEIGHBOURS + 1):
+                await peer.network.connect(swarm.peers[(number + step) % size].network.addresses[0])
+        with trio.fail_after(20):
+            for peer in swarm.peers:
+                while len(peer.kademlia.speakers()) < len(peer.network.peers()):  # noqa: ASYNC110 (no event upstream)
+                    await trio.sleep(0.02)
+                await peer.meet()
+        yield swarm
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,17 @@
+"""The DHT group in short."""
+
+from __future__ import annotations
+
+import dht
+import pytest
+import trio
+from adversaries import dht as adversaries
+from harness import Adversary
+
+
+@pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)
+def test_no_false_value_no_eviction_and_lookups_succeed_under(adversary: Adversary) -> None:
+    adversary.scale = 0.1
+    result = trio.run(lambda: dht.damage(adversary))
+    assert result.lookups >= 12
+    assert result.failures() == ()

@@ -1,0 +1,130 @@
+"""The node under attack, in a process of its own: real sockets, calls and bulk. `--undefended`: a first attempt at one.
+
+Prints one JSON line, {"address": …}, and serves until its standard input ends. Methods: `echo`, `sleep` (10 s),
+`count` (adds one, answers how often it was called).
+
+The undefended node is py-libp2p as it is installed, and a handler as one writes it first: it believes lengths, reads
+msgpack without bounds, unpickles what looks pickled, and answers one call after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.protocols.rpc import PROTOCOL, REPLY, Frame, Pong, Rpc
+from swarmnode.protocols.wire import encode
+
+NAP = 10.0  # seconds that `sleep` takes
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+
+
+@dataclass(frozen=True)
+class Blob:
+    data: bytes = b""
+    count: int = 0
+
+
+def new_identity() -> Identity:
+    key = Ed25519PrivateKey.generate()
+    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+
+
+class Methods:
+    def __init__(self) -> None:
+        self.counted = 0
+
+    async def echo(self, peer: str, blob: Blob) -> Blob:
+        return blob
+
+    async def sleep(self, peer: str, blob: Blob) -> Blob:
+        await trio.sleep(NAP)
+        return blob
+
+    async def count(self, peer: str, blob: Blob) -> Blob:
+        self.counted += 1
+        return Blob(count=self.counted)
+
+
+async def until_input_ends() -> None:
+    await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+
+
+async def defended() -> None:
+    from swarmnode.node.host import HostSettings, Libp2pNetwork
+    from swarmnode.protocols.bulk import Bulk
+    from swarmnode.protocols.runner import inline
+
+    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,)))
+    rpc, methods = Rpc(network), Methods()
+    bulk = Bulk(network, runner=inline)
+    for method in (methods.echo, methods.sleep, methods.count):
+        rpc.serve(method.__name__, Blob, method)
+    bulk.offer(("block",), bytes(1 << 20))
+    async with trio.open_nursery() as nursery:
+        for service in (network, rpc, bulk):
+            await nursery.start(service.run)
+        print(json.dumps({"address": network.addresses[0]}), flush=True)
+        await until_input_ends()
+        nursery.cancel_scope.cancel()
+
+
+async def undefended() -> None:
+    from libp2p import new_host
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.custom_types import TProtocol
+    from multiaddr import Multiaddr
+
+    methods = Methods()
+    host = new_host(key_pair=create_new_key_pair(), muxer_preference="YAMUX")
+
+    async def exactly(stream: Any, size: int) -> bytes:
+        got = bytearray()
+        while len(got) < size:
+            got += await stream.read(size - len(got))
+        return bytes(got)
+
+    async def handle(stream: Any) -> None:
+        while True:
+            size = shift = 0
+            while True:
+                byte = (await exactly(stream, 1))[0]
+                size |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            raw = await exactly(stream, size)
+            call = pickle.loads(raw) if raw[:1] == b"\x80" and raw[-1:] == b"." else msgpack.unpackb(raw)
+            if not isinstance(call, dict):
+                continue
+            if call["method"] == "ping":
+                answer: Any = Pong()
+            else:
+                body = msgpack.unpackb(call["body"])
+                answer = await getattr(methods, call["method"])("", Blob(**body))
+            reply = encode(Frame(REPLY, call["id"], body=encode(answer)))
+            length, header = len(reply), bytearray()
+            while length > 0x7F:
+                header.append(length & 0x7F | 0x80)
+                length >>= 7
+            await stream.write(bytes(header) + bytes([length]) + reply)
+
+    host.set_stream_handler(TProtocol(PROTOCOL), handle)
+    async with host.run([Multiaddr(LISTEN)]):
+        print(json.dumps({"address": str(host.get_addrs()[0])}), flush=True)
+        await until_input_ends()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--undefended", action="store_true")
+    trio.run(undefended if parser.parse_args().undefended else defended)
