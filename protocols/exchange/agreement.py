@@ -476,18 +476,21 @@ class Agreement:
             holders = {p for p, hash in hashes.items() if hash == mine}
             outstanding = {p for p in expected if p not in reports and not standing.is_absent(p)}
             late = trio.current_time() >= deadline
-            failed = any(r.missing for r in reports.values()) or len(set(hashes.values())) > 1
+            failed = any(r.missing for r in reports.values())
             if failed or late or not outstanding:
                 reachable = [p for p in here.voters if p not in desk.away and not standing.is_absent(p)]
                 if mine is not None and is_safe(holders, here.voters, reachable):
                     absent = (set(here.voters) | expected) - holders
                     return Decision(self._run_id, here.round, mine, roster, tuple(sorted(absent)))
-                self._blame(reports, hashes, outstanding)
+                self._blame(reports, hashes, outstanding if late else set())
                 return None
             await standing.changed(until=deadline)
 
     def _blame(self, reports: dict[PeerId, Report], hashes: dict[PeerId, str], silent: set[PeerId]) -> None:
-        """Note between whom the exchange failed, so that the next ballot can do without some of them."""
+        """Note between whom the exchange failed, so that the next ballot can do without some of them.
+
+        `silent` did not report in time; who keeps the others waiting is named by them, if any of them reported.
+        """
         broken = {(p, missed) for p, r in reports.items() for missed in r.missing}
         mine = hashes.get(self._me)
         differing = {p for p, hash in hashes.items() if mine is not None and hash != mine}

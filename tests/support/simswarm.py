@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,15 @@ RUN = "ab" * 32
 EPOCH = 1_700_000_000_000  # ms; what simulated clocks show at virtual time 0
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a whole swarm holds at a moment."""
+
+    offers: int
+    desks: int
+    tasks: int
+
+
 @dataclass
 class SimNode:
     name: str
@@ -36,6 +46,7 @@ class SimNode:
     session: Session
     agreement: Agreement
     diloco: Diloco
+    bulk: Bulk
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -56,12 +67,15 @@ class SimSwarm:
         seconds_per_step: float = 0.4,
         floor: float = 5.0,
         dimension: int = 64,
+        seed: int = 0,
     ) -> None:
+        self._seed = seed
         self.world = world or SimWorld(latency=0.02)
         self.nodes: dict[str, SimNode] = {}
         self._nursery = nursery
         self._steps, self._seconds_per_step, self._floor, self._dimension = steps, seconds_per_step, floor, dimension
         self._news = trio.Event()
+        self.told: list[tuple[str, dict[str, Any]]] = []  # every round event: node, event with its roster
 
     async def start(
         self, name: str, *, rounds: int | None = None, join: str | None = None, wait_peers: int = 0
@@ -107,11 +121,15 @@ class SimSwarm:
             rpc=rpc,
             clock=HybridClock(),
             now=lambda: EPOCH + int(1000 * trio.current_time()),
+            rng=random.Random(f"membership {name}"),
         )
         events: list[dict[str, Any]] = []
 
         def emit(event: dict[str, Any]) -> None:
             events.append(event)
+            if event["event"] == "round":
+                voters = "/".join(sorted(agreement.position.voters))
+                self.told.append((name, {**event, "roster": voters}))
             self._news.set()
             self._news = trio.Event()
 
@@ -129,8 +147,9 @@ class SimSwarm:
                 rounds=rounds, creator=join is None, wait_peers=wait_peers, wait_seconds=60.0, checkpoint_every=5
             ),
             emit=emit,
+            rng=random.Random(f"session {self._seed} {name}"),
         )
-        node = SimNode(name, network, session, agreement, diloco, events=events)
+        node = SimNode(name, network, session, agreement, diloco, bulk, events=events)
         self.nodes[name] = node
         await self._nursery.start(self._live, node, rpc, bulk, liveness, membership, join)
         return node
@@ -164,6 +183,32 @@ class SimSwarm:
         node = self.nodes[name]
         self.world.kill(node.network.me)
         node.scope.cancel()
+
+    async def leave(self, name: str) -> None:
+        """Stop the node as one SIGINT does, and wait until it is gone."""
+        node = self.nodes[name]
+        node.session.stop()
+        with trio.move_on_after(20.0):
+            await node.session.finished.wait()
+        node.scope.cancel()
+        await trio.sleep(0.1)
+
+    def all_stand_together(self) -> bool:
+        """Whether all living nodes told the same last round, with one hash, and are its members."""
+        living = [n for n in self.nodes.values() if not n.scope.cancel_called]
+        last = [n.rounds[max(n.rounds)] if n.rounds else None for n in living]
+        told = [e for e in last if e is not None]
+        return (
+            len(told) == len(living) == told[0]["members"] and len({(e["round"], e["state_hash"]) for e in told}) == 1
+        )
+
+    def held(self) -> Held:
+        living = [n for n in self.nodes.values() if not n.scope.cancel_called]
+        return Held(
+            offers=sum(len(n.bulk._offers) for n in living),
+            desks=sum(len(n.agreement._standing.desks) for n in living),
+            tasks=trio.lowlevel.current_statistics().tasks_living,
+        )
 
     def peer(self, name: str) -> PeerId:
         return self.nodes[name].network.me

@@ -1,0 +1,202 @@
+"""The all-reduce gives every seat the same bits, names who fails it, loses no work, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.exchange.agreement import PartsMissing
+from swarmnode.protocols.exchange.allreduce import AllReduce, Vector
+from swarmnode.protocols.exchange.roster import Roster, Seat
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.training.codecs import codec
+
+Simulated = Callable[..., None]
+RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
+
+
+class Peer:
+    def __init__(self, network: SimNetwork, codec_name: str) -> None:
+        self.me, self.rpc = network.me, Rpc(network)
+        self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
+        self.allreduce = AllReduce(
+            me=network.me,
+            run_id=RUN,
+            bulk=self.bulk,
+            liveness=self.liveness,
+            runner=inline,
+            codec=codec(codec_name),
+            parameters=P,
+            patience=30.0,
+        )
+        self.values: Vector = np.random.default_rng(len(network.me) + ord(network.me[-1])).normal(size=P).astype("f4")
+
+
+async def peers(world: SimWorld, nursery: trio.Nursery, count: int, codec_name: str = "int8") -> list[Peer]:
+    found = []
+    for i in range(count):
+        network = world.node(i)
+        peer = Peer(network, codec_name)
+        for part in (network.run, peer.rpc.run, peer.bulk.run, peer.liveness.run):
+            await nursery.start(part)
+        found.append(peer)
+    return found
+
+
+def a_roster(members: list[Peer], *, round: int = 0, ballot: int = 0, weights: tuple[int, ...] = ()) -> Roster:
+    seats = tuple(Seat(p.me, w, 4) for p, w in zip(members, weights or (1,) * len(members), strict=True))
+    return Roster(RUN, round, ballot, PARENT, seats, (), 1.0)
+
+
+async def reduce_all(members: list[Peer], roster: Roster, within: float = 10.0) -> dict[str, Vector | PartsMissing]:
+    results: dict[str, Vector | PartsMissing] = {}
+
+    async def reduce(peer: Peer) -> None:
+        try:
+            results[peer.me] = await peer.allreduce.reduce(roster, peer.values, within=within)
+        except PartsMissing as error:
+            results[peer.me] = error
+
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(reduce, member)
+    return results
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "fp16", "int8"])
+def test_every_seat_gets_the_same_bits_of_the_weighted_mean(simulated: Simulated, codec_name: str) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 4, codec_name)
+        weights = (1, 2, 3, 0)
+        results = await reduce_all(members, a_roster(members, weights=weights))
+        first, *others = results.values()
+        assert isinstance(first, np.ndarray)
+        assert all(isinstance(r, np.ndarray) and r.tobytes() == first.tobytes() for r in others)
+        exact = sum(w * m.values for w, m in zip(weights, members, strict=True)) / 6
+        assert np.abs(first - exact).max() < {"fp32": 1e-6, "fp16": 1e-2, "int8": 0.1}[codec_name]
+
+    simulated(main)
+
+
+def test_what_an_encoding_left_out_comes_with_a_later_round(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 3)
+        total = np.zeros(P)
+        for round in range(20):
+            roster = a_roster(members, round=round)
+            results = await reduce_all(members, roster)
+            total += results[members[0].me]
+            assert all(m.allreduce.commit(roster) for m in members)
+        exact = np.mean([m.values for m in members], axis=0)
+        single = np.abs(results[members[0].me] - exact).max()
+        assert np.abs(total / 20 - exact).max() < single / 4
+
+    simulated(main)
+
+
+def test_an_attempt_that_does_not_count_leaves_no_trace_in_the_residuals(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 3)
+        failed, counted = a_roster(members), a_roster(members[:2], ballot=3)
+        await reduce_all(members, failed)
+        results = await reduce_all(members[:2], counted)
+        assert not members[2].allreduce.commit(counted)  # its work is not in that result
+        assert not members[2].allreduce.sent.export().any()
+        assert all(m.allreduce.commit(counted) for m in members[:2])
+        assert all(isinstance(r, np.ndarray) for r in results.values())
+
+    simulated(main)
+
+
+def test_a_dead_member_is_named_by_whoever_needs_its_part(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 4)
+        world.kill(members[3].me)
+        results = await reduce_all(members[:3], a_roster(members))
+        assert all(isinstance(r, PartsMissing) and members[3].me in r.peers for r in results.values())
+
+    simulated(main)
+
+
+def test_the_first_complaint_names_the_living_member_that_sends_nothing(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 4)
+        began = trio.current_time()
+        results = await reduce_all(members[:3], a_roster(members), within=3.0)
+        assert trio.current_time() - began < 3.5  # owners give up long before those who wait for owners
+        assert all(isinstance(r, PartsMissing) and r.peers == (members[3].me,) for r in results.values())
+
+    simulated(main)
+
+
+def test_bytes_that_do_not_decode_are_their_senders_fault(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 2, "fp32")
+        liar = members[1].allreduce
+        encode = liar.sent.encode_range
+
+        def poison(start: int, stop: int, values: Vector) -> memoryview:
+            encode(start, stop, values)
+            return memoryview(np.full(stop - start, np.nan, "f4").tobytes())
+
+        liar.sent.encode_range = poison  # type: ignore[method-assign, assignment]
+        results = await reduce_all(members, a_roster(members), within=2.0)
+        honest = results[members[0].me]
+        assert isinstance(honest, PartsMissing) and honest.peers == (members[1].me,)
+
+    simulated(main)
+
+
+def test_values_too_large_to_encode_count_as_nothing_and_crash_nobody(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 2, "fp32")
+        huge = np.finfo(np.float32).max
+        members[0].values = np.full(P, huge, "f4")
+        members[0].allreduce.sent.restore(np.full(P, huge, "f4"))
+        results = await reduce_all(members, a_roster(members))
+        assert all(isinstance(r, np.ndarray) and np.isfinite(r).all() for r in results.values())
+        assert np.allclose(results[members[0].me], members[1].values / 2)
+        assert not members[0].allreduce.sent.export().any()
+
+    simulated(main)
+
+
+def test_nobody_worked_so_nothing_moves(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 2)
+        results = await reduce_all(members, a_roster(members, weights=(0, 0)))
+        assert not any(np.asarray(r).any() for r in results.values())
+
+    simulated(main)
+
+
+def test_only_the_last_attempt_and_the_last_round_are_still_offered(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 2)
+        for round in (0, 1, 2, 7, 8):  # rounds in between were skipped by a catch-up
+            for ballot in range(5):
+                roster = a_roster(members, round=round, ballot=ballot)
+                await reduce_all(members, roster)
+                assert all(len(m.bulk._offers) <= 4 for m in members)
+            for member in members:
+                member.allreduce.commit(roster)
+                assert {key[2] for key in member.bulk._offers} == {roster.roster_id}
+
+    simulated(main)
+
+
+def test_rates_of_those_who_left_are_forgotten(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 2)
+        members[0].allreduce.rates = {"gone": 1.0, members[1].me: 2.0}
+        await reduce_all(members, a_roster(members))
+        assert members[0].allreduce.rates == {members[1].me: 2.0}
+
+    simulated(main)

@@ -1,0 +1,132 @@
+"""Frozen and dead peers are suspected within seconds; a node that stood still itself accuses nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+
+from swarmnode.node.simnet import SimWorld
+from swarmnode.protocols.liveness import PEERS_REMEMBERED, Liveness, PeerGoneSilent
+from swarmnode.protocols.rpc import Rpc
+
+Simulated = Callable[..., None]
+
+
+async def pair(world: SimWorld, nursery: trio.Nursery) -> tuple[Liveness, str]:
+    watcher, watched = world.node("watcher"), world.node("watched")
+    liveness = Liveness(rpc := Rpc(watcher))
+    for part in (watcher.run, watched.run, rpc.run, Rpc(watched).run, liveness.run):
+        await nursery.start(part)
+    return liveness, watched.me
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("kill", 2.0), ("freeze", 6.0)])
+def test_who_waits_for_a_lost_peer_is_told_within_seconds(simulated: Simulated, fault: str, seconds: float) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery)
+        nursery.start_soon(_later, 3.0, lambda: getattr(world, fault)(peer))
+        with trio.fail_after(3.0 + seconds), pytest.raises(PeerGoneSilent):
+            await liveness.unless_gone(peer, trio.sleep_forever)
+
+    simulated(main)
+
+
+async def _later(seconds: float, action: Callable[[], None]) -> None:
+    await trio.sleep(seconds)
+    action()
+
+
+def test_a_living_peer_is_never_suspected_and_results_and_errors_come_through(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery)
+
+        async def answer() -> str:
+            await trio.sleep(60.0)
+            return "done"
+
+        async def fail() -> None:
+            raise KeyError("as it is, in no group")
+
+        assert await liveness.unless_gone(peer, answer) == "done"
+        with pytest.raises(KeyError):
+            await liveness.unless_gone(peer, fail)
+        assert liveness.rtts[peer] == pytest.approx(0.04)
+
+    simulated(main)
+
+
+def test_a_thawed_peer_is_suspected_no_more(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery)
+        heard: list[float] = []
+        liveness.on_suspicion(lambda: heard.append(trio.current_time()))
+        with liveness.watching([peer]):
+            await trio.sleep(2.0)
+            world.freeze(peer)
+            await trio.sleep(8.0)
+            assert liveness.is_suspected(peer) and len(heard) == 1
+            world.thaw(peer)
+            await trio.sleep(3.0)
+            assert not liveness.is_suspected(peer)
+        assert not liveness.is_suspected(peer)
+
+    simulated(main)
+
+
+def test_a_suspicion_is_remembered_for_a_while_and_ends_with_any_answer(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery)
+        world.freeze(peer)
+        with liveness.watching([peer]):
+            await trio.sleep(8.0)
+        with trio.fail_after(0.01), pytest.raises(PeerGoneSilent):
+            await liveness.unless_gone(peer, trio.sleep_forever)
+        liveness.heard_from(peer)
+        with trio.move_on_after(0.5) as scope:
+            await liveness.unless_gone(peer, trio.sleep_forever)
+        assert scope.cancelled_caught
+
+    simulated(main)
+
+
+def test_a_goodbye_is_as_good_as_silence(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery)
+        nursery.start_soon(_later, 0.1, lambda: liveness.said_goodbye(peer))
+        with trio.fail_after(0.2), pytest.raises(PeerGoneSilent):
+            await liveness.unless_gone(peer, trio.sleep_forever)
+
+    simulated(main)
+
+
+def test_a_node_that_stood_still_itself_accuses_nobody() -> None:
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        world = SimWorld()
+        async with trio.open_nursery() as nursery:
+            liveness, peer = await pair(world, nursery)
+            world.freeze(peer)
+            with liveness.watching([peer]):
+                await trio.testing.wait_all_tasks_blocked()
+                clock.jump(100.0)  # as after SIGSTOP: all deadlines have passed at once
+                await trio.testing.wait_all_tasks_blocked()
+                assert liveness.stalled_since(0.0)
+                assert not liveness.is_suspected(peer)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+
+
+def test_what_is_remembered_of_peers_is_bounded(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, _ = await pair(world, nursery)
+        for i in range(3 * PEERS_REMEMBERED):
+            with liveness.watching([f"peer{i}"]):
+                liveness.said_goodbye(f"peer{i}")
+        assert len(liveness._suspected_at) == PEERS_REMEMBERED and not liveness._watched
+
+    simulated(main)
