@@ -1,13 +1,13 @@
 """Shards on disk: files named by their ids, under a cap, readable again after any crash.
 
     shards/<id>.shard   a complete shard; its modification time is when it was last used
-    shards/<id>.part    one that is being fetched: verified chunks at their places, holes elsewhere
+    shards/<id>.part    one that is being fetched: verified chunks at their places, room for the others
     shards/<id>.tree    size and leaf hashes of either
     shards/<id>.pin     empty: do not evict
     shards/.…           on its way in; left over where the daemon was killed
 
-The folder is the index: at start it is listed, nothing is read. A `.shard` was synced before it got that name, and has
-a `.tree` since before its first byte. A `.part` says nothing about which chunks it has: when the fetch goes on, the
+The folder is the index: at start it is listed, nothing is read. A `.shard` was synced before it got that name; its
+`.tree` can be made again from it. A `.part` says nothing about which chunks it has: when the fetch goes on, the
 chunks that are there are hashed again (2 GB/s), which costs less than syncing a bitmap with each chunk would, and
 believes nobody.
 
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.node.datadir import DataDirError, NoSpace, explain, sync_directory, write_atomic
+from swarmnode.node.datadir import DataDirError, NoSpace, explain, sync_directory
 from swarmnode.protocols.shard_tree import CHUNK, MAX_SIZE, Manifest, ShardId, chunk_count, leaf
 from swarmnode.protocols.shard_wire import Holding, NoRoom, NotHeld, ShardError
 
@@ -254,7 +254,7 @@ class ShardStore:
             entry.fetches += 1
         try:
             if not entry.complete:
-                write_atomic(self._file(shard, "tree"), manifest.size.to_bytes(8, "big") + manifest.leaves)
+                self._write_tree(manifest)
                 have = self._verified(manifest)
                 with self._lock:
                     entry.have |= have
@@ -266,7 +266,7 @@ class ShardStore:
         self._remember(manifest)
         return (1 << manifest.chunks) - 1 if entry.complete else entry.have
 
-    def write(self, shard: ShardId, index: int, chunk: bytes | bytearray) -> bool:
+    def write(self, shard: ShardId, index: int, chunk: bytes | memoryview) -> bool:
         """Keep a chunk of a shard that was begun; False, and nothing kept, where it is not the right one.
 
         Raises NoRoom or Unreadable; what was written before stays good.
@@ -293,8 +293,9 @@ class ShardStore:
             if not entry.complete:
                 with open(part, "r+b") as file:
                     os.fsync(file.fileno())
-                os.replace(part, self._file(shard, "shard"))
-                sync_directory(self.folder)
+                os.replace(
+                    part, self._file(shard, "shard")
+                )  # a power cut may undo this: all of it is then hashed again
             part.unlink(missing_ok=True)  # where the same shard was put meanwhile
         except OSError as error:
             raise self._explained(error, part) from error
@@ -336,7 +337,7 @@ class ShardStore:
     def admit(self, copy: Path, manifest: Manifest) -> None:
         """Give a synced copy in this folder its name. For FileIntake."""
         shard = manifest.id
-        write_atomic(self._file(shard, "tree"), manifest.size.to_bytes(8, "big") + manifest.leaves)
+        self._write_tree(manifest)
         with self._lock:
             entry = self._entries.get(shard)
             os.replace(copy, self._file(shard, "shard"))
@@ -459,6 +460,14 @@ class ShardStore:
     def _file(self, shard: ShardId, suffix: str) -> Path:
         return self.folder / f"{shard.hex()}.{suffix}"
 
+    def _write_tree(self, manifest: Manifest) -> None:
+        """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
+        path = self._file(manifest.id, "tree")
+        beside = path.with_name(f".{path.name}.{threading.get_ident()}")
+        beside.write_bytes(manifest.size.to_bytes(8, "big") + manifest.leaves)
+        beside.chmod(0o600)
+        os.replace(beside, path)
+
     def _remember(self, manifest: Manifest) -> None:
         with self._lock:
             self._trees[manifest.id] = manifest
@@ -470,12 +479,13 @@ class ShardStore:
         have = 0
         with os.fdopen(os.open(self._file(manifest.id, "part"), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
             os.ftruncate(file.fileno(), manifest.size)
+            _take_room(file.fileno(), manifest.size)
             position = 0
             while position < manifest.size:
                 try:
                     position = os.lseek(file.fileno(), position, os.SEEK_DATA)
                 except OSError as error:
-                    if error.errno == errno.ENXIO:  # only a hole is left
+                    if error.errno == errno.ENXIO:  # the rest was never written
                         break
                     raise
                 index = position // CHUNK
@@ -496,7 +506,7 @@ class ShardStore:
             if manifest.id != shard:
                 self._forget(shard)
                 raise NotHeld(f"{path} does not hold the shard of its name and was deleted")
-            write_atomic(self._file(shard, "tree"), manifest.size.to_bytes(8, "big") + manifest.leaves)
+            self._write_tree(manifest)
         except OSError as error:
             raise self._explained(error, path) from error
         return manifest
@@ -504,6 +514,16 @@ class ShardStore:
     def _explained(self, error: OSError | DataDirError, path: Path) -> ShardError:
         said = explain(error, path) if isinstance(error, OSError) else error
         return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
+
+
+def _take_room(descriptor: int, size: int) -> None:
+    """Have the disk set `size` bytes aside now, so that it is not found full in the middle of a fetch."""
+    if size and hasattr(os, "posix_fallocate"):  # not on macOS
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
+                raise
 
 
 class FileIntake:

@@ -7,8 +7,9 @@
 3. Each provider has a stream and a window of chunks under way: as many as it delivers in `ahead` seconds, by the median
    of its last. It is given the rarest chunk that it has and nobody was asked for, equals in an order that each fetch
    draws anew, so that nodes that fetch together have something to give one another.
-4. Endgame: when every missing chunk was asked for, a provider with room also asks for one that is due elsewhere, where
-   it would have it in half the time. A provider that is overdue counts as never. No chunk is asked of more than two.
+4. Endgame: when every missing chunk was asked for, a provider with room is also asked for one that is due elsewhere,
+   where it would have it in half the time. A provider that is overdue counts as never. No chunk is asked of more than
+   two.
 
 Who may fail when, and what is then true:
 - a provider sends a chunk with a wrong hash, a wrong size or no message at all: it is out of this fetch and counted;
@@ -39,7 +40,7 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, S
 from swarmnode.protocols.offences import Offences
 from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.shard_tree import Manifest, ShardId, chunk_length, proves
+from swarmnode.protocols.shard_tree import CHUNK, Manifest, ShardId, chunk_length, proves
 from swarmnode.protocols.shard_wire import (
     MANIFEST,
     MAX_MESSAGE,
@@ -65,6 +66,7 @@ GUESS = 1.0  # seconds that a chunk is thought to take at a provider not yet mea
 OVERDUE = 2.0  # times its usual time after which a provider's next chunk is thought never to come
 COMPANIONS = 32  # peers remembered as fetching the same shard
 EMPTY_PROMISES = 8  # chunks that a provider may lack although it said it had them
+WORTH = 0.1  # seconds: what asking for a chunk twice must save, and by what a fast provider may be late
 LOOK_AGAIN = (0.05, 1.0)  # seconds, at least and at most, between two looks at whose chunks have become overdue
 
 
@@ -93,6 +95,7 @@ class Channel:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._reader = FrameReader(stream, limit=MAX_MESSAGE)
+        self._room = memoryview(bytearray(CHUNK))  # used again for each chunk: fresh memory costs more than the copy
 
     async def ask(self, wants: list[Want]) -> None:
         await self.stream.send_all(b"".join(frame(encode(want)) for want in wants))
@@ -103,14 +106,16 @@ class Channel:
             raise StreamBroken("the provider ended the stream")
         return decode(Piece, raw, limit=MAX_MESSAGE)
 
-    async def raw(self, size: int) -> bytearray:
-        chunk = bytearray()
-        while len(chunk) < size:
-            part = await self._reader.raw(size - len(chunk))
+    async def raw(self, size: int) -> memoryview:
+        """The next `size` bytes, at most CHUNK; they are good until the next call."""
+        filled = 0
+        while filled < size:
+            part = await self._reader.raw(size - filled)
             if not part:
                 raise StreamBroken("the provider ended the stream in the middle of a chunk")
-            chunk += part
-        return chunk
+            self._room[filled : filled + len(part)] = part
+            filled += len(part)
+        return self._room[:size]
 
 
 class Channels:
@@ -159,7 +164,7 @@ class Channels:
             with trio.move_on_after(self._limits.first_chunk) as scope:
                 await channel.ask([Want(shard, index, prove=True)])
                 piece = await channel.piece()
-                if piece.size >= 0 and piece.size != chunk_length(piece.of, index):
+                if piece.size >= 0 and not 0 < piece.size == chunk_length(piece.of, index):
                     raise WireError(f"Piece: {piece.size} bytes for chunk {index} of {piece.of} bytes")
                 chunk = bytes(await channel.raw(max(piece.size, 0)))
                 good = True
@@ -186,6 +191,7 @@ class _Source:
         self.moved_at = trio.current_time()  # when it last delivered, or was asked while it had nothing to do
         self.broken_promises = 0
         self.work = trio.Event()  # something was asked of it
+        self.look = trio.Event()  # there is a reason to ask it for more
         self.failure: WireError | NetworkError | None = None  # why it was given up
         self._limits = limits
 
@@ -198,7 +204,7 @@ class _Source:
     def expected(self, position: int, now: float) -> float:
         """Seconds until the chunk at `position` in its queue comes; infinite where it is overdue."""
         usual = self.pace.usual or GUESS
-        if self.asked and now - self.moved_at > OVERDUE * usual:
+        if self.asked and now - self.moved_at > OVERDUE * usual + WORTH:
             return math.inf
         return usual * (position + 1)
 
@@ -236,7 +242,6 @@ class Fetch:
         self._tried: set[PeerId] = set()  # being asked, or drawn from
         self._asking = trio.Semaphore(limits.sources)
         self._banned: set[PeerId] = set()
-        self._changed = trio.Event()  # chunks became free, or came
         self._search_now = trio.Event()
         self._in_hand = 0  # bytes
         self._moved_at = trio.current_time()  # when the last chunk came
@@ -453,22 +458,24 @@ class Fetch:
             scope.cancel()
 
     async def _ask(self, source: _Source, channel: Channel) -> None:
-        """Keep the provider's window full."""
+        """Keep the provider's window full, refilling it when half is used: a request less costs a write less."""
         while True:
-            changed = self._changed
+            source.look = trio.Event()
+            window = source.window()
             wants = []
-            while len(source.asked) < source.window() and (index := self._pick(source)) is not None:
-                if not source.asked:
-                    source.moved_at = trio.current_time()
-                source.asked.append(index)
-                self._asked[index] += 1
-                wants.append(Want(self._shard, index))
+            if len(source.asked) <= window // 2:
+                while len(source.asked) < window and (index := self._pick(source)) is not None:
+                    if not source.asked:
+                        source.moved_at = trio.current_time()
+                    source.asked.append(index)
+                    self._asked[index] += 1
+                    wants.append(Want(self._shard, index))
             if wants:
                 source.work.set()
                 await channel.ask(wants)
             least, most = LOOK_AGAIN
             with trio.move_on_after(min(most, max(least, source.pace.usual or least))):
-                await changed.wait()
+                await source.look.wait()
 
     async def _receive(self, source: _Source, channel: Channel) -> None:
         """Take what the provider sends, chunk by chunk, until it has broken too many promises."""
@@ -479,7 +486,7 @@ class Fetch:
                 await source.work.wait()
                 continue
             index, allowed = source.asked[0], source.pace.seconds()
-            chunk: bytearray | None = None
+            chunk: memoryview | None = None
             with trio.move_on_after(allowed) as scope:
                 piece = await channel.piece()
                 if piece.size >= 0:
@@ -490,7 +497,7 @@ class Fetch:
                 raise StreamBroken(f"no chunk within {allowed:.1f} s")
             await self._settle(source, index, chunk)
 
-    async def _settle(self, source: _Source, index: int, chunk: bytearray | None) -> None:
+    async def _settle(self, source: _Source, index: int, chunk: memoryview | None) -> None:
         """A provider answered for the chunk at the head of its queue; `chunk` is None where it does not have it."""
         now = trio.current_time()
         if chunk is None:
@@ -507,9 +514,12 @@ class Fetch:
         source.moved_at = trio.current_time()
         source.asked.popleft()
         self._asked[index] -= 1
-        self._wake()
+        if chunk is None:
+            self._wake()
+        elif len(source.asked) <= source.window() // 2:
+            source.look.set()
 
-    async def _kept(self, peer: PeerId, index: int, chunk: bytearray) -> bool:
+    async def _kept(self, peer: PeerId, index: int, chunk: memoryview) -> bool:
         """Verify a chunk and write it. Raises WireError where it is wrong."""
         try:
             if await self._runner(lambda: self._store.write(self._shard, index, chunk)):
@@ -530,8 +540,9 @@ class Fetch:
         self._tell()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        """Chunks became free, or someone has more of them."""
+        for source in self._sources.values():
+            source.look.set()
 
     # -- which chunk next
 
@@ -544,7 +555,7 @@ class Fetch:
 
     def _pick_late(self, source: _Source) -> int | None:
         now = trio.current_time()
-        latest, chosen = 2 * source.expected(len(source.asked), now), None
+        latest, chosen = 2 * source.expected(len(source.asked), now) + WORTH, None
         for other in self._sources.values():
             if other is source:
                 continue

@@ -20,6 +20,7 @@ of chunks stay small.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,7 +52,7 @@ def shard_id(size: int, root: bytes) -> ShardId:
 
 def parse_id(text: str) -> ShardId:
     """The id that 64 hex digits stand for. Raises ValueError."""
-    if len(text) != 2 * HASH or not text.isascii() or not text.isalnum():
+    if len(text) != 2 * HASH or not set(text) <= set(string.hexdigits):
         raise ValueError(f"{text[:80]!r} is not a shard id; expected {2 * HASH} hex digits")
     return bytes.fromhex(text.lower())
 

@@ -162,7 +162,7 @@ class Store(Protocol):
         Raises NoRoom. Until `finish` or `suspend` it is not evicted.
         """
 
-    def write(self, shard: ShardId, index: int, chunk: bytes | bytearray) -> bool:
+    def write(self, shard: ShardId, index: int, chunk: bytes | memoryview) -> bool:
         """Keep a chunk if it is the right one; False where its hash is wrong. Raises NoRoom."""
 
     def finish(self, shard: ShardId) -> None:

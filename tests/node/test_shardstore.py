@@ -202,6 +202,8 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
         patch.setattr(os, "fsync", full)
         with pytest.raises(StoreFull):
             put(store, content(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(StoreFull):
             store.begin(manifest_of(content(4)))
     with monkeypatch.context() as patch:

@@ -1,0 +1,140 @@
+"""`swarmnode shards …`: look at, fetch, add, pin and delete shards of a running daemon."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
+from swarmnode.cli.text import duration, size, table
+from swarmnode.node.control.client import ControlClient
+
+GET_TIMEOUT = 3600.0  # s that a fetch may take; what has arrived is kept
+PUT_TIMEOUT = 600.0  # s; the largest shard, 4 GiB, is hashed and copied in less on a slow disk
+ASK_TIMEOUT = 60.0  # s; looking for providers takes some
+GRACE = 10.0  # s that the daemon has beyond its own time limit to say so
+
+ShardArgument = Annotated[
+    str, typer.Argument(metavar="SHARD", help="The shard's id, 64 hex digits; its beginning where it is here.")
+]
+PinOption = Annotated[bool, typer.Option("--pin", help="Keep it whatever room is needed. [default: do not pin]")]
+
+shards = typer.Typer(
+    help="Look at, fetch, add, pin and delete shards: immutable pieces of data named by their hash.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@shards.command("ls")
+def ls(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """List the shards that are here, the one used last first."""
+    answer = ControlClient(directory(data_dir)).call("shards_ls")
+    if json_output:
+        print_json(answer)
+        return
+    rows = [
+        [found["id"], size(found["size"]), _state(found), duration(max(0.0, time.time() - found["used"]))]
+        for found in answer["shards"]
+    ]
+    if rows:
+        print(table(["shard", "size", "state", "used before"], rows, right=frozenset({1})))
+    print(f"{len(rows)} shards, {size(answer['bytes'])} of {size(answer['cap'])}")
+
+
+def _state(found: dict[str, Any]) -> str:
+    if found["complete"]:
+        return "pinned" if found["pinned"] else "complete"
+    doing = "fetching" if found["fetching"] else "unfinished"
+    return f"{doing}, {found['chunks']} of {found['chunks_in_all']} chunks"
+
+
+@shards.command("get")
+def get(
+    shard: ShardArgument,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", "-o", metavar="FILE", help="Copy it there as well. [default: only into the store]"),
+    ] = None,
+    pin: PinOption = False,
+    providers: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="PEER", help="Ask this peer too; may be repeated. [default: who is found]"),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, max=86400, help="Seconds to wait at the most.")] = GET_TIMEOUT,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Fetch a shard from whoever has it.
+
+    Every chunk is verified. What arrived before an interruption is kept, and the next get goes on from there.
+    """
+    answer = ControlClient(directory(data_dir)).call(
+        "shards_get",
+        timeout=timeout + GRACE,
+        **{"shard": shard, "to": _path(to), "pin": pin, "from": providers or [], "within": timeout},
+    )
+    place = f", copied to {answer['path']}" if answer["path"] else ""
+    _show(answer, f"{answer['id']}: {size(answer['size'])} in {answer['seconds']:.1f} s{place}", json_output)
+
+
+@shards.command("put")
+def put(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file; it is copied, up to 4 GiB.")],
+    pin: PinOption = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Add a file as a shard and offer it to peers. Prints the shard's id."""
+    answer = ControlClient(directory(data_dir)).call("shards_put", timeout=PUT_TIMEOUT, path=_path(file), pin=pin)
+    _show(answer, answer["id"], json_output)
+
+
+@shards.command("pin")
+def pin(
+    shard: ShardArgument,
+    remove: Annotated[bool, typer.Option("--remove", help="Unpin it instead. [default: pin]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Keep a shard that is here, whatever room is needed."""
+    answer = ControlClient(directory(data_dir)).call("shards_pin", shard=shard, pinned=not remove)
+    _show(answer, f"{answer['id']} is {'pinned' if answer['pinned'] else 'no longer pinned'}", json_output)
+
+
+@shards.command("gc")
+def gc(
+    unpinned: Annotated[
+        bool, typer.Option("--all", help="Delete all that is not pinned. [default: unfinished ones and excess]")
+    ] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Delete unfinished shards that nobody fetches, and what is over the cap."""
+    answer = ControlClient(directory(data_dir)).call("shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
+    _show(answer, f"{len(answer['deleted'])} shards deleted, {size(answer['bytes'])} freed", json_output)
+
+
+@shards.command("providers")
+def providers(shard: ShardArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """List the peers that have a shard, or a part of it."""
+    answer = ControlClient(directory(data_dir)).call("shards_providers", timeout=ASK_TIMEOUT, shard=shard)
+    found = answer["providers"]
+    rows = [[peer["peer_id"], "all" if peer["complete"] else f"{peer['chunks']} chunks"] for peer in found]
+    _show(answer, table(["peer", "has"], rows) if rows else "nobody who can be reached has it", json_output)
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path.expanduser().absolute())
+
+
+def _show(answer: dict[str, Any], text: str, json_output: bool) -> None:
+    if json_output:
+        print_json(answer)
+    else:
+        print(text)
