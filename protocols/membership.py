@@ -198,10 +198,10 @@ class Membership:
 
     def _ours(self) -> Leases:
         """This node's own and the newest others', as many as fit."""
-        held = self._leases.held(self._now())[-MAX_LEASES:]
+        held = sorted(reversed(self._leases.held(self._now())), key=lambda r: r.author != self._network.me)
         sealed: list[bytes] = []
         room = MAX_LEASE_BYTES
-        for record in sorted(reversed(held), key=lambda r: r.author != self._network.me):
+        for record in held[:MAX_LEASES]:
             raw = seal(record)
             room -= len(raw)
             if room < 0:

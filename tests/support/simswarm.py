@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from swarmnode.crdt.hlc import HybridClock
+from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.node.toytrainer import SimTrainer
@@ -24,6 +26,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
 from swarmnode.training.codecs import codec
+from swarmnode.training.layout import Layout
 from swarmnode.training.toy import ToyModel
 
 RUN = "ab" * 32
@@ -47,6 +50,7 @@ class SimNode:
     agreement: Agreement
     diloco: Diloco
     bulk: Bulk
+    allreduce: AllReduce
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -75,6 +79,7 @@ class SimSwarm:
         self._nursery = nursery
         self._steps, self._seconds_per_step, self._floor, self._dimension = steps, seconds_per_step, floor, dimension
         self._news = trio.Event()
+        self.checkpoints: Path | None = None  # where nodes save, each in a folder of its own; None: nowhere
         self.told: list[tuple[str, dict[str, Any]]] = []  # every round event: node, event with its roster
 
     async def start(
@@ -141,7 +146,7 @@ class SimSwarm:
             agreement=agreement,
             allreduce=allreduce,
             diloco=diloco,
-            checkpoints=None,
+            checkpoints=self._checkpoints_of(name, trainer.layout),
             runner=inline,
             settings=SessionSettings(
                 rounds=rounds, creator=join is None, wait_peers=wait_peers, wait_seconds=60.0, checkpoint_every=5
@@ -149,7 +154,7 @@ class SimSwarm:
             emit=emit,
             rng=random.Random(f"session {self._seed} {name}"),
         )
-        node = SimNode(name, network, session, agreement, diloco, bulk, events=events)
+        node = SimNode(name, network, session, agreement, diloco, bulk, allreduce, events=events)
         self.nodes[name] = node
         await self._nursery.start(self._live, node, rpc, bulk, liveness, membership, join)
         return node
@@ -183,6 +188,11 @@ class SimSwarm:
         node = self.nodes[name]
         self.world.kill(node.network.me)
         node.scope.cancel()
+
+    def _checkpoints_of(self, name: str, layout: Layout) -> Checkpoints | None:
+        if self.checkpoints is None:
+            return None
+        return Checkpoints(self.checkpoints / name, run_id=RUN, layout=layout, keep=3)
 
     async def leave(self, name: str) -> None:
         """Stop the node as one SIGINT does, and wait until it is gone."""

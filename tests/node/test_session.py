@@ -1,0 +1,188 @@
+"""A node's life in a run: it finds a place, leaves in order, pauses, resumes, and keeps its work."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import trio
+from simswarm import RUN, SimSwarm
+
+from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.simnet import run_simulation
+from swarmnode.protocols.exchange.agreement import Behind
+from swarmnode.protocols.exchange.messages import Head
+
+
+def simulate(body: Callable[[SimSwarm], Awaitable[None]], **options: float) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await body(SimSwarm(nursery, **options))  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+async def three(swarm: SimSwarm) -> None:
+    await swarm.start("a", wait_peers=2)
+    for name in ("b", "c"):
+        await swarm.start(name, join="a")
+    await swarm.round_done(1, "a", "b", "c")
+
+
+def residual(swarm: SimSwarm, name: str) -> float:
+    return float(np.linalg.norm(swarm.nodes[name].allreduce.sent.export()))
+
+
+def test_others_do_not_wait_for_one_that_stops_and_its_work_is_kept() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        before = residual(swarm, "c")
+        await trio.sleep(1.0)  # in the middle of training
+        swarm.nodes["c"].session.stop()
+        with trio.fail_after(2.0):
+            await swarm.nodes["c"].session.finished.wait()
+        assert residual(swarm, "c") > before
+        swarm.nodes["c"].scope.cancel()
+        asked = trio.current_time()
+        await swarm.round_done(2, "a", "b")
+        assert trio.current_time() - asked < 3.0
+        assert swarm.nodes["a"].rounds[2]["members"] == 2
+
+    simulate(body)
+
+
+def test_one_that_stops_while_waiting_for_members_stops_at_once() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        for name in ("a", "b"):
+            swarm.world.freeze(swarm.peer(name))
+        await swarm.start("late", join="c")
+        await trio.sleep(1.0)
+        swarm.nodes["late"].session.stop()
+        with trio.fail_after(5.0):
+            await swarm.nodes["late"].session.finished.wait()
+
+    simulate(body)
+
+
+def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        await trio.sleep(1.0)
+        await swarm.nodes["c"].session.pause()
+        asked = trio.current_time()
+        await swarm.round_done(3, "a", "b")
+        assert trio.current_time() - asked < 8.0
+        assert swarm.nodes["c"].session.phase == "paused"
+        assert 3 not in swarm.nodes["c"].rounds
+        swarm.nodes["c"].session.resume()
+        await swarm.until(swarm.all_stand_together)
+
+    simulate(body)
+
+
+def test_work_of_a_round_without_this_node_is_returned_once() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        diloco = swarm.nodes["c"].diloco
+        await trio.sleep(1.9)
+        swarm.nodes["c"].session.stop()
+        await swarm.nodes["c"].session.finished.wait()
+        once = residual(swarm, "c")
+        assert once > 0
+        gradient = np.ones(diloco.state.parameters.size, np.float32)
+        diloco._owed = False
+        await diloco._return_work(gradient)
+        assert residual(swarm, "c") == once
+        diloco._owed = True
+        await diloco._return_work(gradient * np.float32(np.nan))
+        assert residual(swarm, "c") == once  # what is not finite is worth nothing and ends nobody
+
+    simulate(body)
+
+
+def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        node = swarm.nodes["c"]
+        await node.session.pause()
+        await trio.sleep(2.0)
+        node.diloco._trainer.load(node.diloco.state.parameters + np.float32(0.1))  # work in hand
+        swarm.world.partition([[swarm.peer("c")]])
+        before = residual(swarm, "c")
+        here = node.agreement.position
+        for _ in range(5):
+            lie = Head(RUN, here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), (), 0.0, 1.0, False)
+            assert not await node.session._go_to(lie, swarm.peer("a"))
+        assert residual(swarm, "c") == before
+
+    simulate(body)
+
+
+def test_two_nodes_that_wait_for_one_another_go_on() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", wait_peers=1)
+        await swarm.start("b", join="a")
+        await swarm.round_done(1, "a", "b")
+        swarm.world.partition([[swarm.peer("a")], [swarm.peer("b")]])
+        await swarm.round_done(3, "a", "b")  # each alone, on a history of its own
+        for name, other in (("a", "b"), ("b", "a")):
+            node = swarm.nodes[name]
+            node.session._better = Behind(swarm.nodes[other].agreement.head(), swarm.peer(other))
+        swarm.world.heal()
+        await swarm.until(swarm.all_stand_together, within=120)
+
+    simulate(body)
+
+
+def test_a_whole_swarm_restarts_from_its_checkpoints(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await three(swarm)
+        await swarm.round_done(6, "a", "b", "c")
+        for name in ("a", "b", "c"):
+            await swarm.leave(name)
+        saved = {name: residual(swarm, name) for name in ("a", "b", "c")}
+        stood = swarm.nodes["a"].agreement.position.round
+        for name, join in (("a", None), ("b", "a"), ("c", "a")):
+            await swarm.start(name, join=join)
+        assert all(saved.values())
+        await swarm.until(swarm.all_stand_together, within=120)
+        assert min(swarm.nodes["a"].rounds) >= stood > 6
+        layout = swarm.nodes["a"].diloco._trainer.layout
+        newest = Checkpoints(tmp_path / "a", run_id=RUN, layout=layout, keep=3).newest()
+        assert newest is not None and newest.round >= stood
+
+    simulate(body)
+
+
+def test_a_run_ends_after_its_last_round_and_late_comers_still_get_its_state() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", wait_peers=1, rounds=4)
+        await swarm.start("b", join="a", rounds=4)
+        await swarm.round_done(3, "a", "b")
+        await swarm.nodes["a"].session.finished.wait()
+        await swarm.start("late", join="a", rounds=4)
+        with trio.fail_after(60):
+            await swarm.nodes["late"].session.finished.wait()
+        (caught_up,) = [e for e in swarm.nodes["late"].events if e["event"] == "caught_up"]
+        assert caught_up["state_hash"] == swarm.nodes["a"].rounds[3]["state_hash"]
+        assert max(swarm.nodes["a"].rounds) == 3
+
+    simulate(body)
+
+
+def test_a_better_history_is_followed_and_a_worse_one_is_not() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        swarm.world.partition([[swarm.peer("c")]])
+        await swarm.round_done(6, "a", "b", "c")
+        assert len(swarm.hashes(6)) == 2
+        swarm.world.heal()
+        await swarm.until(swarm.all_stand_together, within=120)
+        assert not any(e["event"] == "caught_up" for e in swarm.nodes["a"].events)
+        assert any(e["event"] == "caught_up" and e["round"] > 3 for e in swarm.nodes["c"].events)
+
+    simulate(body)
