@@ -1,0 +1,212 @@
+"""A swarm of real processes: what its owners ask of it, and what bad luck does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from realnodes import LOCAL, Node, agree, swarmnode, until
+
+MIDDLE_OF_A_ROUND = 0.2  # s after the end of the one before; rounds take about half a second
+
+
+@pytest.fixture
+def fourth(swarm: list[Node], victim: Node) -> Node:
+    """The fourth node, training in step with the others."""
+    if victim.process.poll() is not None:
+        victim.start()
+    until(lambda: len(victim.states()) > 1)
+    victim.next_round()
+    return victim
+
+
+def shares_a_new_state(node: Node, others: list[Node]) -> None:
+    """Wait until `node` ends a round that starts from now on, as the others end it."""
+    now = max(others[0].states())
+    node.wait_for("round", lambda event: event["round"] > now)
+    others[0].wait_for("round", lambda event: event["round"] > now + 1)
+    assert agree(node, *others) > 0
+
+
+def test_late_joiner_holds_the_swarms_state_within_two_rounds(swarm: list[Node], victim: Node) -> None:
+    assert victim.ready["run_id"] == swarm[0].ready["run_id"]
+    caught_up = victim.wait_for("caught_up")
+    joined = max(n for n, _ in ((e["round"] + 1, e) for e in swarm[0].events if e["event"] == "round"))
+    assert caught_up["round"] <= joined + 2
+    first = victim.wait_for("round")
+    assert first["round"] <= caught_up["round"] + 1, "it holds the state but takes no part"
+    until(lambda: swarm[0].states().get(first["round"] + 1) == first["state_hash"])
+    agree(victim, *swarm)
+
+
+def test_status_and_peers_tell_the_truth(swarm: list[Node]) -> None:
+    node = swarm[1]
+    node.next_round()
+    status = node.command_line("status")
+    assert status["peer_id"] == node.ready["peer_id"]
+    assert status["run"]["run_id"] == node.ready["run_id"]
+    assert status["run"]["members"] >= 3 and status["peers"]["connected"] >= 2
+    assert status["run"]["state_hash"] in swarm[0].states().values() or status["run"]["round"] >= max(swarm[0].states())
+    assert status["traffic"]["bytes_out"] > 0 and status["run"]["tokens_per_second"] > 0
+    assert status["warnings"] == [] and not status["paused"]
+    peers = node.command_line("peers")["peers"]
+    assert {other.ready["peer_id"] for other in (swarm[0], swarm[2])} <= {peer["peer_id"] for peer in peers}
+    assert all(peer["agent"].startswith("swarmnode/") and peer["member"] for peer in peers)
+    shown = swarmnode("status", "--data-dir", node.home)
+    assert shown.returncode == 0 and "bits per byte" in shown.stdout and "tiny" in shown.stdout
+
+
+def test_a_peer_can_be_pinged_by_the_end_of_its_name(swarm: list[Node]) -> None:
+    other = swarm[2].ready["peer_id"]
+    answer = swarm[0].command_line("ping", other[-6:], "--count", "3")
+    assert (
+        answer["peer_id"] == other and len(answer["rtts_ms"]) == 3 and all(0 < rtt < 5000 for rtt in answer["rtts_ms"])
+    )
+    refused = swarmnode("ping", "nobody", "--data-dir", swarm[0].home)
+    assert refused.returncode == 1 and "swarmnode peers lists them" in refused.stderr
+
+
+def test_the_model_writes_while_it_trains(swarm: list[Node]) -> None:
+    asked = ("sample", "the swarm", "--length", "20", "--seed", "1")
+    assert isinstance(swarm[0].command_line(*asked)["text"], str)
+
+
+def test_id_prints_a_line_that_joins(swarm: list[Node]) -> None:
+    assert swarm[0].command_line("id")["peer_id"] == swarm[0].ready["peer_id"]
+    line = swarm[0].command_line("id", "--join")["join"]
+    assert re.fullmatch(r"swarmnode run --join /ip4/127\.0\.0\.1/tcp/\d+/p2p/12D3\w+ --run [0-9a-f]{64}", line)
+    assert line == swarm[0].ready["join"]
+
+
+def test_logs_are_lines_that_people_and_programs_can_read(swarm: list[Node]) -> None:
+    swarm[0].wait_for("round", lambda event: event["round"] >= 2)
+    shown = swarmnode("logs", "-n", "2", "--data-dir", swarm[0].home)
+    assert shown.returncode == 0 and len(shown.stdout.splitlines()) == 2
+    assert re.search(r"INFO +node\.session: round \d+: ", shown.stdout), shown.stdout
+    lines = swarmnode("logs", "-n", "2", "--json", "--data-dir", swarm[0].home).stdout
+    assert lines.count('"logger"') == 2
+
+
+def test_paused_node_is_not_waited_for_and_resumes(swarm: list[Node], victim: Node) -> None:
+    victim.wait_for("round")
+    victim.command_line("pause")
+    until(lambda: victim.command_line("status")["run"]["phase"] == "paused")
+    here = victim.command_line("status")["run"]["round"]
+    swarm[0].next_round(after=2)
+    assert victim.command_line("status")["run"]["round"] <= here + 1
+    victim.command_line("resume")
+    began = len(victim.events)
+    back = victim.wait_for("round", since=began)
+    until(lambda: back["round"] + 1 in swarm[0].states())
+    assert swarm[0].states()[back["round"] + 1] == back["state_hash"]
+
+
+def test_data_directory_in_use_is_left_to_who_has_it(swarm: list[Node], run_file: Path) -> None:
+    refused = swarmnode("run", run_file, "--data-dir", swarm[0].home, "--port", "0", *LOCAL)
+    assert refused.returncode == 4 and "Traceback" not in refused.stderr
+    assert str(swarm[0].process.pid) in refused.stderr and "--data-dir" in refused.stderr
+    assert swarm[0].command_line("status")["peer_id"] == swarm[0].ready["peer_id"]
+
+
+def test_node_with_another_corpus_fetches_the_runs_held_out_text(
+    tmp_path: Path, swarm: list[Node], other_corpus: Path
+) -> None:
+    with Node(tmp_path / "node", "--join", swarm[0].ready["multiaddr"], corpus=other_corpus) as node:
+        first = node.wait_for("round")
+        swarm[0].wait_for("round", lambda event: event["round"] >= first["round"])
+        assert agree(node, swarm[0]) > 0
+        assert "fetching its held-out text from a peer" in node.log()
+        assert "joining the only run there: tiny" in node.log()
+    fetched = list(tmp_path.glob("node/runs/*/heldout.bin"))
+    assert len(fetched) == 1 and fetched[0].stat().st_size > 0
+
+
+def test_rounds_agree_and_report_the_held_out_loss(swarm: list[Node]) -> None:
+    for node in swarm:
+        node.next_round(after=1)
+    assert agree(*swarm) >= 2
+    rounds = [event for event in swarm[0].events if event["event"] == "round"]
+    assert rounds[-1]["loss"] < rounds[0]["loss"] < 8
+    assert all(event["bytes_out"] > 0 and event["tokens"] > 0 for event in rounds if event["outcome"] == "Completed")
+
+
+def test_killed_trainer_is_replaced_and_its_node_stays_in_the_swarm(swarm: list[Node], fourth: Node) -> None:
+    before = fourth.command_line("status")["trainer"]
+    os.kill(before["pid"], signal.SIGKILL)
+    shares_a_new_state(fourth, swarm)
+    until(lambda: fourth.command_line("status")["trainer"]["restarts"] > before["restarts"])
+    assert fourth.command_line("status")["trainer"]["pid"] != before["pid"]
+    fourth.wait_for("round", lambda event: event["steps"] > 0, since=len(fourth.events))
+    agree(fourth, *swarm)
+
+
+def test_frozen_node_costs_the_others_little_and_comes_back(swarm: list[Node], fourth: Node) -> None:
+    began = time.monotonic()
+    fourth.send(signal.SIGSTOP)
+    try:
+        missed = swarm[0].next_round(after=2)
+        taken = time.monotonic() - began
+    finally:
+        fourth.send(signal.SIGCONT)
+    assert taken < 20, "three rounds without the frozen node"
+    fourth.wait_for("round", lambda event: event["round"] > missed["round"])
+    shares_a_new_state(fourth, swarm)
+
+
+def test_killed_node_is_missed_and_catches_up_under_its_old_name(swarm: list[Node], fourth: Node) -> None:
+    peer_id, trainer = fourth.ready["peer_id"], fourth.command_line("status")["trainer"]["pid"]
+    swarm[0].next_round()
+    time.sleep(MIDDLE_OF_A_ROUND)
+    fourth.send(signal.SIGKILL)
+    fourth.process.wait()
+    for node in swarm:
+        node.next_round(after=2)
+    assert agree(*swarm) > 0
+    until(lambda: not Path(f"/proc/{trainer}").exists(), within=10)
+    gone_at = max(swarm[0].states())
+    fourth.start()
+    assert fourth.ready["peer_id"] == peer_id
+    assert fourth.wait_for("caught_up")["round"] >= gone_at
+    shares_a_new_state(fourth, swarm)
+
+
+def test_first_interrupt_leaves_in_order_and_the_same_command_comes_back(swarm: list[Node], fourth: Node) -> None:
+    fourth.send(signal.SIGINT)
+    assert fourth.wait() == 0, fourth.log()
+    assert fourth.events[-2] == {"event": "stopped", "code": 0}
+    last = max(fourth.states())
+    manifests = sorted(fourth.home.glob("runs/*/checkpoints/*.json"))
+    assert json.loads(manifests[-1].read_text())["state_hash"] == fourth.states()[last]
+    assert "Traceback" not in fourth.log()
+    peer_id = fourth.ready["peer_id"]
+    swarm[0].wait_for("round", lambda event: peer_id not in event["missing"], since=len(swarm[0].events))
+    fourth.start()
+    assert fourth.wait_for("round")["round"] >= last
+    shares_a_new_state(fourth, swarm)
+
+
+def test_second_interrupt_ends_at_once(swarm: list[Node], fourth: Node) -> None:
+    trainer = fourth.command_line("status")["trainer"]["pid"]
+    os.kill(trainer, signal.SIGSTOP)  # an orderly end would wait for its step
+    fourth.send(signal.SIGINT)
+    until(lambda: "leaving the swarm" in fourth.log())
+    began = time.monotonic()
+    fourth.send(signal.SIGINT)
+    assert fourth.wait() == 130
+    assert time.monotonic() - began < 15, "an orderly end waits for the trainer, at the most 20 s"
+    assert not Path(f"/proc/{trainer}").exists()
+    assert "Traceback" not in fourth.log()
+
+
+def test_leave_ends_the_node_in_order_and_deletes_the_run(fourth: Node) -> None:
+    run = fourth.home / "runs" / fourth.ready["run_id"]
+    assert run.is_dir()
+    assert fourth.command_line("leave", "--yes")["deleted"] == [str(run)]
+    assert fourth.wait() == 0
+    assert fourth.events[-2] == {"event": "stopped", "code": 0} and not run.exists()
+    assert swarmnode("status", "--data-dir", fourth.home).returncode == 9
