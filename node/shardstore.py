@@ -33,24 +33,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.node.datadir import DataDirError, NoSpace, explain, sync_directory
-from swarmnode.protocols.shard_tree import CHUNK, MAX_SIZE, Manifest, ShardId, chunk_count, leaf
-from swarmnode.protocols.shard_wire import Holding, NoRoom, NotHeld, ShardError
+from swarmnode.node.datadir import DataDirError, sync_directory
+from swarmnode.node.shardfiles import (
+    FileIntake,
+    StoreFull,
+    explained,
+    hashed,
+    read_tree,
+    verified_chunks,
+    write_tree,
+)
+from swarmnode.protocols.shard_tree import CHUNK, MAX_SIZE, Manifest, ShardId, chunk_count
+from swarmnode.protocols.shard_wire import Holding, NotHeld
 
 MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
 STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
 TREES = 16  # manifests kept in memory: 8 MiB of the largest
-BATCH = 32  # chunks that one step of an intake copies: some ms, so that it can be cancelled between
 
 _NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
-
-
-class StoreFull(NoRoom, NoSpace):
-    """The cap or the disk leaves no room, and nothing may be evicted for it."""
-
-
-class Unreadable(ShardError, DataDirError):
-    """The disk failed, or refuses this user."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ShardStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._list()
         except OSError as error:
-            raise self._explained(error, folder) from error
+            raise explained(error, folder) from error
 
     def _list(self) -> None:
         """Make the index from the folder; files that belong to nothing are deleted."""
@@ -184,14 +184,13 @@ class ShardStore:
         if shard not in self._entries:
             raise NotHeld(f"shard {shard.hex()} is not here")
         try:
-            raw = self._file(shard, "tree").read_bytes()
-            manifest = Manifest(int.from_bytes(raw[:8], "big"), raw[8:])
+            manifest = read_tree(self._file(shard, "tree"))
             if manifest.id != shard:
                 raise ValueError("its tree has another root")
         except (FileNotFoundError, ValueError):
             manifest = self._hashed_again(shard)
         except OSError as error:
-            raise self._explained(error, self._file(shard, "tree")) from error
+            raise explained(error, self._file(shard, "tree")) from error
         self._remember(manifest)
         return manifest
 
@@ -209,7 +208,7 @@ class ShardStore:
         except FileNotFoundError:
             raise NotHeld(f"shard {shard.hex()} was evicted in this moment") from None
         except OSError as error:
-            raise self._explained(error, self._file(shard, "shard")) from error
+            raise explained(error, self._file(shard, "shard")) from error
         if not manifest.fits(index, chunk):
             self._damaged(shard)
             raise NotHeld(f"shard {shard.hex()}: the disk changed chunk {index}; fetch the shard again to mend it")
@@ -233,7 +232,7 @@ class ShardStore:
                 os.unlink(beside)
                 raise
         except OSError as error:
-            raise self._explained(error, target) from error
+            raise explained(error, target) from error
 
     # -- fetching
 
@@ -254,15 +253,15 @@ class ShardStore:
             entry.fetches += 1
         try:
             if not entry.complete:
-                self._write_tree(manifest)
-                have = self._verified(manifest)
+                write_tree(self._file(shard, "tree"), manifest)
+                have = verified_chunks(self._file(shard, "part"), manifest)
                 with self._lock:
                     entry.have |= have
         except (OSError, DataDirError) as error:
             self.suspend(shard)
             if fresh:
                 self._forget(shard)
-            raise self._explained(error, self._file(shard, "part")) from error
+            raise explained(error, self._file(shard, "part")) from error
         self._remember(manifest)
         return (1 << manifest.chunks) - 1 if entry.complete else entry.have
 
@@ -280,7 +279,7 @@ class ShardStore:
                 if os.pwrite(file.fileno(), chunk, index * CHUNK) != len(chunk):
                     raise OSError(errno.ENOSPC, "only a part was written")
         except OSError as error:
-            raise self._explained(error, path) from error
+            raise explained(error, path) from error
         with self._lock:
             self._entries[shard].have |= 1 << index
         return True
@@ -298,7 +297,7 @@ class ShardStore:
                 )  # a power cut may undo this: all of it is then hashed again
             part.unlink(missing_ok=True)  # where the same shard was put meanwhile
         except OSError as error:
-            raise self._explained(error, part) from error
+            raise explained(error, part) from error
         with self._lock:
             entry.complete, entry.used = True, self._clock()
             entry.fetches -= 1
@@ -317,7 +316,7 @@ class ShardStore:
         try:
             file = open(source, "rb")  # noqa: SIM115 (the intake closes it)
         except OSError as error:
-            raise self._explained(error, source) from error
+            raise explained(error, source) from error
         try:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_SIZE:
@@ -329,7 +328,7 @@ class ShardStore:
             return FileIntake(self, file, os.fdopen(descriptor, "wb"), Path(name), size)
         except OSError as error:
             file.close()
-            raise self._explained(error, source) from error
+            raise explained(error, source) from error
         except BaseException:
             file.close()
             raise
@@ -337,7 +336,7 @@ class ShardStore:
     def admit(self, copy: Path, manifest: Manifest) -> None:
         """Give a synced copy in this folder its name. For FileIntake."""
         shard = manifest.id
-        self._write_tree(manifest)
+        write_tree(self._file(shard, "tree"), manifest)
         with self._lock:
             entry = self._entries.get(shard)
             os.replace(copy, self._file(shard, "shard"))
@@ -372,7 +371,7 @@ class ShardStore:
                     path.unlink(missing_ok=True)
                 sync_directory(self.folder)
             except OSError as error:
-                raise self._explained(error, path) from error
+                raise explained(error, path) from error
             entry.pinned = pinned
 
     def collect(self, *, unpinned: bool = False) -> Collected:
@@ -460,112 +459,21 @@ class ShardStore:
     def _file(self, shard: ShardId, suffix: str) -> Path:
         return self.folder / f"{shard.hex()}.{suffix}"
 
-    def _write_tree(self, manifest: Manifest) -> None:
-        """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
-        path = self._file(manifest.id, "tree")
-        beside = path.with_name(f".{path.name}.{threading.get_ident()}")
-        beside.write_bytes(manifest.size.to_bytes(8, "big") + manifest.leaves)
-        beside.chmod(0o600)
-        os.replace(beside, path)
-
     def _remember(self, manifest: Manifest) -> None:
         with self._lock:
             self._trees[manifest.id] = manifest
             while len(self._trees) > TREES:
                 self._trees.popitem(last=False)
 
-    def _verified(self, manifest: Manifest) -> int:
-        """Make the `.part` file where there is none, and hash the chunks that it has; the bit set of the good ones."""
-        have = 0
-        with os.fdopen(os.open(self._file(manifest.id, "part"), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            os.ftruncate(file.fileno(), manifest.size)
-            _take_room(file.fileno(), manifest.size)
-            position = 0
-            while position < manifest.size:
-                try:
-                    position = os.lseek(file.fileno(), position, os.SEEK_DATA)
-                except OSError as error:
-                    if error.errno == errno.ENXIO:  # the rest was never written
-                        break
-                    raise
-                index = position // CHUNK
-                if manifest.fits(index, os.pread(file.fileno(), CHUNK, index * CHUNK)):
-                    have |= 1 << index
-                position = (index + 1) * CHUNK
-        return have
-
     def _hashed_again(self, shard: ShardId) -> Manifest:
         """The manifest of a complete shard whose tree was lost. Raises NotHeld where its bytes are not the id's."""
         path = self.path(shard)
-        leaves = bytearray()
         try:
-            with open(path, "rb") as file:
-                while chunk := file.read(CHUNK):
-                    leaves += leaf(chunk)
-                manifest = Manifest(file.tell(), bytes(leaves))
+            manifest = hashed(path)
             if manifest.id != shard:
                 self._forget(shard)
                 raise NotHeld(f"{path} does not hold the shard of its name and was deleted")
-            self._write_tree(manifest)
+            write_tree(self._file(shard, "tree"), manifest)
         except OSError as error:
-            raise self._explained(error, path) from error
+            raise explained(error, path) from error
         return manifest
-
-    def _explained(self, error: OSError | DataDirError, path: Path) -> ShardError:
-        said = explain(error, path) if isinstance(error, OSError) else error
-        return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
-
-
-def _take_room(descriptor: int, size: int) -> None:
-    """Have the disk set `size` bytes aside now, so that it is not found full in the middle of a fetch."""
-    if size and hasattr(os, "posix_fallocate"):  # not on macOS
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
-                raise
-
-
-class FileIntake:
-    """A file that is copied into the store and hashed on the way."""
-
-    def __init__(self, store: ShardStore, source: BinaryIO, copy: BinaryIO, path: Path, size: int) -> None:
-        self._store = store
-        self._source = source
-        self._copy = copy
-        self._path = path
-        self._size = size  # bytes for which there is room
-        self._leaves = bytearray()
-
-    def take(self) -> bool:
-        """Copy and hash some more; False when all is read. Raises NoRoom or Unreadable."""
-        try:
-            for _ in range(BATCH):
-                chunk = self._source.read(CHUNK)
-                if not chunk:
-                    return False
-                if self._copy.tell() + len(chunk) > self._size:
-                    raise Unreadable(f"{self._source.name}: grew while it was read; put it again when it is finished")
-                self._copy.write(chunk)
-                self._leaves += leaf(chunk)
-        except OSError as error:
-            raise self._store._explained(error, self._path) from error
-        return True
-
-    def finish(self) -> ShardId:
-        """Sync it and let it be a shard. Raises NoRoom or Unreadable."""
-        try:
-            self._copy.flush()
-            os.fsync(self._copy.fileno())
-            manifest = Manifest(self._copy.tell(), bytes(self._leaves))
-            self._store.admit(self._path, manifest)
-        except (OSError, DataDirError) as error:
-            raise self._store._explained(error, self._path) from error
-        return manifest.id
-
-    def abandon(self) -> None:
-        """Close the files; delete the copy where it was not finished."""
-        self._source.close()
-        with contextlib.suppress(OSError):  # what it could not flush is deleted here
-            self._copy.close()
-        self._store.discard(self._path)

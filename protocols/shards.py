@@ -38,7 +38,8 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.offences import Offences
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.shard_fetch import Channels, Fetch, Job
+from swarmnode.protocols.shard_channels import Channels
+from swarmnode.protocols.shard_fetch import Fetch, Job
 from swarmnode.protocols.shard_tree import HASH, MAX_CHUNKS, ShardId
 from swarmnode.protocols.shard_wire import (
     HAVE,

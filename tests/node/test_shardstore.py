@@ -16,7 +16,8 @@ import pytest
 
 from swarmnode.node import shardstore
 from swarmnode.node.exitcodes import NO_SPACE
-from swarmnode.node.shardstore import ShardStore, StoreFull, Unreadable
+from swarmnode.node.shardfiles import StoreFull, Unreadable
+from swarmnode.node.shardstore import ShardStore
 from swarmnode.protocols.shard_tree import CHUNK, Manifest, ShardId, leaf
 from swarmnode.protocols.shard_wire import Holding, NotHeld, ShardError
 

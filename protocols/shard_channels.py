@@ -1,0 +1,101 @@
+"""Streams on which chunks are asked for and come: opened once, kept between fetches."""
+
+from __future__ import annotations
+
+import trio
+
+from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
+from swarmnode.protocols.shard_tree import CHUNK, ShardId, chunk_length, proves
+from swarmnode.protocols.shard_wire import MAX_MESSAGE, PROTOCOL, Piece, ShardLimits, Want
+from swarmnode.protocols.wire import WireError, decode, encode
+
+
+class Channel:
+    """A stream to a provider, used for one fetch after another."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._reader = FrameReader(stream, limit=MAX_MESSAGE)
+        self._room = memoryview(bytearray(CHUNK))  # used again for each chunk: fresh memory costs more than the copy
+
+    async def ask(self, wants: list[Want]) -> None:
+        await self.stream.send_all(b"".join(frame(encode(want)) for want in wants))
+
+    async def piece(self) -> Piece:
+        raw = await self._reader.frame()
+        if raw is None:
+            raise StreamBroken("the provider ended the stream")
+        return decode(Piece, raw, limit=MAX_MESSAGE)
+
+    async def raw(self, size: int) -> memoryview:
+        """The next `size` bytes, at most CHUNK; they are good until the next call."""
+        filled = 0
+        while filled < size:
+            part = await self._reader.raw(size - filled)
+            if not part:
+                raise StreamBroken("the provider ended the stream in the middle of a chunk")
+            self._room[filled : filled + len(part)] = part
+            filled += len(part)
+        return self._room[:size]
+
+
+class Channels:
+    """Open streams to providers, kept between fetches."""
+
+    def __init__(self, network: Network, limits: ShardLimits) -> None:
+        self._network = network
+        self._limits = limits
+        self._idle: dict[PeerId, list[Channel]] = {}
+
+    async def take(self, peer: PeerId) -> Channel:
+        """An idle stream, or a new one. Raises Unreachable or ProtocolUnsupported."""
+        idle = self._idle.get(peer)
+        if idle:
+            channel = idle.pop()
+            if not idle:
+                del self._idle[peer]
+            return channel
+        return Channel(await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open))
+
+    async def give_back(self, channel: Channel, *, good: bool) -> None:
+        """Keep a stream on which nothing is under way; close any other."""
+        idle = self._idle.setdefault(channel.stream.peer, [])
+        if good and len(idle) < self._limits.idle_streams:
+            idle.append(channel)
+            return
+        if not idle:
+            del self._idle[channel.stream.peer]
+        with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
+            await channel.stream.aclose()
+
+    async def drop(self, peer: PeerId) -> None:
+        for channel in self._idle.pop(peer, []):
+            with trio.CancelScope(shield=True):
+                await channel.stream.aclose()
+
+    async def drop_all(self) -> None:
+        for peer in list(self._idle):
+            await self.drop(peer)
+
+    async def read_one(self, peer: PeerId, shard: ShardId, index: int) -> bytes:
+        """One chunk with its proof. Raises NetworkError, or WireError where it is not the chunk asked for."""
+        channel = await self.take(peer)
+        good = False
+        try:
+            with trio.move_on_after(self._limits.first_chunk) as scope:
+                await channel.ask([Want(shard, index, prove=True)])
+                piece = await channel.piece()
+                if piece.size >= 0 and not 0 < piece.size == chunk_length(piece.of, index):
+                    raise WireError(f"Piece: {piece.size} bytes for chunk {index} of {piece.of} bytes")
+                chunk = bytes(await channel.raw(max(piece.size, 0)))
+                good = True
+            if scope.cancelled_caught:
+                raise StreamBroken(f"no chunk within {self._limits.first_chunk:g} s")
+        finally:
+            await self.give_back(channel, good=good)
+        if piece.size < 0:
+            raise NetworkError("it does not have the chunk")
+        if not proves(shard, piece.of, index, chunk, piece.proof):
+            raise WireError("Piece: the proof does not lead to the id")
+        return chunk
