@@ -32,6 +32,7 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
+from swarmnode.node.libp2p_patches import noise_transport
 from swarmnode.node.libp2p_patches.yamux_stream import (
     ACK,
     DATA,
@@ -53,6 +54,7 @@ PROTOCOL_ERROR = 1  # GO_AWAY code
 MAX_STREAMS = 256  # that a peer may have open on one connection
 MAX_UNREAD = 32 * 1024 * 1024  # bytes of one connection that readers have not taken yet
 OUTBOX = 4 * MAX_BODY  # bytes queued before senders wait
+BATCH = 4 * (MAX_BODY + HEADER.size)  # bytes written at once: frames that come now wait so long for the socket
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
 KEEPALIVE = 5.0  # seconds of silence before a ping
 SILENCE = 8.0  # further seconds of silence before the connection is given up
@@ -87,7 +89,9 @@ class Session(IMuxedConn):
         self._answers: deque[bytes] = deque()
         self._work = trio.Event()
         self._drained = trio.Event()
-        self._received = bytearray()
+        self._read, self._write = noise_transport.over(secured_conn)
+        self._received = b""
+        self._at = 0  # how far `_received` is taken
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
         self._rtt = 0.0
@@ -161,18 +165,18 @@ class Session(IMuxedConn):
                 continue
             batch = [self._next_frame()]
             size = len(batch[0])
-            while (self._answers or self._outbox) and size + len(self._peek()) <= MAX_BODY + HEADER.size:
+            while (self._answers or self._outbox) and size + len(self._peek()) <= BATCH:
                 batch.append(self._next_frame())
                 size += len(batch[-1])
             self.outbox_room.unpark_all()
             try:
-                with trio.fail_after(WRITE_STALL):
-                    await self.secured_conn.write(batch[0] if len(batch) == 1 else b"".join(batch))
-            except trio.TooSlowError:
-                await self.abandon(f"the socket took nothing for {WRITE_STALL:.0f} s")
-                return
+                with trio.CancelScope(deadline=trio.current_time() + WRITE_STALL) as scope:
+                    await self._write(batch)
             except Exception as error:
                 await self.abandon(f"write failed: {error!r}")
+                return
+            if scope.cancelled_caught:
+                await self.abandon(f"the socket took nothing for {WRITE_STALL:.0f} s")
                 return
 
     def _peek(self) -> bytes:
@@ -198,20 +202,21 @@ class Session(IMuxedConn):
 
     async def _receive(self, size: int) -> bool:
         """Have at least `size` bytes in hand; False at the connection's end."""
-        while len(self._received) < size:
-            chunk = await self.secured_conn.read(None)  # one Noise message; a number would be waited for in full
+        while len(self._received) - self._at < size:
+            chunk = await self._read()
             if not chunk:
                 return False
             self._heard_at = trio.current_time()
-            self._received += chunk
+            self._received = self._received[self._at :] + chunk if self._at < len(self._received) else chunk
+            self._at = 0
         return True
 
     async def _read_frames(self) -> None:
         why = "closed by the peer"
         try:
             while await self._receive(HEADER.size):
-                version, kind, flags, stream_id, length = HEADER.unpack_from(self._received)
-                del self._received[: HEADER.size]
+                version, kind, flags, stream_id, length = HEADER.unpack_from(self._received, self._at)
+                self._at += HEADER.size
                 if version != 0 or kind > GO_AWAY:
                     raise _ProtocolViolation(f"version {version}, frame type {kind}")
                 if kind == GO_AWAY:
@@ -246,10 +251,10 @@ class Session(IMuxedConn):
         if stream is not None:
             stream.receive_window -= length
         while length:
-            if not self._received and not await self._receive(1):
+            if self._at >= len(self._received) and not await self._receive(1):
                 return False
-            chunk = bytes(self._received[:length])
-            del self._received[: len(chunk)]
+            chunk = self._received[self._at : self._at + length]
+            self._at += len(chunk)
             length -= len(chunk)
             if stream is not None and not stream.broken:
                 if self.unread + len(chunk) > MAX_UNREAD:

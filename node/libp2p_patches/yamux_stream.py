@@ -50,7 +50,6 @@ class SessionStream(IMuxedStream):
         view = memoryview(data).cast("B")
         session = self._session
         offset = 0
-        await trio.lowlevel.checkpoint()
         while offset < len(view):
             while not self.broken and (self.send_window == 0 or session.outbox_full):
                 await (self._writable if self.send_window == 0 else session.outbox_room).park()
@@ -62,10 +61,12 @@ class SessionStream(IMuxedStream):
             self.send_window -= size
             session.queue(HEADER.pack(0, DATA, 0, self.stream_id, size) + view[offset : offset + size])
             offset += size
+        await trio.lowlevel.checkpoint()  # after queueing, so that the session's writer runs meanwhile
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """At least one byte, or b"" after the other side's end. Raises MuxedStreamReset."""
-        await trio.lowlevel.checkpoint()
+        if self._chunks or self._finished_receiving or self.broken:
+            await trio.lowlevel.checkpoint()
         while not self._chunks:
             if self._finished_receiving:
                 return b""
