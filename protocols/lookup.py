@@ -5,7 +5,7 @@ go on apart and never ask a peer twice, so that a lie spoils one path. What else
 
 - every first-hand peer is asked, whatever closer peers others speak of: 1000 identities ground to be near the key crowd
   out hearsay, not acquaintance;
-- of one answer only the `per_answer` closest peers are taken, so that one liar cannot fill a path's list;
+- of one answer only the `per_answer` closest new peers are taken, so that one liar cannot fill a path's list;
 - a path is done when the nearest peers it heard of, its share of `closest`, have been asked; one that fails does not
   count, so invented peers keep nobody from being asked;
 - each path keeps `width` questions in flight, so that a frozen peer holds up one of them for `patience` seconds.
@@ -35,7 +35,7 @@ class LookupLimits:
     paths: int = 4  # with a fifth of all routers lying, one path in three of two hops stays clean; four seldom all fail
     width: int = 3  # questions in flight on each path
     closest: int = 32  # nearest peers by hearsay asked before a lookup is done, over all its paths: more than k = 20
-    per_answer: int = 6  # peers taken from one answer
+    per_answer: int = 6  # new peers taken from one answer
     most: int = 96  # peers asked in all
     patience: float = 2.0  # seconds for one answer, dialling included
     seconds: float = 5.0  # for the whole lookup
@@ -147,9 +147,9 @@ class _Path:
             self._heard.pop(peer, None)
             return
         search.answered.append(peer)
-        for heard in sorted_by_distance(search.key, closer)[: search.limits.per_answer]:
-            if heard not in search.taken:
-                self._heard.setdefault(heard, False)
+        new = [heard for heard in closer if heard not in search.taken and heard not in self._heard]
+        for heard in sorted_by_distance(search.key, new)[: search.limits.per_answer]:
+            self._heard[heard] = False
         if search.enough() and search.scope is not None:
             search.scope.cancel()
 

@@ -94,6 +94,7 @@ def _value(raw: bytes | None) -> bytes | None:
 class DhtSwarm:
     peers: list[DhtPeer] = field(default_factory=list)
     expected: list[Record] = field(default_factory=list)
+    older: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)  # genuine values before the live one
     holders: dict[bytes, set[str]] = field(default_factory=dict)  # who held an expected record before the attack
     lookups: int = 0
     found: int = 0
@@ -110,9 +111,13 @@ class DhtSwarm:
     def expiry(seconds: float) -> int:
         return int((time.time() + seconds) * 1000)
 
-    def expect(self, record: Record) -> None:
-        """From now on, who holds the record must go on holding it, and readers must read it."""
+    def expect(self, record: Record, older: tuple[bytes, ...] = ()) -> None:
+        """From now on, who holds the record must go on holding it, and readers must read it.
+
+        A node that never had it cannot know that an `older` value, genuine and unexpired, is not the last.
+        """
         self.expected.append(record)
+        self.older[record.key] = older
         self.holders[record.key] = {peer.me for peer in self.honest if peer.held(record.key) == record.value}
 
     async def look_up(self, record: Record) -> None:
@@ -125,7 +130,10 @@ class DhtSwarm:
 
 @asynccontextmanager
 async def dht_swarm(*, undefended: bool = False, size: int = SWARM) -> AsyncIterator[DhtSwarm]:
-    """Running peers, of which a fifth is malicious, each connected to `NEIGHBOURS` on either side."""
+    """Running peers, of which a fifth is malicious, each connected to `NEIGHBOURS` on either side.
+
+    The malicious ones are connected to everybody.
+    """
     malicious = {round((number + 0.5) * size / MALICIOUS) for number in range(MALICIOUS)}
     swarm = DhtSwarm([DhtPeer(undefended=undefended, malicious=number in malicious) for number in range(size)])
     async with trio.open_nursery() as nursery:
@@ -134,6 +142,9 @@ async def dht_swarm(*, undefended: bool = False, size: int = SWARM) -> AsyncIter
         for number, peer in enumerate(swarm.peers):
             for step in range(1, NEIGHBOURS + 1):
                 await peer.network.connect(swarm.peers[(number + step) % size].network.addresses[0])
+        for attacker in swarm.malicious:
+            for peer in swarm.honest:
+                await attacker.network.connect(peer.network.addresses[0])
         with trio.fail_after(20):
             for peer in swarm.peers:
                 while len(peer.kademlia.speakers()) < len(peer.network.peers()):  # noqa: ASYNC110 (no event upstream)

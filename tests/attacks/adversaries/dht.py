@@ -51,7 +51,7 @@ class BadStore(Adversary):
         old = Record(author.me, "head", b"old", 1, target.expiry(3600))
         await author.publish(seal(author.network.sign, old), old.key)
         await author.publish(seal(author.network.sign, live), live.key)
-        target.expect(live)
+        target.expect(live, older=(b"old",))
         for raw in self.bad(target, seal(author.network.sign, live), seal(author.network.sign, old)):
             await store_everywhere(attacker, target, live.key, raw)
 
@@ -133,12 +133,14 @@ class LyingRouters(Adversary):
 
 
 class SilentStreams(Adversary):
-    """Opens DHT streams to every honest node and says nothing on them."""
+    """Opens DHT streams to every honest node and says nothing on them; the malicious nodes answer nobody."""
 
     name = "64 silent DHT streams to every node"
 
     async def attack(self, target: DhtSwarm) -> None:
         attacker = target.malicious[0]
+        for peer in target.malicious:
+            peer.network.serve(str(PROTOCOL_ID), _hang_up)
         held: list[Any] = []
         for peer in target.honest:
             for _ in range(64):
@@ -151,6 +153,10 @@ class SilentStreams(Adversary):
         record = Record(author.me, "head", b"live", 1, target.expiry(3600))
         await author.publish(seal(author.network.sign, record), record.key)
         await target.look_up(record)
+
+
+async def _hang_up(stream: Stream) -> None:
+    await stream.aclose()
 
 
 def everyone() -> list[Adversary]:
