@@ -61,6 +61,7 @@ def test_a_history_that_was_given_up_is_not_what_a_node_restarts_from(tmp_path: 
     checkpoints.save(better)
     found = store(tmp_path).newest()
     assert found is not None and found.state_hash == better.state_hash
+    assert {p.stem for p in (tmp_path / "checkpoints").iterdir()} == {"round-00000040"}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest", "empty", "round", "list", "nan", "shape"])

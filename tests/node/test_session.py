@@ -131,6 +131,7 @@ def test_two_nodes_that_wait_for_one_another_go_on() -> None:
         for name, other in (("a", "b"), ("b", "a")):
             node = swarm.nodes[name]
             node.session._better = Behind(swarm.nodes[other].agreement.head(), swarm.peer(other))
+            node.session._training.cancel()
         swarm.world.heal()
         await swarm.until(swarm.all_stand_together, within=120)
 

@@ -287,6 +287,8 @@ def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -
         swarm.begin(*ahead)
         decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
         assert decision.round == 5 and not swarm.errors
+        older = Head(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
+        assert not ahead[0].agreement._standing.should_follow(older)
 
     simulate(simulated, body)
 

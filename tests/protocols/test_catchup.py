@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.protocols import catchup
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.catchup import CHUNK, STATES_KEPT, CatchUp, CatchUpFailed, Manifest
 from swarmnode.protocols.liveness import Liveness
@@ -158,13 +159,15 @@ def test_the_newest_states_are_served_and_older_offers_withdrawn(simulated: Simu
     simulated(main)
 
 
-def test_a_member_that_trickles_is_left_for_another(simulated: Simulated) -> None:
+def test_a_member_that_trickles_is_left_for_another(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "CHUNK_WITHIN", 0.5)
+
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         late, slow, fast = await nodes(world, nursery, 3)
         state = a_state(1)
         wanted = {serve(m, 7, state) for m in (slow, fast)}.pop()
-        world.link(late.me, slow.me, bandwidth=20_000)  # a chunk would take minutes
-        with trio.fail_after(200):
+        world.link(late.me, slow.me, bandwidth=CHUNK)  # it moves, so nothing else would end it
+        with trio.fail_after(5):
             await late.catch_up.fetch([slow.me, fast.me], state_hash=wanted)
 
     simulated(main)
