@@ -28,10 +28,12 @@ from multiaddr import Multiaddr
 from swarmnode.node import addresses as multiaddrs
 from swarmnode.node import lan, libp2p_patches
 from swarmnode.node.connections import Connection, Connections, Watcher
+from swarmnode.node.dht_records import DhtRecords
 from swarmnode.node.dialling import Dialler, peer_id
 from swarmnode.node.endpoint import EXPECTED, parse
 from swarmnode.node.gossip import Gossip
 from swarmnode.node.hoststream import Libp2pStream, Refused, agree
+from swarmnode.node.kademlia import Kademlia
 from swarmnode.node.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.libp2p_patches.agent_versions import KEY as AGENT
 from swarmnode.node.metered_tcp import Meter
@@ -79,7 +81,9 @@ class Libp2pNetwork:
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._gossip = Gossip(self)
-        self._providers = Providers(self._host)
+        self._kademlia = Kademlia(self._host, self)
+        self._providers = Providers(self._host, self, self._kademlia)
+        self.records = DhtRecords(self, self._kademlia)
 
     @property
     def me(self) -> PeerId:
@@ -260,6 +264,7 @@ class Libp2pNetwork:
                 self._nursery = nursery
                 self._dialler.run_in(nursery)
                 nursery.start_soon(self._providers.run)
+                nursery.start_soon(self.records.run)
                 await nursery.start(self._run_gossip)
                 if self._settings.mdns:
                     nursery.start_soon(lan.advertise_and_listen, self._swarm, self.addresses, self._found)
@@ -283,6 +288,7 @@ class Libp2pNetwork:
                 await trio.sleep(0.25)
         if peer in self._connections:
             self._providers.peer_arrived()
+            self.records.peer_arrived()
 
     async def _run_gossip(self, *, task_status: trio.TaskStatus[None]) -> None:
         await self._gossip.run(task_status=task_status)

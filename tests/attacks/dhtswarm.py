@@ -13,9 +13,7 @@ from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.peer.id import ID
 from victim import LISTEN, new_identity
 
-from swarmnode.node.dht_records import DhtRecords
 from swarmnode.node.host import HostSettings, Libp2pNetwork
-from swarmnode.node.kademlia import Kademlia
 from swarmnode.protocols.dht_records import Record, Sealed
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.wire import WireError, decode
@@ -29,8 +27,8 @@ class DhtPeer:
     def __init__(self, *, undefended: bool, malicious: bool) -> None:
         self.network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,)))
         self.malicious = malicious
-        self.kademlia = Kademlia(self.network._host, self.network)
-        self.records = DhtRecords(self.network, self.kademlia)
+        self.kademlia = self.network._kademlia
+        self.records = self.network.records
         self.stock = KadDHT(self.network._host, DHTMode.SERVER) if undefended else None
 
     @property

@@ -126,7 +126,7 @@ class Node:
         key = Ed25519PrivateKey.generate()
         identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         self.network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-        self.kademlia = Kademlia(self.network._host, self.network, now=clock.read)
+        self.kademlia = Kademlia(self.network._host, self.network, now=clock.read)  # with a clock in place of its own
         self.records = DhtRecords(self.network, self.kademlia, now=clock.read)
         self.scope = trio.CancelScope()
 

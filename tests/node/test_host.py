@@ -449,9 +449,10 @@ def test_providers_are_found_through_a_third_node() -> None:
 
 
 def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarmnode.node import providers
+    from swarmnode.node import kademlia, providers
+    from swarmnode.protocols.lookup import LookupLimits
 
-    monkeypatch.setattr(providers, "LOOKUP", 0.5)
+    monkeypatch.setattr(providers, "LIMITS", LookupLimits(patience=5.0, seconds=0.5))
 
     async def main() -> None:
         a, b = network(), network()
@@ -460,7 +461,7 @@ def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.Monke
             await trio.sleep_forever()
 
         async with running(a, b):
-            b._host.set_stream_handler(providers.PROTOCOL_ID, hang)
+            b._host.set_stream_handler(kademlia.PROTOCOL_ID, hang)
             await a.connect(b.addresses[0])
             await until(lambda: bool(a.peers()[0].agent))
             with trio.fail_after(1.5):
