@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.shardstore import ShardStore
-from swarmnode.protocols.network import Stream
+from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shard_tree import ShardId
@@ -61,10 +61,18 @@ class LyingStore(ShardStore):
         return bytes(len(super().read(shard, index)))
 
 
+class OnlyTheNamed(Libp2pNetwork):
+    """Finds nobody in the DHT: a measurement is about the providers that it names."""
+
+    async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
+        await trio.lowlevel.checkpoint()
+        return ()
+
+
 def new_node(folder: Path, *, lies: bool = False) -> tuple[Libp2pNetwork, Rpc, ShardStore, Shards]:
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), mdns=False))
+    network = OnlyTheNamed(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), mdns=False))
     rpc = Rpc(network)
     store = (LyingStore if lies else ShardStore)(folder / "shards", cap=1 << 40)
     return network, rpc, store, Shards(network, rpc, store, runner=in_thread)
@@ -163,30 +171,20 @@ async def timed_shard(
 
 
 async def measure(
-    folder: Path, source: Path, size: int, digest: bytes, count: int, repeat: int
+    folder: Path, honest: list[Provider], liar: Provider, victim: Provider, size: int, digest: bytes
 ) -> dict[str, dict[str, float]]:
-    providers = [Provider(folder / f"provider-{repeat}-{number}", source) for number in range(count)]
-    try:
-        network, *_ = new_node(folder / f"plain-{repeat}")
-        async with trio.open_nursery() as nursery:
-            await nursery.start(network.run)
-            stream = await timed_stream(network, providers[0].address, size)
-            saved = await timed_stream(network, providers[0].address, size, folder / "saved")
-            (folder / "saved").unlink()
-            nursery.cancel_scope.cancel()
-        shard = await timed_shard(folder / f"fetch-{repeat}", providers, digest, None)
-        shard["ratio"] = shard["mb_s"] / stream["mb_s"]
-        shard["ratio_saved"] = shard["mb_s"] / saved["mb_s"]
-        providers[-1].end()
-        providers[-1] = Provider(folder / f"liar-{repeat}", source, lies=True)
-        troubled = await timed_shard(folder / f"troubled-{repeat}", providers, digest, providers[0])
-        troubled["ratio"] = troubled["mb_s"] / stream["mb_s"]
-    finally:
-        for provider in providers:
-            provider.end()
-        for name in await trio.to_thread.run_sync(os.listdir, folder):
-            if name != source.name:
-                shutil.rmtree(folder / name)
+    network, *_ = new_node(folder / "plain")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        stream = await timed_stream(network, honest[0].address, size)
+        saved = await timed_stream(network, honest[0].address, size, folder / "saved")
+        (folder / "saved").unlink()
+        nursery.cancel_scope.cancel()
+    shard = await timed_shard(folder / "fetched", honest, digest, None)
+    shard["ratio"] = shard["mb_s"] / stream["mb_s"]
+    shard["ratio_saved"] = shard["mb_s"] / saved["mb_s"]
+    troubled = await timed_shard(folder / "troubled", [victim, liar, *honest[2:]], digest, victim)
+    troubled["ratio"] = troubled["mb_s"] / stream["mb_s"]
     return {"stream": stream, "saved": saved, "shard": shard, "troubled": troubled}
 
 
@@ -197,7 +195,7 @@ def rounded(values: dict[str, float]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A shard from several providers beside one plain stream.")
     parser.add_argument("--size", type=int, default=64 << 20, help="bytes of the shard")
-    parser.add_argument("--providers", type=int, default=3, help="provider processes, at least 2")
+    parser.add_argument("--providers", type=int, default=3, help="provider processes, at least 3")
     parser.add_argument("--repeats", type=int, default=3, help="measurements")
     parser.add_argument("--provide", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
@@ -206,8 +204,8 @@ def main() -> int:
     if chosen.provide is not None:
         trio.run(provide, chosen.provide, chosen.source, chosen.lies)
         return 0
-    if chosen.providers < 2:
-        parser.error("--providers: at least 2, for in the end one of them is killed and one lies")
+    if chosen.providers < 3:
+        parser.error("--providers: at least 3, for in the end one of them is killed and one lies")
     results: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -215,19 +213,30 @@ def main() -> int:
         content = random.Random(0).randbytes(chosen.size)
         source.write_bytes(content)
         digest = blake3(content).digest()
-        for repeat in range(-1, chosen.repeats):
+        honest = [Provider(folder / f"provider-{number}", source) for number in range(chosen.providers)]
+        liar = Provider(folder / "liar", source, lies=True)
+        try:
+            for repeat in range(-1, chosen.repeats):
+                victim = Provider(folder / "victim", source)
 
-            async def bounded(repeat: int = repeat) -> dict[str, dict[str, float]]:
-                with trio.fail_after(DEADLINE):
-                    return await measure(folder, source, chosen.size, digest, chosen.providers, repeat)
+                async def bounded(victim: Provider = victim) -> dict[str, dict[str, float]]:
+                    with trio.fail_after(DEADLINE):
+                        return await measure(folder, honest, liar, victim, chosen.size, digest)
 
-            result = trio.run(bounded)
-            if repeat < 0:
-                continue
-            results.append(result)
-            for what, values in result.items():
-                load = round(os.getloadavg()[0], 2)
-                print(json.dumps({"bench": "shards", "what": what, **rounded(values), "load": load}), flush=True)
+                try:
+                    result = trio.run(bounded)
+                finally:
+                    victim.end()
+                    shutil.rmtree(folder / "victim")
+                if repeat < 0:
+                    continue
+                results.append(result)
+                for what, values in result.items():
+                    load = round(os.getloadavg()[0], 2)
+                    print(json.dumps({"bench": "shards", "what": what, **rounded(values), "load": load}), flush=True)
+        finally:
+            for provider in (*honest, liar):
+                provider.end()
     medians = {
         f"{what}_{key}": round(statistics.median(result[what][key] for result in results), 3) for what, key in MEDIANS
     }

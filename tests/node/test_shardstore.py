@@ -312,3 +312,17 @@ def test_a_kill_at_any_moment_leaves_whole_shards_only(tmp_path: Path) -> None:
         for seed in range(7):
             shard = fetched(store, content(seed, 300_000))
             assert read(store, shard) == content(seed, 300_000)
+
+
+def test_a_shard_may_be_put_while_it_is_fetched(store: ShardStore) -> None:
+    shard = fetched(store, content(1), chunks=1)
+    assert put(store, content(1)) == shard
+    assert store.write(shard, 1, chunks_of(content(1))[1])  # what was under way still arrives
+    store.finish(shard)
+    half = fetched(store, content(2), chunks=1)
+    store.suspend(half)
+    put(store, content(2))
+    for found in (store, reopened(store)):
+        assert read(found, shard) == content(1) and read(found, half) == content(2)
+        assert {file.suffix for file in store.folder.iterdir()} == {".shard", ".tree"}
+    assert store.collect().shards == ()
