@@ -32,7 +32,7 @@ from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datadir import DataDir
 from swarmnode.node.discovery import AddressBook, Discovery
-from swarmnode.node.exitcodes import ERROR, FORCED, OK, PORT_TAKEN, ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ERROR, FORCED, OK, PORT_TAKEN, ExpectedError
 from swarmnode.node.host import HostSettings, Libp2pNetwork, PortTaken
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.logs import LogRing, adopt, setup_logs
@@ -119,7 +119,9 @@ def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
         for leaf in leaves:
             if isinstance(leaf, PortTaken):
                 return DaemonError(str(leaf), exit_code=PORT_TAKEN)
-            if isinstance(leaf, (TrainerFailed, CorpusError)):
+            if isinstance(leaf, CorpusError):
+                return DaemonError(str(leaf), exit_code=CONFIG)
+            if isinstance(leaf, TrainerFailed):
                 return DaemonError(str(leaf))
             if isinstance(leaf, kind):
                 return leaf
@@ -191,13 +193,12 @@ class Daemon:
         self._agreement: Agreement | None = None
         self._stopping = trio.Event()
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
-        self._forced = False
 
     async def run(self) -> int:
         """Start everything, take part until stopped, stop everything; the exit code."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_signals, signals, nursery.cancel_scope)
+                nursery.start_soon(self._watch_signals, signals)
                 async with AsyncExitStack() as stack:
                     await self._start_parts(stack)
                     with self._life:
@@ -205,9 +206,11 @@ class Daemon:
                     sdnotify.notify(sdnotify.STOPPING)
                     self.left.set()
                 nursery.cancel_scope.cancel()
-        code = FORCED if self._forced else OK
-        self.emit({"event": "stopped", "code": code})
-        return code
+        self.emit({"event": "stopped", "code": OK})
+        if not self.options.json_events:
+            rounds = f" after round {self.head_round()} of the run, which is saved" if self.chosen is not None else ""
+            print(f"stopped in order{rounds}", flush=True)
+        return OK
 
     async def _start_parts(self, stack: AsyncExitStack) -> None:
         serve_hello(self.network, AGENT)
@@ -223,13 +226,13 @@ class Daemon:
         ):
             await stack.enter_async_context(_running(part))
 
-    async def _watch_signals(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
+    async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if self._stopping.is_set():
                 logger.warning("second %s: ending at once", signal.Signals(number).name)
-                self._forced = True
-                everything.cancel()
-                return
+                self.emit({"event": "stopped", "code": FORCED})
+                logging.shutdown()
+                os._exit(FORCED)  # no part may hold this up; files are replaced whole, and the kernel ends the trainer
             logger.info("%s: leaving the swarm; once more ends at once", signal.Signals(number).name)
             self.stop()
 

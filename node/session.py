@@ -40,6 +40,7 @@ LOOK_AROUND_EVERY = 3.0  # seconds between looks at members outside the roster, 
 LOOK_AT = 3  # members looked at each time
 ASK_TO_JOIN_EVERY = 1.0  # seconds
 FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
+NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 
@@ -167,7 +168,7 @@ class Session:
         checkpoint = await self._runner(self._checkpoints.newest) if self._checkpoints is not None else None
         residual = checkpoint.residual if checkpoint is not None else None
         if expect_members or checkpoint is not None:
-            deadline = trio.current_time() + FIND_MEMBERS_FOR
+            deadline = trio.current_time() + (FIND_MEMBERS_FOR if expect_members else NOTICE_MEMBERS_FOR)
             while trio.current_time() < deadline or not (checkpoint or self._settings.creator):
                 if await self._join_others():
                     break
@@ -390,11 +391,11 @@ class Session:
         outcome = result.outcome
         missing = outcome.missing if isinstance(outcome, Partial) else ()
         logger.info(
-            "round %d: %s, held-out loss %.4f bits per byte, %d members, %.1f s",
+            "round %d: %s, held-out loss %.4f bits per byte, %s, %.2g s",
             result.round,
             type(outcome).__name__,
             result.loss,
-            result.members,
+            "alone" if result.members == 1 else f"{result.members} members",
             result.seconds,
         )
         self._emit(

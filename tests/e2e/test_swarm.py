@@ -198,8 +198,8 @@ def test_second_interrupt_ends_at_once(swarm: list[Node], fourth: Node) -> None:
     began = time.monotonic()
     fourth.send(signal.SIGINT)
     assert fourth.wait() == 130
-    assert time.monotonic() - began < 15, "an orderly end waits for the trainer, at the most 20 s"
-    assert not Path(f"/proc/{trainer}").exists()
+    assert time.monotonic() - began < 5, "an orderly end would wait for the trainer"
+    until(lambda: not Path(f"/proc/{trainer}").exists())
     assert "Traceback" not in fourth.log()
 
 

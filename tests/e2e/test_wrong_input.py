@@ -123,7 +123,7 @@ def test_corpus_that_cannot_be_used_is_named(tmp_path: Path, run_file: Path, tex
     if text is not None:
         corpus.write_text(text)
     where = ("--data-dir", tmp_path / "home", "--port", "0", *LOCAL)
-    told = refused("run", run_file, *where, "--corpus", corpus, code=1)
+    told = refused("run", run_file, *where, "--corpus", corpus, code=3)
     assert str(corpus) in told and said in told and "--corpus" in told
 
 
@@ -238,6 +238,6 @@ def test_run_of_a_newer_schema_asks_for_an_update(patient: dict[str, Node]) -> N
 
 def test_run_whose_held_out_text_nobody_has_is_refused(patient: dict[str, Node]) -> None:
     node = patient["other-corpus"]
-    assert node.wait() == 1
+    assert node.wait() == 3
     assert "nobody gave the run's held-out text" in node.log() and "--corpus" in node.log()
     assert "Traceback" not in node.log()
