@@ -32,6 +32,10 @@ class Libp2pStream:
         except MuxedStreamError as error:
             raise StreamBroken(f"stream to {self._peer}: {error}") from error
 
+    def send_nowait(self, data: bytes) -> bool:
+        """Send all of `data` where that needs no waiting, and say whether it did."""
+        return self._stream.send_nowait(data)
+
     async def receive_some(self, max_bytes: int) -> bytes:
         try:
             return await self._stream.receive_some(max_bytes)

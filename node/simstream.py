@@ -84,6 +84,17 @@ class SimStream:
         finally:
             self._sending = False
 
+    def send_nowait(self, data: bytes) -> bool:
+        """Send all of `data` where that needs no waiting, and say whether it did."""
+        pipe = self._outgoing
+        if self._sending or self._closed or self._eof_sent or pipe.broken is not None:
+            return False
+        if not 0 < len(data) <= min(pipe.room, PIECE):
+            return False
+        pipe.room -= len(data)
+        self._send(len(data) + OVERHEAD, lambda: pipe.put(data))
+        return True
+
     def _check_can_send(self) -> None:
         if self._closed or self._eof_sent:
             raise StreamBroken("this side has finished sending")

@@ -170,7 +170,7 @@ class Desk:
             if self._outbox.size >= self._limits.queued:
                 await self._outbox.below(self._limits.queued)
             if call.style == UNARY:
-                self._outbox.put(answer)
+                self._outbox.put(answer, alone=len(self._jobs) == 1)
             else:
                 self._outbox.put_item(answer)  # after the last item
         finally:
@@ -233,6 +233,7 @@ class Desk:
         )
 
     async def _write(self) -> None:
+        self._outbox.write_to(self._stream)
         while True:
             batch = await self._outbox.batch()
             with trio.move_on_after(self._limits.write_stall) as scope:

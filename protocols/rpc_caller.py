@@ -81,7 +81,9 @@ class Line:
             waiting.outflow = Outflow(self.outbox, number, 0, self.limits.queued)
         timeout = max(deadline - trio.current_time(), 1e-3)
         credit = WINDOW if style == FEED else 0
-        key = self.outbox.put(Frame(CALL, number, method, timeout, body, style=style, credit=credit))
+        key = self.outbox.put(
+            Frame(CALL, number, method, timeout, body, style=style, credit=credit), alone=not self._waiting
+        )
         self._waiting[number] = waiting
         self._be_patient()
         return number, key, waiting
@@ -151,6 +153,7 @@ class Line:
             scope.cancel()
 
     async def _write(self, stream: Stream) -> None:
+        self.outbox.write_to(stream)
         while True:
             batch = await self.outbox.batch()
             with self._patient() as scope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -57,13 +58,24 @@ class Outbox:
         self._frames: dict[int, bytes] = {}
         self._items: deque[bytes] = deque()
         self._next_key = 1
+        self._idle = False  # nothing is being written
+        self._nowait: Callable[[bytes], bool] | None = None
         self._filled = trio.lowlevel.ParkingLot()
         self._emptied = trio.lowlevel.ParkingLot()
 
-    def put(self, message: Frame) -> int:
-        """Queue a frame; the key is good for `take_back`."""
+    def write_to(self, stream: Stream) -> None:
+        """Let `put` write by itself while nothing else does, where the stream has `send_nowait`.
+
+        The caller's own task, which writes each `batch` there, is then not woken for a lone frame.
+        """
+        self._nowait = getattr(stream, "send_nowait", None)
+
+    def put(self, message: Frame, *, alone: bool = False) -> int:
+        """Queue a frame; the key is good for `take_back`. `alone` says that no others are expected beside it."""
         framed = frame(encode(message))
         key, self._next_key = self._next_key, self._next_key + 1
+        if alone and self._idle and not self._frames and not self._items and self._nowait and self._nowait(framed):
+            return key
         self._frames[key] = framed
         self._grow(framed)
         return key
@@ -84,8 +96,10 @@ class Outbox:
 
     async def batch(self) -> bytes:
         """The next frame, with what fits beside it; waits for one."""
+        self._idle = True
         while not self._frames and not self._items:
             await self._filled.park()
+        self._idle = False
         parts: list[bytes] = []
         room = TOGETHER
         while self._frames or self._items:

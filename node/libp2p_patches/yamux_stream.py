@@ -63,6 +63,17 @@ class SessionStream(IMuxedStream):
             offset += size
         await trio.lowlevel.checkpoint()  # after queueing, so that the session's writer runs meanwhile
 
+    def send_nowait(self, data: bytes) -> bool:
+        """Queue all of `data` where that needs no waiting; False where it does, or where `send_all` would fail."""
+        session = self._session
+        if self.broken or self._finished_sending or session.outbox_full:
+            return False
+        if not 0 < len(data) <= min(self.send_window, MAX_BODY):
+            return False
+        self.send_window -= len(data)
+        session.queue(HEADER.pack(0, DATA, 0, self.stream_id, len(data)) + data)
+        return True
+
     async def receive_some(self, max_bytes: int) -> bytes:
         """At least one byte, or b"" after the other side's end. Raises MuxedStreamReset."""
         if self._chunks or self._finished_receiving or self.broken:

@@ -467,6 +467,30 @@ def test_window_grows_for_a_stream_that_it_limits() -> None:
     run(main)
 
 
+def test_sending_without_waiting_keeps_order_and_window() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(b"first ")
+            assert out.send_nowait(b"second ")
+            await out.send_all(b"third")
+            received = b""
+            while len(received) < 18:
+                received += await back.receive_some(100)
+            assert received == b"first second third"
+            sent = 0
+            while out.send_nowait(bytes(10_000)):
+                sent += 10_000
+                await trio.sleep(1)
+            assert sent == (yamux_stream.INITIAL_WINDOW - 18) // 10_000 * 10_000
+            back.abort()
+            await trio.sleep(1)
+            assert not out.send_nowait(b"x")
+            assert not right.is_closed
+
+    run(main)
+
+
 def test_session_and_stock_yamux_understand_each_other() -> None:
     async def main() -> None:
         async with pair(Session, Yamux) as (ours, theirs, _, _):

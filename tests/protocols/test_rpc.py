@@ -120,6 +120,23 @@ def test_one_stream_carries_all_calls_to_a_peer(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_lone_calls_and_crowds_of_them_take_turns(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = await pair(world, nursery)
+
+        async def ask(load: bytes) -> None:
+            assert await alice.rpc.call(bob.network.me, "work", Job(0.0, load), Job, timeout=10) == Job(0.0, load)
+
+        for crowd in (1, 1, 5, 1, 60, 1):
+            for size in (1, 1000, 300_000):
+                async with trio.open_nursery() as asking:
+                    for number in range(crowd):
+                        asking.start_soon(ask, bytes([number]) * size)
+        assert bob.diary.count("done") == 3 * (1 + 1 + 5 + 1 + 60 + 1)
+
+    simulated(main)
+
+
 def test_each_refusal_says_why(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob = await pair(world, nursery)
