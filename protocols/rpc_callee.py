@@ -61,7 +61,33 @@ class Office:
     offences: Offences
     methods: dict[str, Method] = field(default_factory=dict)
     carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
+    uploads: Counter[PeerId] = field(default_factory=Counter)  # those of them that are uploads
+    held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
     failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
+
+    def over(self, peer: PeerId, call: Frame) -> str | None:
+        """Which limit one more call would break, None where none."""
+        limits = self.limits
+        if self.carried_out[peer] >= limits.serves:
+            return f"more than {limits.serves} calls at once"
+        if self.carried_out.total() >= limits.serves_in_all:
+            return f"more than {limits.serves_in_all} calls of all peers at once"
+        if call.style == UPLOAD and self.uploads[peer] >= limits.uploads:
+            return f"more than {limits.uploads} uploads at once"
+        if self.held[peer] + len(call.body) > limits.held:
+            return f"requests in progress of more than {limits.held} bytes"
+        return None
+
+    def admit(self, peer: PeerId, call: Frame, sign: int = 1) -> None:
+        """Account for a call that begins (`sign` 1) or has ended (-1)."""
+        for account, amount in (
+            (self.carried_out, 1),
+            (self.uploads, int(call.style == UPLOAD)),
+            (self.held, len(call.body)),
+        ):
+            account[peer] += sign * amount
+            if not account[peer]:
+                del account[peer]
 
 
 class Items(Generic[I]):
@@ -142,16 +168,16 @@ class Desk:
                 _steer(job, message)
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
-        carried_out = self._office.carried_out
-        if carried_out[self.peer] >= self._limits.serves:
-            self._office.offences.note(self.peer, f"more than {self._limits.serves} calls at once")
-            self._outbox.put(Frame(FAIL, call.id, code="busy", text="too many calls at once"))
+        excess = self._office.over(self.peer, call)
+        if excess is not None:
+            self._complain(excess)
+            self._outbox.put(Frame(FAIL, call.id, code="busy", text=excess))
             return
         if not (call.timeout > 0 and math.isfinite(call.timeout)):
             raise WireError(f"call {call.id} has a timeout of {call.timeout} s")
         if call.credit < 0:
             raise WireError(f"call {call.id} gives a credit of {call.credit} bytes")
-        carried_out[self.peer] += 1
+        self._office.admit(self.peer, call)
         job = self._jobs[call.id] = _Job(trio.CancelScope())
         if call.style == FEED:
             job.outflow = Outflow(self._outbox, call.id, call.credit, self._limits.queued)
@@ -168,16 +194,29 @@ class Desk:
             if job.cancelled:
                 return
             if self._outbox.size >= self._limits.queued:
-                await self._outbox.below(self._limits.queued)
+                answer = await self._kept_back(answer)
             if call.style == UNARY:
                 self._outbox.put(answer, alone=len(self._jobs) == 1)
             else:
                 self._outbox.put_item(answer)  # after the last item
         finally:
             del self._jobs[call.id]
-            self._office.carried_out[self.peer] -= 1
-            if not self._office.carried_out[self.peer]:
-                del self._office.carried_out[self.peer]
+            self._office.admit(self.peer, call, -1)
+
+    async def _kept_back(self, answer: Frame) -> Frame:
+        """Wait until the peer reads its answers; where it leaves too many of them, this one is not kept."""
+        held, size = self._office.held, len(answer.body)
+        if held[self.peer] + size > self._limits.held:
+            self._complain(f"answers of more than {self._limits.held} bytes not read")
+            answer, size = Frame(FAIL, answer.id, code="busy", text="earlier answers are not read"), 0
+        held[self.peer] += size
+        try:
+            await self._outbox.below(self._limits.queued)
+        finally:
+            held[self.peer] -= size
+            if not held[self.peer]:
+                del held[self.peer]
+        return answer
 
     async def _result(self, call: Frame, job: _Job) -> Frame:
         method = self._office.methods.get(call.method)

@@ -19,12 +19,14 @@ from swarmnode.protocols.rpc import (
     CallError,
     DeadlineExceeded,
     Frame,
+    Items,
     PeerGone,
     Refuse,
     Refused,
     Rpc,
     RpcLimits,
 )
+from swarmnode.protocols.rpc_frames import UPLOAD
 from swarmnode.protocols.wire import decode, encode
 
 Simulated = Callable[..., None]
@@ -300,6 +302,81 @@ def test_a_thousand_calls_are_refused_beyond_the_limit(simulated: Simulated, cap
 
     simulated(main)
     assert len([record for record in caplog.records if "broke the rules" in record.message]) == 1
+
+
+def test_requests_and_answers_that_one_peer_leaves_here_are_bounded_in_bytes(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        limits = RpcLimits(held=1_000_000, queued=200_000)
+        alice, bob = await pair(world, nursery, limits)
+        kept = 0
+
+        async def keep(_peer: PeerId, job: Job) -> Job:
+            nonlocal kept
+            kept += len(job.load)
+            await trio.sleep(20)
+            return job
+
+        async def spend(_peer: PeerId, _job: Job) -> Job:
+            return Job(0.0, bytes(90_000))
+
+        bob.rpc.serve("keep", Job, keep)
+        bob.rpc.serve("spend", Job, spend)
+        stream = await raw_caller(world, nursery, bob)
+        for number in range(1, 51):
+            await stream.send_all(frame(encode(Frame(CALL, number, "keep", 60.0, encode(Job(0.0, bytes(90_000)))))))
+        await trio.sleep(10)
+        assert 800_000 < kept < 1_000_000
+        assert await alice.rpc.call(bob.network.me, "work", Job(), Job, timeout=1) == Job()
+        await trio.sleep(20)
+        calls = b"".join(frame(encode(Frame(CALL, n, "spend", 60.0, encode(Job())))) for n in range(51, 151))
+        await stream.send_all(calls)
+        await trio.sleep(1)
+        assert bob.rpc._office.held[world.node("mallory").me] < 1_000_000
+        reader, codes = FrameReader(stream), []
+        for _ in range(150):
+            raw = await reader.frame()
+            assert raw is not None
+            codes.append(decode(Frame, raw).code)
+        assert codes[50:].count("busy") > 50
+        assert not bob.rpc._office.held
+
+    simulated(main)
+
+
+def test_uploads_and_the_calls_of_all_peers_have_limits_of_their_own(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = await pair(world, nursery, RpcLimits(serves=20, serves_in_all=25, uploads=5))
+
+        async def hoard(_peer: PeerId, _job: Job, _items: Items[Job]) -> Job:
+            await trio.sleep(2)
+            return Job()
+
+        bob.rpc.serve_upload("hoard", Job, Job, hoard)
+        stream = await raw_caller(world, nursery, bob)
+        for number in range(1, 11):
+            await stream.send_all(frame(encode(Frame(CALL, number, "hoard", 60.0, encode(Job()), style=UPLOAD))))
+        await trio.sleep(1)
+        assert bob.rpc.offences.count(world.node("mallory").me) == 5
+        await trio.sleep(2)
+        endings = []
+
+        async def ask(node: Callee) -> None:
+            try:
+                await node.rpc.call(bob.network.me, "work", Job(3.0), Job, timeout=10)
+                endings.append("answered")
+            except Refused as refusal:
+                endings.append(refusal.code)
+
+        carol = Callee(world.node("carol"))
+        await nursery.start(carol.network.run)
+        await nursery.start(carol.rpc.run)
+        async with trio.open_nursery() as asking:
+            for node in (alice, carol):
+                for _ in range(15):
+                    asking.start_soon(ask, node)
+        assert (endings.count("answered"), endings.count("busy")) == (25, 5)
+
+    simulated(main)
 
 
 def test_a_caller_that_never_reads_is_not_read_from_and_then_dropped(simulated: Simulated) -> None:
