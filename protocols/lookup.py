@@ -36,7 +36,7 @@ class LookupLimits:
     width: int = 3  # questions in flight on each path
     closest: int = 32  # nearest peers by hearsay asked before a lookup is done, over all its paths: more than k = 20
     per_answer: int = 6  # new peers taken from one answer
-    most: int = 96  # peers asked in all
+    most: int = 96  # peers by hearsay asked in all; those known at first hand are asked besides
     patience: float = 2.0  # seconds for one answer, dialling included
     seconds: float = 5.0  # for the whole lookup
 
@@ -70,7 +70,8 @@ async def lookup(
             search.scope = nursery.cancel_scope
             paths = max(1, min(limits.paths, len(dealt)))
             for number in range(paths):
-                path = _Path(search, dealt[number::paths], limits.closest // paths, limits.most // paths)
+                path = _Path(search, dealt[number::paths])
+                search.live += 1
                 for _ in range(limits.width):
                     nursery.start_soon(path.work)
     return sorted_by_distance(key, search.answered)
@@ -89,6 +90,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.taken: set[PeerId] = {self.me}  # asked or being asked by some path
         self.answered: list[PeerId] = []
+        self.live = 0  # paths, but for those whose first-hand peers all failed
         self.scope: trio.CancelScope | None = None
         self.target = int.from_bytes(hashlib.sha256(self.key).digest(), "big")
 
@@ -96,26 +98,26 @@ class _Search:
 class _Path:
     """One of the disjoint paths; `width` tasks work on it."""
 
-    def __init__(self, search: _Search, known: list[PeerId], closest: int, most: int) -> None:
+    def __init__(self, search: _Search, known: list[PeerId]) -> None:
         self._search = search
-        self._closest, self._most = closest, most
         self._known = known  # first-hand, closest first
         self._heard: dict[PeerId, bool] = {}  # peers that others spoke of on this path: asked yet?
-        self._asked = 0
+        self._hearsay = 0  # peers asked that others spoke of
         self._in_flight = 0
+        self._answers = 0
+        self._over = False
         self._news = trio.lowlevel.ParkingLot()
         search.taken.update(known)  # ours to ask: no other path may take them from hearsay
 
     async def work(self) -> None:
-        while self._asked < self._most:
+        while True:
             peer = self._next()
             if peer is None:
                 if not self._in_flight:
-                    self._news.unpark_all()
+                    self._end()
                     return
                 await self._news.park()
                 continue
-            self._asked += 1
             self._in_flight += 1
             try:
                 await self._ask(peer)
@@ -123,20 +125,32 @@ class _Path:
                 self._in_flight -= 1
                 self._news.unpark_all()
 
+    def _end(self) -> None:
+        if not self._answers and not self._over:
+            self._search.live -= 1  # all its peers are dead: the others take its share
+        self._over = True
+        self._news.unpark_all()
+
+    def _share(self, of_all: int) -> int:
+        return of_all // max(1, self._search.live)
+
     def _next(self) -> PeerId | None:
         """The nearer of the nearest unasked first-hand peer and the nearest unasked among those heard of."""
-        heard = self._nearest_heard()
+        heard = self._nearest_heard() if self._hearsay < self._share(self._search.limits.most) else None
         if self._known and (heard is None or self._distance(self._known[0]) <= self._distance(heard)):
             return self._known.pop(0)
         if heard is not None:
             self._heard[heard] = True
+            self._hearsay += 1
             self._search.taken.add(heard)
         return heard
 
     def _nearest_heard(self) -> PeerId | None:
         usable = [peer for peer, asked in self._heard.items() if asked or peer not in self._search.taken]
         usable.sort(key=self._distance)
-        return next((peer for peer in usable[: self._closest] if not self._heard[peer]), None)
+        return next(
+            (peer for peer in usable[: self._share(self._search.limits.closest)] if not self._heard[peer]), None
+        )
 
     async def _ask(self, peer: PeerId) -> None:
         search = self._search
@@ -147,6 +161,7 @@ class _Path:
             self._heard.pop(peer, None)
             return
         search.answered.append(peer)
+        self._answers += 1
         new = [heard for heard in closer if heard not in search.taken and heard not in self._heard]
         for heard in sorted_by_distance(search.key, new)[: search.limits.per_answer]:
             self._heard[heard] = False

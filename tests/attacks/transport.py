@@ -161,7 +161,7 @@ async def scene(*, undefended: bool = False) -> AsyncIterator[Scene]:
             yield Scene(victim, honest, started["address"])
 
 
-async def outcomes(*, quiet: float = 3.0, seconds: float = 6.0) -> AsyncIterator[Outcome]:
+async def outcomes(*, quiet: float = 2.0, seconds: float = 4.0) -> AsyncIterator[Outcome]:
     """All attacks of the group in full, each on fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(len(adversaries.everyone(Path()))):
