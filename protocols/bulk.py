@@ -40,6 +40,7 @@ PROTOCOL = "/swarmnode/bulk/1"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_MESSAGE = 4096  # bytes of a Want or a Header
 MAX_KEY = 16  # parts of a key
+HASH_THREADS = 2  # a fetched buffer is hashed once it is whole, while its sender has nothing to do
 
 Key = tuple[str | int, ...]  # ("part", run id, round, ballot, index)
 
@@ -272,7 +273,7 @@ class Bulk:
             found, result = await self._runner(lambda: (blake3(target).digest(), bytes(target)))
         else:
             view = fetch.into[:size]
-            found = await self._runner(lambda: blake3(view).digest())
+            found = await self._runner(lambda: blake3(view, max_threads=HASH_THREADS).digest())
             result = b""
         if found != fetch.header.digest:
             self.offences.note(peer, f"the bytes of {fetch.key} do not have the stated hash")
