@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("swarmnode.cli.steer", "stop"),
     "leave": ("swarmnode.cli.steer", "leave"),
     "logs": ("swarmnode.cli.inspect", "logs"),
+    "shards": ("swarmnode.cli.shards", "shards"),
     "config": ("swarmnode.cli.configure", "config"),
     "version": ("swarmnode.cli.identify", "version"),
 }

@@ -20,9 +20,11 @@ from swarmnode import __version__
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
+from swarmnode.node.shards_api import ShardsApi
 from swarmnode.protocols.exchange.outcomes import Partial
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.rpc import CallError
+from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.trainer import TrainerDied
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ class Api:
             name: getattr(self, name)
             for name in ("status", "peers", "ping", "sample", "evaluate", "pause", "resume", "stop", "leave")
         }
-        return ControlServer(self._daemon.socket, methods, {"logs": self.logs, "events": self.events})
+        daemon = self._daemon
+        methods |= ShardsApi(daemon.shards, daemon.shard_store, runner=in_thread).methods()
+        return ControlServer(daemon.socket, methods, {"logs": self.logs, "events": self.events})
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

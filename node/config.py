@@ -71,6 +71,9 @@ class NodeConfig:
     task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
     checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
     checkpoint_keep: int = option(3, "checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)
+    shards_cap: float = option(
+        10.0, "disk that shards may take; above it the least recently used go", unit="GB", minimum=0, maximum=1e6
+    )
     wait_peers: int = option(
         0, "the creator of a run starts when this many other nodes are there", unit="peers", minimum=0, maximum=4096
     )
@@ -86,6 +89,11 @@ class NodeConfig:
     def directory(self) -> Path:
         """`data_dir` as an absolute path."""
         return Path(self.data_dir).expanduser().absolute()
+
+    @property
+    def shards_cap_bytes(self) -> int:
+        """`shards_cap` in bytes."""
+        return int(self.shards_cap * 1e9)
 
     @property
     def up_bytes(self) -> float:

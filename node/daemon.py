@@ -1,6 +1,6 @@
 """The daemon: all parts of a node, started in one order and stopped in the reverse one.
 
-    data directory → identity → host → calls and bulk → control socket → discovery → run → trainer → session
+    data directory → identity → host → calls, bulk, shards → control socket → discovery → run → trainer → session
 
 Each part runs in a nursery of its own inside the one before, so a part that fails ends the daemon with its reason, and
 what depends on a part is gone before the part is. The first SIGINT or SIGTERM leaves the swarm in order: an exchange in
@@ -38,6 +38,7 @@ from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.runs import ChosenRun, RunFinder, RunStore, heldout_key
 from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.trainer import TrainerFailed, TrainerProcess, TrainerSettings
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.catchup import CatchUp
@@ -51,6 +52,7 @@ from swarmnode.protocols.membership import Membership, RunListing, serve_runs
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.shards import Shards
 from swarmnode.training.codecs import codec
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.runspec import RunSpec
@@ -181,6 +183,8 @@ class Daemon:
         )
         self.rpc = Rpc(self.network)
         self.bulk = Bulk(self.network, runner=in_thread)
+        self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
+        self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread)
         self.liveness = Liveness(self.rpc)
         self._book = AddressBook(datadir.address_book)
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
@@ -220,6 +224,7 @@ class Daemon:
             self.rpc.run,
             self.bulk.run,
             self.liveness.run,
+            self.shards.run,
             self._api.run,
             self._api.server().run,
             self._discovery.run,
