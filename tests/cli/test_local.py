@@ -248,7 +248,8 @@ def test_a_node_that_cannot_start_ends_the_command_with_its_log(tmp_path, fake, 
     out = capsys.readouterr()
     assert out.out == ""
     assert "node 1 ended with exit code 1 before it was ready" in out.err and "corpus is empty" in out.err
-    assert all(_gone(int((tmp_path / f"nodes/node-{i}/pid").read_text())) for i in range(3))
+    started = list((tmp_path / "nodes").glob("node-*/pid"))  # node 2 may have been stopped before it wrote its own
+    assert len(started) >= 2 and all(_gone(int(path.read_text())) for path in started)
 
 
 def test_a_different_state_hash_in_one_round_is_seen(tmp_path, fake, capsys, monkeypatch):
