@@ -34,6 +34,13 @@ FROZEN_PATIENCE = 4.0  # s; a stopped process may stay stopped for ever
 CATCH_UP_PATIENCE = 20.0  # s; a thawed node fetches the parameters once and reports within a round or two
 SILENCE_PATIENCE = 120.0  # s without an event after the others are done; the longest deadline of an exchange by default
 STOP_PATIENCE = 5.0  # s between SIGINT and SIGKILL
+CONFIG = """# Written by `swarmnode local`, so that `swarmnode run --data-dir DIRECTORY` starts this node again as it was.
+port = 0
+listen = "127.0.0.1"
+mdns = false
+threads = {threads}
+join = [{join}]
+"""
 LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
 
 # Settings in the environment that would tie a local swarm to other nodes, or keep its nodes from training.
@@ -219,6 +226,10 @@ class LocalSwarm:
 
     def _start(self, node: NodeProcess, what: Sequence[str]) -> None:
         node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        join = f'"{what[what.index("--join") + 1]}"' if "--join" in what else ""
+        (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.settings.threads, join=join))
+        # as flags too: the environment of whoever runs `local` must not move a node elsewhere
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
         options += ["--threads", str(self.settings.threads), "--rounds", str(self.settings.rounds), "--stay", "--json"]
         node.start([*self._command, "run", *what, *options], self._events)

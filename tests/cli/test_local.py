@@ -27,6 +27,7 @@ from swarmnode.cli.local_run import LocalOptions, NotMeasured, run_local
 from swarmnode.cli.local_summary import RoundReport, round_report, summarize
 from swarmnode.cli.local_table import Board, Lines, LiveTable, Row, table, view_for
 from swarmnode.node import exitcodes
+from swarmnode.node.config import load_config
 
 PARAMETERS = 1000  # of the fake node's model
 FAKE_NODE = """
@@ -59,7 +60,7 @@ def say(**event):
     print(json.dumps(event), flush=True)
 
 say(event="ready", pid=os.getpid(), trainer_pid=os.getpid() + 1, peer_id="peer-of-" + home.name, data_dir=str(home),
-    multiaddr="/ip4/127.0.0.1/tcp/1/p2p/" + home.name, run_id="ab" * 32, parameters=1000, join="")
+    multiaddr="/ip4/127.0.0.1/tcp/1", run_id="ab" * 32, parameters=1000, join="")
 while len(list(home.parent.glob("node-*/pid"))) <= int(o.wait_peers or 0):
     time.sleep(0.01)
 for r in range(int(o.rounds)):
@@ -479,3 +480,13 @@ def test_a_pipe_that_is_closed_stops_the_nodes(tmp_path, fake):
         assert run.wait(timeout=30) != 0
         reader.join()
     assert all(_gone(event["pid"]) for event in events)
+
+
+def test_a_node_can_be_started_again_by_its_data_directory_alone(tmp_path, fake, capsys):
+    run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5)
+    first, second = (
+        load_config(None, {}, {"data_dir": str(tmp_path / "nodes" / name)}).config for name in ("node-0", "node-1")
+    )
+    assert (second.threads, second.listen, second.port, second.mdns) == (1, "127.0.0.1", 0, False)
+    assert first.join == ()
+    assert len(second.join) == 1
