@@ -27,7 +27,7 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.bulk import Bulk, Key
-from swarmnode.protocols.exchange.agreement import PartsMissing
+from swarmnode.protocols.exchange.outcomes import PartsMissing
 from swarmnode.protocols.exchange.roster import Part, Roster, parts
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import NetworkError, PeerId

@@ -24,11 +24,11 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
-from swarmnode.protocols.exchange.agreement import Agreement, PartsMissing, Position
+from swarmnode.protocols.exchange.agreement import Agreement, Position
 from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.ballots import LONGEST_WINDOW, WINDOW_SLACK
 from swarmnode.protocols.exchange.messages import Decision, Head
-from swarmnode.protocols.exchange.outcomes import Completed, Outcome, Partial
+from swarmnode.protocols.exchange.outcomes import Completed, Outcome, Partial, PartsMissing
 from swarmnode.protocols.exchange.roster import Roster
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner

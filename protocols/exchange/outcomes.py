@@ -1,9 +1,10 @@
-"""How a round can end for a node."""
+"""How a round, or an attempt at one, can end for a node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarmnode.protocols.exchange.messages import Head
 from swarmnode.protocols.network import PeerId
 
 
@@ -30,3 +31,24 @@ class Abandoned:
 
 
 Outcome = Completed | Partial | Abandoned
+
+
+class Behind(Exception):
+    """The round was decided elsewhere, or others stand on another state: catch up with `head` before going on."""
+
+    def __init__(self, head: Head, source: PeerId) -> None:
+        super().__init__(f"{source} is at round {head.round}")
+        self.head = head
+        self.source = source
+
+
+class LeftOut(Exception):
+    """This node is no candidate of the round, and none of the candidates answers it."""
+
+
+class PartsMissing(Exception):
+    """A reduction could not be completed because of these peers."""
+
+    def __init__(self, peers: tuple[PeerId, ...]) -> None:
+        super().__init__("no parts from " + ", ".join(peers))
+        self.peers = peers

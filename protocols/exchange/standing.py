@@ -2,7 +2,7 @@
 
 `Standing` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
 who asked to join, who said goodbye, and the open *desks*, one for each ballot that others want this node to lead. Its
-request handlers only note and answer; `agreement.py` acts on what they noted, woken by `changed`.
+request handlers only note and answer; `agreement.py` and `leading.py` act on what they noted, woken by `changed`.
 
 What a peer can make a node remember is bounded: it waits at one desk at a time, and joiners are counted.
 """
@@ -132,6 +132,7 @@ class Standing:
         self._decisions: deque[Decision] = deque(maxlen=4)
         self._history: deque[Step] = deque(maxlen=HISTORY)
         self.paused = False
+        self.late_by = 0.0  # seconds that others were into the next round when this node learned how its own ended
         liveness.on_suspicion(self.ring)
         rpc.serve("round.head", HeadQuery, self._on_head)
         rpc.serve("round.join", Join, self._on_join)
@@ -212,6 +213,12 @@ class Standing:
     def decided(self, decision: Decision) -> None:
         """Remember how the present round ended, for those who ask later."""
         self._decisions.append(decision)
+
+    def note_lateness(self, head: Head | None) -> None:
+        """A decision that was known to a peer at `head` already: how far into the round after it that peer is."""
+        here = self.position
+        if head is not None and head.round > here.round:
+            self.late_by = head.elapsed if head.round == here.round + 1 else max(here.window, head.elapsed)
 
     def waiting_to_join(self) -> tuple[PeerId, ...]:
         """Who asked to be named, in the order in which they asked first."""
