@@ -5,6 +5,8 @@
 Each part runs in a nursery of its own inside the one before, so a part that fails ends the daemon with its reason, and
 what depends on a part is gone before the part is. The first SIGINT or SIGTERM leaves the swarm in order: an exchange in
 hand may end, local work is saved, the others are told. A second one ends the process at once.
+
+How the parts of a run are built from its RunSpec is in `assembly.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,43 +26,41 @@ from typing import Any
 import trio
 
 from swarmnode import __version__
-from swarmnode.crdt.hlc import HybridClock
 from swarmnode.node import sdnotify
 from swarmnode.node.api import Api
-from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.assembly import (
+    host_settings,
+    make_agreement,
+    make_membership,
+    make_session,
+    make_trainer,
+)
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datadir import DataDir
 from swarmnode.node.discovery import AddressBook, Discovery
-from swarmnode.node.exitcodes import CONFIG, ERROR, FORCED, OK, PORT_TAKEN, ExpectedError
-from swarmnode.node.host import HostSettings, Libp2pNetwork, PortTaken
+from swarmnode.node.exitcodes import FORCED, OK
+from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.logs import LogRing, adopt, setup_logs
+from swarmnode.node.reasons import reason_of
 from swarmnode.node.runs import ChosenRun, RunFinder, RunStore, heldout_key
-from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.session import Session
 from swarmnode.node.shardstore import ShardStore
-from swarmnode.node.trainer import TrainerFailed, TrainerProcess, TrainerSettings
+from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.catchup import CatchUp
-from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
-from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.exchange.agreement import Agreement
 from swarmnode.protocols.exchange.messages import Head
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
-from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
-from swarmnode.training.codecs import codec
-from swarmnode.training.corpus import CorpusError
-from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
 AGENT = f"swarmnode/{__version__}"
-FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,6 @@ class RunOptions:
     rounds: int | None  # stop training after this many rounds
     stay: bool  # serve on after the last round
     json_events: bool  # one JSON object a line on standard output
-
-
-class DaemonError(ExpectedError):
-    """A part of the daemon ended it; the text says why and what to do."""
-
-    def __init__(self, text: str, *, exit_code: int = ERROR) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 def run_daemon(
@@ -105,37 +96,13 @@ def run_daemon(
         try:
             return trio.run(partial(_main, config, datadir, identity, logs, options))
         except BaseExceptionGroup as group:
-            raise _reason(group) from group
+            raise reason_of(group) from group
     finally:
         datadir.close()
 
 
 async def _main(config: NodeConfig, datadir: DataDir, identity: Identity, logs: LogRing, options: RunOptions) -> int:
     return await Daemon(config, datadir, identity, logs, options).run()
-
-
-def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception in nested nurseries' groups that tells a person what happened."""
-    leaves = list(_leaves(group))
-    for kind in (ExpectedError, PortTaken, TrainerFailed, CorpusError, ValueError, OSError):
-        for leaf in leaves:
-            if isinstance(leaf, PortTaken):
-                return DaemonError(str(leaf), exit_code=PORT_TAKEN)
-            if isinstance(leaf, CorpusError):
-                return DaemonError(str(leaf), exit_code=CONFIG)
-            if isinstance(leaf, TrainerFailed):
-                return DaemonError(str(leaf))
-            if isinstance(leaf, kind):
-                return leaf
-    return leaves[0]
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 def _ask_which_run(listings: list[RunListing]) -> RunListing:
@@ -169,18 +136,7 @@ class Daemon:
         self.logs = logs
         self.socket = datadir.prepare_socket()
         self.store = RunStore(datadir)
-        self.network = Libp2pNetwork(
-            identity,
-            HostSettings(
-                listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
-                announce=config.announce,
-                mdns=config.mdns,
-                up=config.up_bytes,
-                down=config.down_bytes,
-                max_peers=config.max_peers,
-                agent=AGENT,
-            ),
-        )
+        self.network = Libp2pNetwork(identity, host_settings(config, agent=AGENT))
         self.rpc = Rpc(self.network)
         self.bulk = Bulk(self.network, runner=in_thread)
         self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
@@ -273,114 +229,33 @@ class Daemon:
             custom_task=bool(self.config.task),
             ask=_ask_which_run if sys.stdin.isatty() and not self.options.json_events else None,
         )
-        spec, run_id = self.chosen.spec, self.chosen.run_id
-        self.bulk.offer(heldout_key(run_id), self.chosen.heldout)
-        self._discovery.set_rendezvous(bytes.fromhex(run_id))
-        self.trainer = self._make_trainer(spec, run_id)
-        self.membership = Membership(
-            run_id=run_id,
-            network=self.network,
-            rpc=self.rpc,
-            clock=HybridClock(),
-            now=lambda: time.time_ns() // 1_000_000,
-            admits=self._admits(spec),
-        )
+        chosen, folder = self.chosen, self.store.folder(self.chosen.run_id)
+        self.bulk.offer(heldout_key(chosen.run_id), chosen.heldout)
+        self._discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
+        self.trainer = make_trainer(chosen, self.config, me=self.network.me, folder=folder)
+        self.membership = make_membership(chosen, network=self.network, rpc=self.rpc)
         async with _running(self.trainer.run), _running(self.membership.run):
-            self.session = self._make_session(spec, run_id, self.membership, self.trainer)
+            self._agreement = make_agreement(chosen, me=self.network.me, rpc=self.rpc, liveness=self.liveness)
+            self.session = make_session(
+                chosen,
+                self.config,
+                rounds=self.options.rounds,
+                folder=folder,
+                network=self.network,
+                rpc=self.rpc,
+                bulk=self.bulk,
+                liveness=self.liveness,
+                trainer=self.trainer,
+                membership=self.membership,
+                agreement=self._agreement,
+                emit=self.emit,
+            )
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
             self.emit({"event": "finished", "rounds": self.head_round()})
             self.left.set()
             if self.options.stay and not self._stopping.is_set():
                 await self.session.serve_forever()
-
-    def _make_trainer(self, spec: RunSpec, run_id: str) -> TrainerProcess:
-        config = self.config
-        heldout = self.store.folder(run_id) / "heldout.bin"
-        settings = TrainerSettings(
-            threads=config.threads,
-            nice=config.nice,
-            device=config.device,
-            corpus=config.corpus,
-            heldout=str(heldout) if heldout.exists() else "",
-            task=config.task,
-        )
-        return TrainerProcess(spec, run_id=run_id, peer_id=self.network.me, settings=settings)
-
-    def _make_session(self, spec: RunSpec, run_id: str, membership: Membership, trainer: TrainerProcess) -> Session:
-        me, exchange = self.network.me, spec.exchange
-        self._agreement = Agreement(
-            me=me,
-            run_id=run_id,
-            rpc=self.rpc,
-            liveness=self.liveness,
-            settings=AgreementSettings(
-                group_size=exchange.group_size,
-                weight_cap=exchange.weight_cap,
-                floor=exchange.deadline_floor,
-                ceiling=exchange.deadline_ceiling,
-            ),
-            admits=self._admits(spec),
-        )
-        allreduce = AllReduce(
-            me=me,
-            run_id=run_id,
-            bulk=self.bulk,
-            liveness=self.liveness,
-            runner=in_thread,
-            codec=codec(exchange.codec),
-            parameters=trainer.layout.parameters,
-            patience=exchange.deadline_ceiling,
-        )
-        diloco = Diloco(
-            me=me,
-            settings=DilocoSettings(
-                steps=spec.inner.steps,
-                outer_lr=spec.outer.lr,
-                outer_momentum=spec.outer.momentum,
-                first_window=FIRST_WINDOW * exchange.deadline_ceiling,
-            ),
-            trainer=trainer,
-            agreement=self._agreement,
-            allreduce=allreduce,
-            catch_up=CatchUp(
-                run_id=run_id,
-                rpc=self.rpc,
-                bulk=self.bulk,
-                liveness=self.liveness,
-                runner=in_thread,
-                layout=trainer.layout,
-            ),
-            runner=in_thread,
-        )
-        return Session(
-            run_id=run_id,
-            network=self.network,
-            trainer=trainer,
-            membership=membership,
-            agreement=self._agreement,
-            allreduce=allreduce,
-            diloco=diloco,
-            checkpoints=Checkpoints(
-                self.store.folder(run_id) / "checkpoints",
-                run_id=run_id,
-                layout=trainer.layout,
-                keep=self.config.checkpoint_keep,
-            ),
-            runner=in_thread,
-            settings=SessionSettings(
-                rounds=self.options.rounds,
-                creator=self.chosen is not None and self.chosen.creator,
-                wait_peers=self.config.wait_peers,
-                wait_seconds=self.config.wait_seconds,
-                checkpoint_every=self.config.checkpoint_every,
-            ),
-            emit=self.emit,
-        )
-
-    def _admits(self, spec: RunSpec) -> Callable[[PeerId], bool]:
-        members = frozenset(spec.run.members)
-        return lambda peer: not members or peer in members
 
     # --- what others ask --------------------------------------------------------------------------------------------
 

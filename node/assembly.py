@@ -1,0 +1,167 @@
+"""How the parts of one run are built and wired, from its RunSpec and this node's configuration.
+
+    trainer, membership, agreement → all-reduce, catch-up → DiLoCo → session
+
+Here alone the run's keys and the owner's options become the settings of parts. Nothing is started: `daemon.py` runs
+what is built here. Whatever blocks in a part goes to threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarmnode.crdt.hlc import HybridClock
+from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.config import NodeConfig
+from swarmnode.node.host import HostSettings
+from swarmnode.node.runs import ChosenRun
+from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.trainer import TrainerProcess, TrainerSettings
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.catchup import CatchUp
+from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.membership import Membership
+from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.trainer import Trainer
+from swarmnode.training.codecs import codec
+from swarmnode.training.runspec import RunSpec
+
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
+
+
+def host_settings(config: NodeConfig, *, agent: str) -> HostSettings:
+    """Where the host listens and what it may use; `agent` is what it calls itself."""
+    return HostSettings(
+        listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
+        announce=config.announce,
+        mdns=config.mdns,
+        up=config.up_bytes,
+        down=config.down_bytes,
+        max_peers=config.max_peers,
+        agent=agent,
+    )
+
+
+def admits(spec: RunSpec) -> Callable[[PeerId], bool]:
+    """Whether a peer may take part: anybody, where the run lists no members."""
+    members = frozenset(spec.run.members)
+    return lambda peer: not members or peer in members
+
+
+def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, folder: Path) -> TrainerProcess:
+    """The trainer's supervisor; `folder` is the run's, which may hold the held-out text of another corpus."""
+    heldout = folder / "heldout.bin"
+    settings = TrainerSettings(
+        threads=config.threads,
+        nice=config.nice,
+        device=config.device,
+        corpus=config.corpus,
+        heldout=str(heldout) if heldout.exists() else "",
+        task=config.task,
+    )
+    return TrainerProcess(chosen.spec, run_id=chosen.run_id, peer_id=me, settings=settings)
+
+
+def make_membership(chosen: ChosenRun, *, network: Network, rpc: Rpc) -> Membership:
+    """This node's view of who takes part, on the clock of this machine."""
+    return Membership(
+        run_id=chosen.run_id,
+        network=network,
+        rpc=rpc,
+        clock=HybridClock(),
+        now=lambda: time.time_ns() // 1_000_000,
+        admits=admits(chosen.spec),
+    )
+
+
+def make_agreement(chosen: ChosenRun, *, me: PeerId, rpc: Rpc, liveness: Liveness) -> Agreement:
+    """This node's part in the run's agreements; from now on it answers `round.*` calls."""
+    exchange = chosen.spec.exchange
+    return Agreement(
+        me=me,
+        run_id=chosen.run_id,
+        rpc=rpc,
+        liveness=liveness,
+        settings=AgreementSettings(
+            group_size=exchange.group_size,
+            weight_cap=exchange.weight_cap,
+            floor=exchange.deadline_floor,
+            ceiling=exchange.deadline_ceiling,
+        ),
+        admits=admits(chosen.spec),
+    )
+
+
+def make_session(
+    chosen: ChosenRun,
+    config: NodeConfig,
+    *,
+    rounds: int | None,
+    folder: Path,
+    network: Network,
+    rpc: Rpc,
+    bulk: Bulk,
+    liveness: Liveness,
+    trainer: Trainer,
+    membership: Membership,
+    agreement: Agreement,
+    emit: Callable[[dict[str, Any]], None],
+) -> Session:
+    """This node's life in the run, for so many `rounds`. The trainer must have told its layout.
+
+    Checkpoints lie below `folder`, the run's; `emit` is told what happens.
+    """
+    spec, run_id, exchange = chosen.spec, chosen.run_id, chosen.spec.exchange
+    allreduce = AllReduce(
+        me=network.me,
+        run_id=run_id,
+        bulk=bulk,
+        liveness=liveness,
+        runner=in_thread,
+        codec=codec(exchange.codec),
+        parameters=trainer.layout.parameters,
+        patience=exchange.deadline_ceiling,
+    )
+    diloco = Diloco(
+        me=network.me,
+        settings=DilocoSettings(
+            steps=spec.inner.steps,
+            outer_lr=spec.outer.lr,
+            outer_momentum=spec.outer.momentum,
+            first_window=FIRST_WINDOW * exchange.deadline_ceiling,
+        ),
+        trainer=trainer,
+        agreement=agreement,
+        allreduce=allreduce,
+        catch_up=CatchUp(run_id=run_id, rpc=rpc, bulk=bulk, liveness=liveness, runner=in_thread, layout=trainer.layout),
+        runner=in_thread,
+    )
+    return Session(
+        run_id=run_id,
+        network=network,
+        trainer=trainer,
+        membership=membership,
+        agreement=agreement,
+        allreduce=allreduce,
+        diloco=diloco,
+        checkpoints=Checkpoints(
+            folder / "checkpoints", run_id=run_id, layout=trainer.layout, keep=config.checkpoint_keep
+        ),
+        runner=in_thread,
+        settings=SessionSettings(
+            rounds=rounds,
+            creator=chosen.creator,
+            wait_peers=config.wait_peers,
+            wait_seconds=config.wait_seconds,
+            checkpoint_every=config.checkpoint_every,
+        ),
+        emit=emit,
+    )
