@@ -50,6 +50,7 @@ class Connection:
         self.seen_at: dict[PeerId, float] = {}  # end -> when it came up there
         self.streams: list[SimStream] = []
         self.openings: list[Answer] = []  # streams asked for and not answered
+        self.confirmations = 0  # to dials that brought it about, on their way
         self.alive = True
 
     def other(self, end: PeerId) -> SimNetwork:
@@ -230,18 +231,26 @@ class SimNetwork:
         answer = Answer()
 
         def accept() -> None:
-            if self.up:
+            if self.up and not answer.abandoned:
                 connection = self._world.connect(self, target)
                 target.gained(self, connection)
+                connection.confirmations += 1
                 self._world.send(target, self, OVERHEAD, lambda: confirm(connection))
 
         def confirm(connection: Connection) -> None:
-            if connection.alive:
+            connection.confirmations -= 1
+            if connection.alive and not answer.abandoned:
                 self.gained(target, connection)
+            elif self.me not in connection.seen_at and not connection.confirmations:
+                self._world.end_connection(connection, "the dial was given up")
             answer.came.set()
 
         self._world.send(self, target, OVERHEAD, accept)
-        await answer.came.wait()
+        try:
+            await answer.came.wait()
+        except trio.Cancelled:
+            answer.abandoned = True
+            raise
 
     def gained(self, peer: SimNetwork, connection: Connection) -> None:
         if peer.me not in self._connections:

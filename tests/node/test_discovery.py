@@ -262,8 +262,7 @@ def test_healed_partition_is_whole_again_within_seconds() -> None:
         sides = [node.me for node in nodes[:3]], [node.me for node in nodes[3:]]
         world.partition(sides)
         await trio.sleep(110)
-        # simnet delivers on healing what was sent before, even of a dial that was given up, so it heals by itself; a
-        # network does not. There a new dial is needed, and one must be due within seconds of any moment.
+        # dials that were given up before healing stay lost: a new one is needed, due within seconds of any moment
         dials.clear()
         await trio.sleep(10)
         assert {frozenset((by, of)) for by, of in dials} == {frozenset((a, b)) for a in sides[0] for b in sides[1]}

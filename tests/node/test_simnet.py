@@ -152,6 +152,49 @@ def test_a_short_partition_delays_and_a_long_one_breaks() -> None:
     simulate(main, SimWorld())
 
 
+@pytest.mark.parametrize("fault", ["partition", "freeze"])
+def test_a_dial_given_up_makes_no_connection_when_the_way_opens(fault: str) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        a, b = await started(world, nursery, "a", "b")
+        if fault == "partition":
+            world.partition([[a.me]])
+        else:
+            world.freeze(b.me)
+        with pytest.raises(Unreachable):
+            await a.connect(b.me, timeout=3)
+        await trio.sleep(60)
+        with a.watch_peers() as at_a, b.watch_peers() as at_b:
+            world.heal()
+            world.thaw(b.me)
+            await trio.sleep(1)
+            for events in (at_a, at_b):
+                with pytest.raises(trio.WouldBlock):
+                    events.receive_nowait()
+        await a.connect(b.me, timeout=1)
+
+    simulate(main, SimWorld())
+
+
+def test_a_dial_given_up_before_it_was_confirmed_leaves_no_half_connection() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        a, b = await started(world, nursery, "a", "b")
+        world.link(a.me, b.me, latency=1.0)
+        with b.watch_peers() as events:
+            with pytest.raises(Unreachable):
+                await a.connect(b.me, timeout=1.5)  # b accepted after 1 s
+            await trio.sleep(1)
+            assert [events.receive_nowait().up, events.receive_nowait().up] == [True, False]
+        assert not a.peers() and not b.peers()
+        nursery.start_soon(a.connect, b.me)  # two dials at once, of which one waits long enough
+        with pytest.raises(Unreachable):
+            await a.connect(b.me, timeout=1.5)
+        await trio.sleep(1)
+        assert [view.peer for view in a.peers()] == [b.me]
+        assert [view.peer for view in b.peers()] == [a.me]
+
+    simulate(main, SimWorld())
+
+
 def test_a_killed_node_comes_back_with_its_identity() -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         a, b = await started(world, nursery, "a", "b")
