@@ -9,15 +9,16 @@ import trio
 import trio.testing
 
 from swarmnode.node.simnet import SimWorld
-from swarmnode.protocols.liveness import PEERS_REMEMBERED, Liveness, PeerGoneSilent
+from swarmnode.protocols.liveness import PEERS_REMEMBERED, Liveness, LivenessSettings, PeerGoneSilent
 from swarmnode.protocols.rpc import Rpc
 
 Simulated = Callable[..., None]
+NORMAL = LivenessSettings()
 
 
-async def pair(world: SimWorld, nursery: trio.Nursery) -> tuple[Liveness, str]:
+async def pair(world: SimWorld, nursery: trio.Nursery, settings: LivenessSettings = NORMAL) -> tuple[Liveness, str]:
     watcher, watched = world.node("watcher"), world.node("watched")
-    liveness = Liveness(rpc := Rpc(watcher))
+    liveness = Liveness(rpc := Rpc(watcher), settings)
     for part in (watcher.run, watched.run, rpc.run, Rpc(watched).run, liveness.run):
         await nursery.start(part)
     return liveness, watched.me
@@ -120,6 +121,56 @@ def test_a_node_that_stood_still_itself_accuses_nobody() -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=clock)
+
+
+def stand_still(seconds: float) -> None:
+    """As after SIGSTOP: this node's own time jumps."""
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+    clock.jump(seconds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gap_seen"),
+    [
+        pytest.param(LivenessSettings(interval=10.0, timeout=1.0, failures=1), False, id="the ping is overdue"),
+        pytest.param(LivenessSettings(interval=0.5, timeout=10.0, failures=1), True, id="the gap lies within the ping"),
+    ],
+)
+def test_a_ping_that_a_standstill_swallowed_does_not_count(
+    simulated: Simulated, settings: LivenessSettings, gap_seen: bool
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery, settings)
+        began = trio.current_time()
+        world.freeze(peer)
+        with liveness.watching([peer]):
+            await trio.sleep(0.2)
+            stand_still(5.0)
+            await trio.sleep(5.0)  # the first ping has failed, by one guard or the other without a trace
+            assert liveness.stalled_since(began) is gap_seen
+            assert not liveness.is_suspected(peer)
+            await trio.sleep(settings.interval + settings.timeout)
+            assert liveness.is_suspected(peer)  # the second fails in this node's own time, and one is enough
+
+    simulated(main)
+
+
+def test_what_was_missed_before_a_standstill_does_not_add_to_what_is_missed_after_it(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer = await pair(world, nursery)
+        with liveness.watching([peer]):
+            await trio.sleep(0.5)
+            assert peer in liveness.rtts
+            world.freeze(peer)
+            await trio.sleep(2.1)  # one ping has failed and the next has not begun
+            stand_still(3.0)
+            await trio.sleep(2.4)  # one more has failed
+            assert not liveness.is_suspected(peer)
+            await trio.sleep(2.0)
+            assert liveness.is_suspected(peer)
+
+    simulated(main)
 
 
 def test_what_is_remembered_of_peers_is_bounded(simulated: Simulated) -> None:
