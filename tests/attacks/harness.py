@@ -10,6 +10,7 @@ beside that of an undefended one, where there is one, so that it is seen that th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ SWARM = 16  # peers of the simulated swarm
 MIB = 1 << 20
 
 
-class Adversary:
+class Adversary(ABC):
     """One way to misbehave. `attack` runs until it is cancelled, or returns when it has done its worst."""
 
     name: ClassVar[str]  # as in the table
@@ -36,8 +37,8 @@ class Adversary:
         """How many of `full` this form of the attack takes."""
         return max(least, round(full * self.scale))
 
-    async def attack(self, target: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def attack(self, target: Any) -> None: ...
 
     def harm(self, target: Any) -> str | None:
         """What the attack achieved beyond cost, in words; None where nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import msgpack
@@ -55,8 +56,8 @@ class BadStore(Adversary):
         for raw in self.bad(target, seal(author.network.sign, live), seal(author.network.sign, old)):
             await store_everywhere(attacker, target, live.key, raw)
 
-    def bad(self, swarm: DhtSwarm, live: bytes, old: bytes) -> list[bytes]:
-        raise NotImplementedError
+    @abstractmethod
+    def bad(self, swarm: DhtSwarm, live: bytes, old: bytes) -> list[bytes]: ...
 
 
 class ForgedOwner(BadStore):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,8 +57,8 @@ class _Sender(Adversary):
     repetitions = 200
     pause = 0.01  # seconds
 
-    def poison(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def poison(self) -> bytes: ...
 
     async def attack(self, target: str) -> None:
         async with authenticated() as network:
