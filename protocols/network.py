@@ -18,7 +18,7 @@ from typing import Protocol
 import trio
 
 PeerId = str  # base58 libp2p peer id, "12D3KooW…"
-Address = str  # multiaddr that ends in /p2p/<peer id>
+Address = str  # multiaddr that ends in /p2p/<peer id>; `connect` also takes one without, and learns who answers there
 
 
 class NetworkError(Exception):
