@@ -28,7 +28,7 @@ def check(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Say whether FILE is a run file or a node configuration, and whether it can be used."""
+    """Say what kind of file FILE is, and whether it can be used."""
     tables = read_toml(file)
     if any(isinstance(value, dict) for value in tables.values()):
         answer = _check_run(tables, file)
@@ -63,7 +63,10 @@ def show(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show each setting in force and where it came from: default, file, environment or flag."""
+    """Show each setting in force and where it came from.
+
+    That is the default, the file, the environment or a flag.
+    """
     flags = {} if data_dir is None else {"data_dir": str(data_dir)}
     found = load_config(file, os.environ, flags)
     for warning in found.warnings:

@@ -19,7 +19,9 @@ LOG_LINES = 50
 
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C. [default: print once]")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two refreshes.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between two refreshes.")
+    ] = 2.0,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -89,8 +91,12 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
 
 
 def ping(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="Peer id, or a multiaddr that ends in /p2p/PEER_ID.")],
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=100, help="Round trips to measure.")] = 4,
+    peer: Annotated[
+        str, typer.Argument(metavar="PEER", help="Peer id, the end of a connected peer's, or a multiaddr.")
+    ],
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=1, max=100, metavar="N", help="Round trips to measure.")
+    ] = 4,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -111,7 +117,7 @@ def ping(
 
 def logs(
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=2000, help="Newest lines printed first.")
+        int, typer.Option("--lines", "-n", min=0, max=2000, metavar="N", help="Newest lines printed first.")
     ] = LOG_LINES,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
     data_dir: DataDirOption = None,

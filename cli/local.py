@@ -17,20 +17,20 @@ DEFAULT_ROUNDS = 20  # of 80 inner steps: about as long as the default model lea
 
 def local(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run; without it a small GPT on Python's sources.")
+        Path | None, typer.Argument(metavar="RUN.toml", help="The run; without it a small GPT on Python's sources.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes to start.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = DEFAULT_ROUNDS,
+    nodes: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Nodes to start.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, metavar="R", help="Rounds to train.")] = DEFAULT_ROUNDS,
     solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone, for comparison.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="JSON on standard output, one object a line.")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each node's trainer.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads of each node's trainer.")] = 1,
     report: Annotated[Path, typer.Option(file_okay=False, help="Where the report is written.")] = Path("report"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
     data_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for the nodes' data directories; it is kept.")
     ] = None,
 ) -> None:
-    """Train with a swarm of real nodes on this machine, and report how it went."""
+    """Train with several real nodes on this machine, and report."""
     from swarmnode.cli.local_run import LocalOptions, run_local
 
     options = LocalOptions(

@@ -36,10 +36,11 @@ def _flag(key: str, metavar: str | None, *names: str) -> Any:
 def run(
     runspec: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN.toml", help="The run to create or go on with; leave it out to join one."),
+        typer.Argument(metavar="RUN.toml", help="The run to create or go on with; see above for leaving it out."),
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option("--run", metavar="RUN_ID", help="The run to join. [default: the only one a peer has]")
+        str | None,
+        typer.Option("--run", metavar="RUN_ID", help="The run to join or go on with. [default: the only one there is]"),
     ] = None,
     join: Annotated[list[str] | None, _flag("join", "MULTIADDR", "--join")] = None,
     rounds: Annotated[
@@ -76,7 +77,8 @@ def run(
 
     The first Ctrl-C leaves the swarm in order; a second one ends the node at once.
 
-    swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join MULTIADDR --run RUN_ID joins one.
+    swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join MULTIADDR --run RUN_ID joins one;
+    swarmnode run alone goes on with the only run in the data directory.
     """
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):

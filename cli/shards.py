@@ -23,7 +23,7 @@ ShardArgument = Annotated[
 PinOption = Annotated[bool, typer.Option("--pin", help="Keep it whatever room is needed. [default: do not pin]")]
 
 shards = typer.Typer(
-    help="Look at, fetch, add, pin and delete shards: immutable pieces of data named by their hash.",
+    help="List, add, fetch, pin and delete shards: data named by its hash.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -39,12 +39,16 @@ def ls(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
         print_json(answer)
         return
     rows = [
-        [found["id"], size(found["size"]), _state(found), duration(max(0.0, time.time() - found["used"]))]
+        [found["id"], size(found["size"]), _state(found), f"{duration(max(0.0, time.time() - found['used']))} ago"]
         for found in answer["shards"]
     ]
     if rows:
-        print(table(["shard", "size", "state", "used before"], rows, right=frozenset({1})))
-    print(f"{len(rows)} shards, {size(answer['bytes'])} of {size(answer['cap'])}")
+        print(table(["shard", "size", "state", "last used"], rows, right=frozenset({1})))
+    print(f"{_shards(len(rows))}, {size(answer['bytes'])} of {size(answer['cap'])}")
+
+
+def _shards(number: int) -> str:
+    return f"{number} shard{'' if number == 1 else 's'}"
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -66,7 +70,9 @@ def get(
         list[str] | None,
         typer.Option("--from", metavar="PEER", help="Ask this peer too; may be repeated. [default: who is found]"),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, max=86400, help="Seconds to wait at the most.")] = GET_TIMEOUT,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=86400, metavar="SECONDS", help="Longest time to wait.")
+    ] = GET_TIMEOUT,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -115,9 +121,12 @@ def gc(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Delete unfinished shards that nobody fetches, and what is over the cap."""
+    """Delete unfinished shards that nobody fetches, and excess.
+
+    Excess is what is over the cap; the shards used longest ago go first, pinned ones never.
+    """
     answer = ControlClient(directory(data_dir)).call("shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
-    _show(answer, f"{len(answer['deleted'])} shards deleted, {size(answer['bytes'])} freed", json_output)
+    _show(answer, f"{_shards(len(answer['deleted']))} deleted, {size(answer['bytes'])} freed", json_output)
 
 
 @shards.command("providers")

@@ -33,7 +33,7 @@ _REACHABILITY = {
     "public": "public: peers can dial this node",
     "private": "private: this node dials, peers cannot",
     "relayed": "relayed: peers reach this node through others",
-    "unknown": "not known yet",
+    "unknown": "not tested: this version does not find out whether peers can dial in",
 }
 
 
@@ -46,7 +46,8 @@ def render(status: dict[str, Any], *, colour: bool = False) -> str:
     lines = [_head(status, colour), ""]
     run = status.get("run")
     if run is None:
-        nothing = "none: this node helps others connect" if status.get("role") == "relay" else "none joined yet"
+        role = status.get("role", "train")
+        nothing = "none joined yet" if role == "train" else f"none: with role {plain(role, 8)} this node does not train"
         lines.append(line("run", nothing))
     else:
         lines += _run_lines(run, bool(status.get("paused")), line, colour)
@@ -80,9 +81,11 @@ def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> li
         progress = bar(run["round"] / run["rounds"], 28)
         lines.append(line("round", f"{run['round']} of {run['rounds']}   {progress}   {shown}"))
     else:
-        lines.append(line("round", f"{run['round']}   {shown}"))
+        number = "not known yet" if run["round"] is None else str(run["round"])
+        lines.append(line("round", f"{number}   {shown}"))
     if run.get("next_round_s") is not None and phase not in ("paused", "finished"):
-        usual = f"   (a round takes {duration(run['round_seconds'])})" if run.get("round_seconds") else ""
+        took = run.get("round_seconds") or 0.0
+        usual = f"   (a round takes {duration(took) if took >= 10 else f'{took:.2g} s'})" if took else ""
         due = run["next_round_s"]
         lines.append(line("next", (f"in {duration(due)}" if due >= 1 else "any moment") + usual))
     lines.append(line("loss", _loss(run, colour)))

@@ -15,7 +15,7 @@ from swarmnode.node.control.client import ControlClient, ControlError, NotRunnin
 from swarmnode.node.datadir import DataDir, DataDirError, explain
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 
-STOP_TIMEOUT = 120.0  # s; a node finishes or hands over its round, saves and says goodbye
+STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
 POLL = 0.1  # s between two looks at the lock while a daemon ends
 
 
@@ -43,7 +43,7 @@ def stop(
 ) -> None:
     """End the daemon in order.
 
-    It finishes or hands over its round, saves, and says goodbye to its peers.
+    An exchange in hand may end; what was trained is saved; the peers are told not to wait for this node.
     """
     home = directory(data_dir)
     ControlClient(home).call("stop")
@@ -72,7 +72,10 @@ def leave(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Forget a run and delete its checkpoints on this machine."""
+    """Forget a run and delete its checkpoints on this machine.
+
+    A node that is running it is stopped first.
+    """
     home = DataDir(directory(data_dir))
     chosen = _choose(home, run_id)
     if not yes:
@@ -111,7 +114,10 @@ def _choose(home: DataDir, wanted: str | None) -> str:
 
 
 def _confirm(home: DataDir, run_id: str) -> None:
-    question = f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost."
+    question = (
+        f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost, and a node "
+        "that runs it is stopped."
+    )
     if not sys.stdin.isatty():
         error = ExpectedError(f"{question} Nobody can be asked here; say --yes if this is what you want.")
         error.exit_code = USAGE

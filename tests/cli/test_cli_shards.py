@@ -98,7 +98,7 @@ def test_a_file_put_here_is_got_there(homes: tuple[Path, Path], ask: Ask, tmp_pa
     assert ask(there, "gc", "--all") == {"deleted": [shard], "bytes": len(CONTENT)}
     words = ask(there, "get", shard, words=True)
     assert shard in words and "787 kB" in words
-    assert "1 shards, 787 kB of" in ask(there, "ls", words=True)
+    assert "1 shard, 787 kB of" in ask(there, "ls", words=True)
     assert "all" in ask(there, "providers", shard, words=True)
     assert ask(here, "put", str(source), words=True).strip() == shard
 
