@@ -93,6 +93,7 @@ class Session:
         self._stopping = trio.Event()
         self._resumed = trio.Event()
         self._resumed.set()
+        self._search = trio.CancelScope()  # the search for members at the start, which a stop cuts short
         self._training = trio.CancelScope()  # training or waiting, which a stop or a pause may cut short
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self.finished = trio.Event()
@@ -134,6 +135,7 @@ class Session:
         """Leave the run: an exchange in hand may end, training is cut short and its work kept."""
         self._stopping.set()
         self._resumed.set()
+        self._search.cancel()
         if self.phase != "exchanging":
             self._training.cancel()
         else:
@@ -168,14 +170,12 @@ class Session:
         checkpoint = await self._runner(self._checkpoints.newest) if self._checkpoints is not None else None
         residual = checkpoint.residual if checkpoint is not None else None
         if expect_members or checkpoint is not None:
-            deadline = trio.current_time() + (FIND_MEMBERS_FOR if expect_members else NOTICE_MEMBERS_FOR)
-            while trio.current_time() < deadline or not (checkpoint or self._settings.creator):
-                if await self._join_others():
-                    break
-                self._explain_wait()
-                await trio.sleep(ASK_TO_JOIN_EVERY)
-                if self._stopping.is_set():
-                    return
+            found_by = trio.current_time() + (FIND_MEMBERS_FOR if expect_members else NOTICE_MEMBERS_FOR)
+            alone = checkpoint is not None or self._settings.creator
+            with self._search:
+                await self._find_members(until=found_by if alone else math.inf)
+            if self._stopping.is_set():
+                return
         self.warnings.pop("alone", None)
         if self._has_stand():
             pass
@@ -188,10 +188,18 @@ class Session:
             self._allreduce.sent.restore(residual)
         self.phase_override = None
 
-    def _explain_wait(self) -> None:
-        if "alone" not in self.warnings:
-            self.warnings["alone"] = "no member of the run answers yet; looking for them"
-            logger.info("looking for members of run %s", self._run_id[:12])
+    async def _find_members(self, *, until: float) -> None:
+        """Get a place among members, or find out by `until` (trio time) that none answers."""
+        while trio.current_time() < until:
+            if await self._join_others():
+                return
+            if self._has_stand():  # members answer; their next roster will name this node
+                await self._wait_for_a_place()
+                return
+            if "alone" not in self.warnings:
+                self.warnings["alone"] = "no member of the run answers yet; looking for them"
+                logger.info("looking for members of run %s", self._run_id[:12])
+            await trio.sleep(ASK_TO_JOIN_EVERY)
 
     def _has_stand(self) -> bool:
         try:
@@ -212,12 +220,18 @@ class Session:
         await self._diloco.begin(0, state, (self._me,), self._agreement.waiting_to_join())
 
     async def _join_others(self) -> bool:
-        """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
-        for head, source in await self._heads():
+        """Ask members to be named; once somebody's roster names this node, fetch the state and stand there.
+
+        A node that stands nowhere yet fetches what the best of them hold at once: it is then close when it is named.
+        """
+        heads = await self._heads()
+        for head, source in heads:
             # after its last round a swarm names nobody any more
             over = self._settings.rounds is not None and head.round >= self._settings.rounds
             if (self._named_in(head) or over) and await self._go_to(head, source):
                 return True
+        if heads and not self._has_stand():
+            await self._go_to(*heads[0])
         return False
 
     async def _heads(self, *, join: bool = True) -> list[tuple[Head, PeerId]]:
@@ -243,7 +257,8 @@ class Session:
 
     async def _go_to(self, head: Head, source: PeerId) -> bool:
         """Fetch the state at `head` and stand there. False where that failed for now."""
-        self.phase_override = "catching-up"
+        phase, self.phase_override = self.phase_override, "catching-up"
+        before = self._agreement.position.parent if self._has_stand() else None
         began = trio.current_time()
         sources = tuple(dict.fromkeys((source, *head.voters)))
         try:
@@ -252,7 +267,9 @@ class Session:
             logger.warning("catching up with round %d failed, trying again: %s", head.round, error)
             return False
         finally:
-            self.phase_override = None
+            self.phase_override = phase
+        if hash == before:
+            return True  # it held this state already
         seconds = trio.current_time() - began
         logger.info("caught up with round %d in %.1f s", head.round, seconds)
         self._emit({"event": "caught_up", "round": head.round, "state_hash": hash, "seconds": round(seconds, 3)})

@@ -187,3 +187,19 @@ def test_a_better_history_is_followed_and_a_worse_one_is_not() -> None:
         assert any(e["event"] == "caught_up" and e["round"] > 3 for e in swarm.nodes["c"].events)
 
     simulate(body)
+
+
+def test_a_joiner_holds_what_members_hold_long_before_it_is_named() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        late = await swarm.start("late", join="c")
+        asked = trio.current_time()
+        await swarm.until(lambda: any(e["event"] == "caught_up" for e in late.events), within=5.0)
+        assert trio.current_time() - asked < 3.0  # rounds take 40 s here
+        assert late.agreement.position.parent == swarm.nodes["a"].agreement.position.parent
+        await swarm.until(lambda: bool(late.rounds))
+        (first, *_) = late.rounds
+        await swarm.round_done(first, "a", "b", "c", "late")
+        assert len(swarm.hashes(first)) == 1
+
+    simulate(body, seconds_per_step=8.0)
