@@ -44,7 +44,7 @@ def run(
     ] = None,
     join: Annotated[list[str] | None, _flag("join", "MULTIADDR", "--join")] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, metavar="R", help="Stop training after R rounds. [default: no limit]")
+        int | None, typer.Option(min=1, metavar="R", help="Stop when the run has R rounds in all. [default: no limit]")
     ] = None,
     stay: Annotated[
         bool, typer.Option("--stay", help="Serve on after the last round, until Ctrl-C. [default: end]")
