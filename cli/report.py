@@ -121,10 +121,13 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str, unit: str = "") -> str:
         return "not measured" if value is None else f"{value:{form}}{unit}"
 
-    return [
-        ("held-out loss of the swarm", number(summary.heldout_bits_per_byte, ".4f", " bits per byte")),
+    alone = [
         ("held-out loss of one node alone", number(summary.solo_bits_per_byte, ".4f", " bits per byte")),
         ("the swarm is better by", number(summary.gain, "+.4f", " bits per byte")),
+    ]
+    return [
+        ("held-out loss of the swarm", number(summary.heldout_bits_per_byte, ".4f", " bits per byte")),
+        *(alone if summary.solo_bits_per_byte is not None else []),
         ("state hashes", "equal in every round" if summary.hashes_agree else "NOT equal in every round"),
         ("sent per parameter and round", number(summary.bytes_per_parameter_round, ".2f", " bytes")),
         ("share of time spent computing", number(summary.compute_share, ".0%")),

@@ -107,7 +107,7 @@ class Api:
             (sum(column) for column in zip(*self._seconds, strict=True)) if self._seconds else (0.0, 0.0, 0)
         )
         usual = median(seconds for seconds, _, _ in self._seconds) if self._seconds else None
-        outcome = last.outcome if last is not None else None
+        outcome = session.outcome if session is not None else None
         return {
             "run_id": chosen.run_id,
             "name": chosen.spec.run.name,
@@ -268,6 +268,7 @@ class Api:
             raise Declined(f"this node does not know that run; known: {listed}", exit_code=RUN_UNAVAILABLE)
         folder = self._daemon.store.folder(run_id)
         if run_id == present:
+            self._daemon.forgetting = True
             self._daemon.stop()
             await self._daemon.left.wait()
         await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -54,7 +54,7 @@ class NodeConfig:
     mdns: bool = option(True, "find and be found by nodes on the local network")
     role: str = option(
         "train",
-        "what the node does: train; relay helps others connect, watch follows a run, both without training",
+        "what the node does: train, or only help others find one another (relay, watch: both run without a trainer)",
         choices=ROLES,
     )
     device: str = option("auto", "device to train on; auto takes a CUDA GPU where there is one", choices=DEVICES)

@@ -151,6 +151,7 @@ class Daemon:
         self.session: Session | None = None
         self.left = trio.Event()  # the session is over and saved
         self._agreement: Agreement | None = None
+        self.forgetting = False  # `leave` deletes what was saved
         self._stopping = trio.Event()
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
 
@@ -168,8 +169,10 @@ class Daemon:
                 nursery.cancel_scope.cancel()
         self.emit({"event": "stopped", "code": OK})
         if not self.options.json_events:
-            rounds = f" after round {self.head_round()} of the run, which is saved" if self.chosen is not None else ""
-            print(f"stopped in order{rounds}", flush=True)
+            saved = self.chosen is not None and not self.forgetting
+            print(
+                f"stopped in order{f'; {self.head_round()} rounds of the run are saved' if saved else ''}", flush=True
+            )
         return OK
 
     async def _start_parts(self, stack: AsyncExitStack) -> None:

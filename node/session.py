@@ -25,7 +25,7 @@ from swarmnode.protocols.exchange.agreement import Agreement, Behind, LeftOut, d
 from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco import Diloco, RoundResult
 from swarmnode.protocols.exchange.messages import Head
-from swarmnode.protocols.exchange.outcomes import Partial
+from swarmnode.protocols.exchange.outcomes import Abandoned, Outcome, Partial
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.network import Network, PeerId, Traffic
 from swarmnode.protocols.rpc import CallError
@@ -98,6 +98,7 @@ class Session:
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self.finished = trio.Event()
         self.last: RoundResult | None = None
+        self.outcome: Outcome | None = None  # of the last round, also of one that was abandoned
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self.phase_override: str | None = "waiting"
@@ -290,7 +291,7 @@ class Session:
             except Behind as error:
                 behind = error
             except (CatchUpFailed, LeftOut) as error:
-                logger.warning("this round ended without a result here: %s", error)
+                self._abandon(str(error))
         if result is not None:
             self._tell(result)
             await self._save_if_due()
@@ -372,6 +373,7 @@ class Session:
         """Leave cleanly: what was trained goes into the checkpoint, and the others do not wait for this node."""
         if not self._has_stand():
             return
+        self._agreement.paused = True  # it leads nobody any more, however long the process still lives
         await self._agreement.say_goodbye()
         await self._diloco.return_local_work()
         await self._save()
@@ -398,8 +400,15 @@ class Session:
             self.warnings.pop("checkpoint", None)
         self._saved_at = here.round
 
+    def _abandon(self, reason: str) -> None:
+        """The round brought no result to this node. No `round` event is told: its state hash is not that round's."""
+        round = self._agreement.position.round
+        self.outcome = Abandoned(reason)
+        logger.warning("round %d brought no result here, its work is kept for a later one: %s", round, reason)
+        self._emit({"event": "abandoned", "round": round, "reason": reason})
+
     def _tell(self, result: RoundResult) -> None:
-        self.last = result
+        self.last, self.outcome = result, result.outcome
         if math.isfinite(result.loss):
             self.losses.append((result.round, result.loss))
         now, before = self._network.traffic(), self._traffic

@@ -140,7 +140,7 @@ class CatchUp:
         self, manifest: Manifest, sources: list[PeerId], progress: Callable[[int, int], None] | None
     ) -> tuple[int, str, OuterState]:
         logger.info(
-            "fetching the state of round %d, %d bytes, from %d members", manifest.round, manifest.size, len(sources)
+            "fetching the state of round %d: %d bytes, sources: %d", manifest.round, manifest.size, len(sources)
         )
         buffer = bytearray(manifest.size)
         await self._fetch_chunks(manifest, sources, memoryview(buffer), progress)

@@ -242,7 +242,7 @@ class Agreement:
                 leader, lambda: self._rpc.call(leader, "round.report", report, Ruling, timeout=patience)
             )
         except (PeerGoneSilent, CallError) as error:
-            logger.info("round %d: the member that led it does not answer, another leads now", ready.round)
+            logger.info("round %d: the member that led it is gone, another leads now", ready.round)
             logger.debug("ballot %d of round %d failed with its leader: %s", ready.ballot, ready.round, error)
             return None
         if ruling.decision is not None and standing.ends(ruling.decision):

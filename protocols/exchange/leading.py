@@ -161,6 +161,8 @@ class Leader:
                 give_up = min(began + settings.ceiling, half_at + self._straggling.seconds()) if waited_for else now
             elif waited_for:
                 give_up = began + patience
+            elif all(p in desk.readies or standing.said_goodbye(p) for p in voters):
+                give_up = now  # nobody vanished: those who are missing left in order
             else:
                 give_up = began + settings.floor
             if now >= give_up:

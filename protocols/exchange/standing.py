@@ -206,6 +206,10 @@ class Standing:
     def desk(self, ballot: int) -> Desk:
         return self.desks.setdefault(ballot, Desk())
 
+    def said_goodbye(self, peer: PeerId) -> bool:
+        """Whether a candidate itself told that it takes no part in this round."""
+        return peer in self._excused
+
     def is_absent(self, peer: PeerId) -> bool:
         """Whether a candidate need not be waited for: suspected, or it said goodbye."""
         return peer in self._excused or self._liveness.is_suspected(peer)

@@ -142,7 +142,7 @@ class Scene:
     async def _answers(self) -> bool:
         """Whether a new peer is let in and answered."""
         try:
-            with trio.fail_after(15):
+            with trio.fail_after(60):  # a slow machine is not a dead node
                 async with adversaries.authenticated() as newcomer:
                     stream = await adversaries.stream_to(newcomer, self.address)
                     await stream.send_all(adversaries.call(1, "echo", adversaries.Blob()))

@@ -101,7 +101,8 @@ def test_the_verdict_says_against_what(solo, sentence):
 def test_figures_say_when_hashes_differ():
     values = dict(figures(Summary(2, 3, 10, 2.4, None, False, None, None, 1.0)))
     assert values["state hashes"] == "NOT equal in every round"
-    assert values["held-out loss of one node alone"] == "not measured"
+    assert values["sent per parameter and round"] == "not measured"
+    assert "held-out loss of one node alone" not in values  # nobody asked for it
 
 
 def test_an_unwritable_folder_is_an_oserror(tmp_path: Path):

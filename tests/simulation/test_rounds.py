@@ -151,3 +151,15 @@ def test_the_loss_of_any_member_at_any_moment_of_a_round_stops_nobody() -> None:
                 assert len(swarm.hashes(round)) == 1, (delay, round)
 
         simulate(body)
+
+
+def test_a_swarm_of_two_does_not_wait_for_one_that_left_in_order() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await start_all(swarm, ("a", "b"))
+        await swarm.round_done(1, "a", "b")
+        swarm.nodes["b"].session.stop()
+        await swarm.round_done(2, "a")
+        usual = swarm.nodes["a"].rounds[1]["seconds"]
+        assert swarm.nodes["a"].rounds[2]["seconds"] <= usual + 1.0
+
+    simulate(body)
