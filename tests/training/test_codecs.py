@@ -24,9 +24,10 @@ def normal(size: int, seed: int = 0) -> np.ndarray:
 
 
 def test_the_registry_names_what_it_knows() -> None:
-    assert [codec(name).name for name in ("fp32", "fp16", "int8")] == list(CODECS)
-    with pytest.raises(ValueError, match="fp32, fp16, int8"):
-        codec("int4")
+    names = ["fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "topk"]
+    assert [codec(name).name for name in names] == list(CODECS)
+    with pytest.raises(ValueError, match="fp32, fp16, bf16, int8"):
+        codec("int5")
 
 
 @every_codec
@@ -46,11 +47,16 @@ def test_any_finite_vector_decodes_to_a_finite_one_and_is_then_a_fixed_point(c: 
     raw = c.encode(x)
     y = c.decode(raw, x.size)
     assert np.isfinite(y).all()
-    assert bytes(c.encode(y)) == bytes(raw)
+    again = c.encode(y)
+    assert (c.decode(again, x.size) == y).all()
+    assert c.name == "topk" or bytes(again) == bytes(raw)  # which zeros topk sends along says nothing
 
 
 def test_wire_sizes_of_a_large_vector() -> None:
-    assert [codec(name).encoded_size(1 << 20) / (1 << 20) for name in CODECS] == [4.0, 2.0, 1.00390625]
+    assert {name: codec(name).encoded_size(1 << 20) / (1 << 20) for name in CODECS} == {
+        "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.00390625, "int4": 0.53125, "e3m0": 0.53125,
+        "sign": 0.12890625, "topk": 0.0283203125,
+    }  # fmt: skip
 
 
 @settings(max_examples=50, deadline=None)
@@ -117,6 +123,8 @@ def test_values_that_are_not_finite_are_refused_wherever_they_stand(c: Codec, ba
 def test_bytes_of_another_size_are_refused(c: Codec) -> None:
     raw = bytes(c.encode(normal(BLOCK + 1)))
     for wrong, elements in ((raw[:-1], BLOCK + 1), (raw + b"\0", BLOCK + 1), (raw, BLOCK), (raw, BLOCK + 2), (b"", 1)):
+        if len(wrong) == c.encoded_size(elements):
+            continue  # codes of less than a byte: one element more may need no byte more
         with pytest.raises(CodecError, match="expected"):
             c.decode(wrong, elements)
 
@@ -144,7 +152,7 @@ def test_int8_refuses_the_integer_below_its_range() -> None:
         codec("int8").decode(np.array([1.0], "<f4").tobytes() + b"\x01\x80", 2)
 
 
-@every_codec
+@pytest.mark.parametrize("c", [codec("fp32"), codec("fp16"), codec("int8")], ids=["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800000])
 def test_encoded_nan_and_infinity_never_come_out(c: Codec, bits: int) -> None:
     if c.name == "fp16":

@@ -7,13 +7,17 @@ loses is kept by `feedback.ErrorFeedback`.
 from __future__ import annotations
 
 from swarmnode.training.codecs.base import Codec, CodecError
+from swarmnode.training.codecs.bf16 import Bf16
 from swarmnode.training.codecs.fp16 import Fp16
 from swarmnode.training.codecs.fp32 import Fp32
 from swarmnode.training.codecs.int8 import Int8
+from swarmnode.training.codecs.nibbles import E3M0, Int4
+from swarmnode.training.codecs.sign import Sign
+from swarmnode.training.codecs.topk import TopK
 
 __all__ = ["CODECS", "Codec", "CodecError", "codec"]
 
-CODECS: dict[str, Codec] = {c.name: c for c in (Fp32(), Fp16(), Int8())}
+CODECS: dict[str, Codec] = {c.name: c for c in (Fp32(), Fp16(), Bf16(), Int8(), Int4(), E3M0(), Sign(), TopK())}
 
 
 def codec(name: str) -> Codec:

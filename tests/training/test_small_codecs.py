@@ -1,0 +1,161 @@
+"""Codecs of two bytes and less: their error bounds, golden bytes, and what each refuses to decode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from swarmnode.training.codecs import CodecError, codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.codecs.nibbles import BLOCK
+from swarmnode.training.codecs.topk import CHUNK, KEEP, TopK, kept_of
+
+moderate = st.floats(-(2.0**99), 2.0**99, width=32).filter(lambda x: x == 0 or abs(x) > 2.0**-99)
+vectors = npst.arrays(np.float32, st.integers(1, 3 * BLOCK), elements=moderate)
+
+
+def there_and_back(name: str, x: np.ndarray) -> np.ndarray:
+    return codec(name).decode(codec(name).encode(x), x.size)
+
+
+def normal(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def half(value: float, name: str) -> bytes:
+    """`value` as two bytes of bf16."""
+    return (int(np.array([value], np.float32).view(np.uint32)[0]) >> 16).to_bytes(2, "little")
+
+
+def test_bf16_rounds_half_to_even_and_never_to_infinity() -> None:
+    x = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 3.4028235e38, -3.4028235e38], np.float32)
+    largest = 2.0**127 * (2 - 2.0**-7)
+    assert there_and_back("bf16", x).tolist() == [1.0, 1.0, 1 + 2.0**-6, -1.0, largest, -largest]
+    for bits in (0x7F80, 0xFF80, 0x7FC0):
+        with pytest.raises(CodecError):
+            codec("bf16").decode(bits.to_bytes(2, "little"), 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(vectors)
+def test_int4_errs_by_half_a_step_of_its_block_at_most(x: np.ndarray) -> None:
+    y = there_and_back("int4", x)
+    for start in range(0, x.size, BLOCK):
+        block = x[start : start + BLOCK].astype(np.float64)
+        assert np.abs(block - y[start : start + BLOCK]).max() <= np.abs(block).max() / 14 * 1.01
+
+
+@settings(max_examples=100, deadline=None)
+@given(vectors)
+def test_e3m0_errs_by_a_third_of_an_element_or_a_128th_of_its_block(x: np.ndarray) -> None:
+    y = there_and_back("e3m0", x)
+    for start in range(0, x.size, BLOCK):
+        block = x[start : start + BLOCK].astype(np.float64)
+        bound = np.maximum(np.abs(block) / 3, np.abs(block).max() / 128) * 1.01
+        assert (np.abs(block - y[start : start + BLOCK]) <= bound).all()
+
+
+def test_four_bit_golden_bytes() -> None:
+    x = np.array([1.0, -1.0, 0.5, -0.25, 0.1, 0.0, -0.01], np.float32)
+    assert bytes(codec("int4").encode(x)).hex() == "133e97e30100"
+    assert bytes(codec("e3m0").encode(x)).hex() == "803f" + "f7" + "d6" + "04" + "09"
+
+
+@pytest.mark.parametrize("name", ["int4", "e3m0"])
+def test_four_bit_codes_and_scales_that_no_encoder_makes_are_refused(name: str) -> None:
+    good = half(1.0, name)
+    assert codec(name).decode(good + b"\x21", 2).any()
+    for raw, elements in ((good + b"\x80", 2), (good + b"\x08", 2), (good + b"\x11", 1)):
+        with pytest.raises(CodecError, match="code"):
+            codec(name).decode(raw, elements)
+    for scale in (b"\x80\xff", b"\x80\x7f", b"\x00\x80", b"\x01\x00", half(-1.0, name)):
+        with pytest.raises(CodecError, match="scale"):
+            codec(name).decode(scale + b"\x11", 2)
+
+
+def test_sign_keeps_the_sum_of_magnitudes() -> None:
+    x = normal(5000)
+    y = there_and_back("sign", x)
+    assert (np.sign(y) == np.sign(x)).all()
+    for start in range(0, x.size, 1024):
+        block = slice(start, start + 1024)
+        assert np.abs(y[block]).sum() == pytest.approx(np.abs(x[block]).sum(), rel=1e-5)
+
+
+def test_sign_refuses_magnitudes_and_bits_that_no_encoder_makes() -> None:
+    for magnitude in (-1.0, np.nan, np.inf, 1e-40, -0.0):
+        with pytest.raises(CodecError, match="magnitude"):
+            codec("sign").decode(np.array([magnitude], "<f4").tobytes() + b"\x00", 3)
+    with pytest.raises(CodecError, match="beyond"):
+        codec("sign").decode(np.array([1.0], "<f4").tobytes() + b"\x08", 3)
+
+
+def test_topk_keeps_the_greatest_of_every_chunk_in_their_places() -> None:
+    x = normal(3 * CHUNK + 100)
+    places, values = TopK().decode_sparse(codec("topk").encode(x), x.size)
+    assert places.size == values.size == kept_of(x.size) == 3 * KEEP + 2
+    for chunk in range(3):
+        part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        greatest = np.sort(np.argsort(-np.abs(x[part]), kind="stable")[:KEEP]) + chunk * CHUNK
+        assert places[chunk * KEEP : (chunk + 1) * KEEP].tolist() == greatest.tolist()
+    assert (np.sign(values) == np.sign(x[places])).all()
+    assert np.abs(values - x[places]).max() < 0.9 and np.sqrt(np.mean((values - x[places]) ** 2)) < 0.25
+    dense = there_and_back("topk", x)
+    assert (dense[places] == values).all() and np.count_nonzero(dense) == np.count_nonzero(values)
+
+
+def test_topk_of_equal_magnitudes_keeps_the_first() -> None:
+    x = np.full(CHUNK, -2.0, np.float32)
+    places, values = TopK().decode_sparse(codec("topk").encode(x), CHUNK)
+    assert places.tolist() == list(range(KEEP)) and (values == -2).all()
+
+
+def test_topk_with_feedback_sends_everything_in_time() -> None:
+    """Each of 128 equal elements is sent in one of two rounds, and nothing is sent twice."""
+    x = np.zeros(CHUNK, np.float32)
+    x[:128] = 1.0
+    feedback, sent = ErrorFeedback(codec("topk"), CHUNK, decay=1.0), np.zeros(CHUNK)
+    for step in range(2):
+        sent += codec("topk").decode(feedback.encode(x if step == 0 else np.zeros_like(x)), CHUNK)
+        feedback.commit()
+    assert (sent == x).all() and not feedback.export().any()
+
+
+def test_a_decaying_residual_fades() -> None:
+    feedback = ErrorFeedback(codec("topk"), CHUNK, decay=0.5)
+    feedback.add(np.full(CHUNK, 1.0, np.float32), clip_norm=1e9)
+    feedback.encode(np.zeros(CHUNK, np.float32))
+    feedback.commit()
+    assert set(feedback.export().tolist()) == {0.0, 0.5}
+
+
+@pytest.mark.parametrize("flip", ["order", "beyond", "level", "padding"])
+def test_topk_refuses_what_no_encoder_makes(flip: str) -> None:
+    x = normal(200)  # one chunk of which 4 are kept: 4 bytes of levels, 6 of places, 1 of codes
+    raw = bytearray(codec("topk").encode(x))
+    assert len(raw) == 11
+    if flip == "order":
+        raw[4:7], raw[7:10] = raw[7:10], raw[4:7]
+    elif flip == "beyond":
+        raw[8] = raw[9] = 0xFF
+    elif flip == "level":
+        raw[0:2], raw[2:4] = raw[2:4], raw[0:2]
+    else:
+        raw, x = bytearray(codec("topk").encode(x[:64])), x[:64]
+        raw[-1] |= 4
+    with pytest.raises(CodecError):
+        codec("topk").decode(bytes(raw), x.size)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(0, 300))
+def test_whatever_topk_decodes_is_finite_and_in_its_place(data: st.DataObject, elements: int) -> None:
+    size = codec("topk").encoded_size(elements)
+    try:
+        places, values = TopK().decode_sparse(data.draw(st.binary(min_size=size, max_size=size)), elements)
+    except CodecError:
+        return
+    assert np.isfinite(values).all() and (np.diff(places) > 0).all() and (places < elements).all()
