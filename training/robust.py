@@ -44,8 +44,8 @@ def clip_factors(norms: NDArray[np.float64]) -> NDArray[np.float64]:
 def median_norm_clip(contributions: Contributions, weights: Weights) -> Vector:
     """Mean of the contributions, each scaled down to the median of their norms (SparseLoCo, Gauntlet).
 
-    Bounds what one liar can add to one honest step; many liars of ordinary size still turn the mean. Breakdown point 1/2
-    for the size, 0 for the direction; O(nd).
+    Bounds what one liar can add to one honest step; many liars of ordinary size still turn the mean. Breakdown point
+    1/2 for the size, 0 for the direction; O(nd).
     """
     factors = clip_factors(norms(contributions)).astype(np.float32)
     return _average(contributions * factors[:, None], weights)
