@@ -5,7 +5,11 @@
     expiry    = time of hlc + ttl, where ttl is fixed by the kind: a record never outlives what replaced it
 
 A record is valid or not by itself: neither the clock nor the state of the node that checks it matters. A value of
-None is a tombstone: the author deleted the key, and says so for as long as the value itself would have lived.
+None is a tombstone: the author deleted the key, and says so for as long as the value itself would have lived. What is
+write-once cannot be deleted.
+
+Checking has two parts, so that the costly one can be done in batches elsewhere: `parse_record` refuses what is
+malformed, and `Record.statements` are the signatures still to be verified.
 """
 
 from __future__ import annotations
@@ -15,15 +19,17 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.hlc import MAX_STAMP, time_of
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, SEAL, Kind, kind_of, wrong_key
 
 VERSION = 1
-MAX_KEY = 128  # characters
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 SIGNATURE_SIZE = 64  # bytes, Ed25519
+MAX_SEALED_RECORD = MAX_RECORD + SEAL  # bytes
 _TAG = b"swarmnode/record/1\0"  # no other kind of message that a node signs begins so
 _FIELDS = ("v", "run", "author", "key", "hlc", "ttl", "value")
 _RUN = re.compile(r"[0-9a-f]{64}")
@@ -34,28 +40,22 @@ Verify = Callable[[str, bytes, bytes], bool]  # (author, message, signature)
 
 
 class InvalidRecord(ValueError):
-    """A record that no correct node makes. The message says why."""
+    """A record, or evidence, that no correct node makes. The message says why."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What all records of a kind have in common. Its keys are its name, "/" and more; with one slot, just its name."""
+class Statement(NamedTuple):
+    """A signature to verify: the arguments of `Verify`."""
 
-    name: str
-    ttl: int  # ms that a record lives, and a tombstone as well
-    slots: int  # keys that one author may hold at a time
-    max_size: int  # bytes of payload
-
-
-# A member renews its lease three times before it runs out: the loss of one renewal, or of two, removes nobody.
-KINDS: dict[str, Kind] = {k.name: k for k in (Kind("member", ttl=60_000, slots=1, max_size=1024),)}
+    author: str
+    message: bytes
+    signature: bytes
 
 
 @dataclass(frozen=True)
 class Record:
     """One signed fact.
 
-    Made by `write` or, from bytes of a peer, by `open_record`; fields as in the module's first lines.
+    Made by `write` or, from bytes of a peer, by `elements.open_element`; fields as in the module's first lines.
     """
 
     v: int
@@ -69,7 +69,7 @@ class Record:
 
     @property
     def kind(self) -> str:
-        return self.key.partition("/")[0]
+        return kind_of(self.key)
 
     @property
     def tombstone(self) -> bool:
@@ -83,7 +83,7 @@ class Record:
     @cached_property
     def payload(self) -> bytes:
         """Canonical bytes of everything but the signature. Raises EncodingError where there are none."""
-        return encoding.encode({name: getattr(self, name) for name in _FIELDS})
+        return encoding.encode({name: getattr(self, name) for name in _FIELDS}, max_size=MAX_RECORD)
 
     @cached_property
     def id(self) -> bytes:
@@ -95,38 +95,35 @@ class Record:
         """Of two records under one key, the one that is greater here replaces the other."""
         return (self.hlc, self.id)
 
+    @property
+    def sealed(self) -> bytes:
+        """Payload and signature as bytes, for a peer or a disk; opening them gives these bytes again."""
+        return encoding.encode((self.payload, self.signature), max_size=MAX_SEALED_RECORD)
 
-def write(run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign) -> Record:
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """What must verify for the record to be genuine."""
+        return (Statement(self.author, _TAG + self.payload, self.signature),)
+
+
+def write(
+    run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign, kinds: Mapping[str, Kind] = KINDS
+) -> Record:
     """Make and sign a record of a known kind; `value` None deletes the key. Raises InvalidRecord."""
-    kind = KINDS.get(key.partition("/")[0])
-    if kind is None:
-        raise InvalidRecord(f"{key!r} is of no known kind; known kinds: {', '.join(KINDS)}")
-    unsigned = Record(VERSION, run, author, key, hlc, kind.ttl, value, b"")
-    _check_payload(unsigned)
-    return Record(VERSION, run, author, key, hlc, kind.ttl, value, sign(_TAG + unsigned.payload))
+    unsigned = Record(VERSION, run, author, key, hlc, _kind(key, kinds).ttl, value, bytes(SIGNATURE_SIZE))
+    _check_form(unsigned, kinds)
+    record = Record(VERSION, run, author, key, hlc, unsigned.ttl, value, sign(_TAG + unsigned.payload))
+    record.__dict__["payload"] = unsigned.payload
+    return record
 
 
-def check(record: Record, verify: Verify) -> None:
-    """Raises InvalidRecord unless `record` is well-formed, of a known kind and its ttl, and signed by its author."""
-    _check_payload(record)
-    if len(record.signature) != SIGNATURE_SIZE or not verify(record.author, _TAG + record.payload, record.signature):
-        raise InvalidRecord(f"{record.key!r} is not signed by its author {record.author}")
+def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, Kind] = KINDS) -> Record:
+    """The record of a payload, well-formed, of a known kind and its ttl; not yet known to be genuine.
 
-
-def seal(record: Record) -> bytes:
-    """The bytes of a record and its signature, for `open_record`."""
-    return encoding.encode((record.payload, record.signature), max_size=encoding.MAX_SIZE + SIGNATURE_SIZE + 16)
-
-
-def open_record(raw: bytes, verify: Verify) -> Record:
-    """The record in bytes from a peer or from disk, checked. Raises InvalidRecord."""
+    Raises InvalidRecord.
+    """
     try:
-        sealed = encoding.decode(raw, max_size=encoding.MAX_SIZE + SIGNATURE_SIZE + 16)
-        match sealed:
-            case (bytes() as payload, bytes() as signature):
-                fields = encoding.decode(payload)
-            case _:
-                raise InvalidRecord("a record is a pair of payload and signature")
+        fields = encoding.decode(payload, max_size=MAX_RECORD)
     except EncodingError as error:
         raise InvalidRecord(f"record is malformed: {error}") from error
     if not isinstance(fields, Mapping) or len(fields) != len(_FIELDS):
@@ -144,29 +141,66 @@ def open_record(raw: bytes, verify: Verify) -> Record:
             record = Record(v, run, author, key, hlc, ttl, value, signature)
         case _:
             raise InvalidRecord("payload lacks a field of a record, or one is of another type")
+    record.__dict__["payload"] = payload  # as decoding accepts canonical bytes only, these are they
+    _check_form(record, kinds)
+    return record
+
+
+def check(record: Record, verify: Verify) -> None:
+    """Raises InvalidRecord unless `record` is well-formed, of a known kind and its ttl, and signed by its author."""
+    _check_form(record, KINDS)
+    if not all(verify(*statement) for statement in record.statements):
+        raise InvalidRecord(f"{record.key!r} is not signed by its author {record.author}")
+
+
+def seal(record: Record) -> bytes:
+    """The bytes of a record and its signature, for `open_record`."""
+    return record.sealed
+
+
+def open_record(raw: bytes, verify: Verify) -> Record:
+    """The record in bytes from a peer or from disk, checked. Raises InvalidRecord."""
+    try:
+        sealed = encoding.decode(raw, max_size=MAX_SEALED_RECORD)
+    except EncodingError as error:
+        raise InvalidRecord(f"record is malformed: {error}") from error
+    match sealed:
+        case (bytes() as payload, bytes() as signature):
+            record = parse_record(payload, signature)
+        case _:
+            raise InvalidRecord("a record is a pair of payload and signature")
     check(record, verify)
     return record
 
 
-def _check_payload(record: Record) -> None:
-    """Raises InvalidRecord for what can be told without the signature."""
+def _kind(key: str, kinds: Mapping[str, Kind]) -> Kind:
+    """The kind of a record's key. Raises InvalidRecord; evidence is no record, as nobody signs it."""
+    kind = kinds.get(kind_of(key))
+    if kind is None or kind.name == EVIDENCE.name:
+        known = ", ".join(name for name in kinds if name != EVIDENCE.name)
+        raise InvalidRecord(f"{key!r} is of no known kind of record; known kinds: {known}")
+    return kind
+
+
+def _check_form(record: Record, kinds: Mapping[str, Kind]) -> None:
+    """Raises InvalidRecord for what can be told without verifying the signature."""
     if isinstance(record.v, bool) or record.v != VERSION:
         raise InvalidRecord(f"record of version {record.v}; this node knows {VERSION}")
     if not _RUN.fullmatch(record.run):
         raise InvalidRecord("run is not a run id of 64 hex digits")
     if len(record.author) > MAX_AUTHOR or not _AUTHOR.fullmatch(record.author):
         raise InvalidRecord("author is not a peer id")
-    if len(record.key) > MAX_KEY:
-        raise InvalidRecord(f"key of {len(record.key)} characters; at most {MAX_KEY}")
-    kind = KINDS.get(record.kind)
-    if kind is None:
-        raise InvalidRecord(f"{record.key!r} is of no known kind; known kinds: {', '.join(KINDS)}")
-    if kind.slots == 1 and record.key != kind.name:
-        raise InvalidRecord(f"key {record.key!r} is not {kind.name!r}, the only one of its kind")
+    kind = _kind(record.key, kinds)
+    if (wrong := wrong_key(kind, record.key)) is not None:
+        raise InvalidRecord(wrong)
     if isinstance(record.ttl, bool) or record.ttl != kind.ttl:
         raise InvalidRecord(f"{record.key!r} has ttl {record.ttl} ms; its kind has {kind.ttl}")
     if isinstance(record.hlc, bool) or not 0 <= record.hlc <= MAX_STAMP:
         raise InvalidRecord(f"{record.hlc} is no stamp")
+    if kind.write_once and record.tombstone:
+        raise InvalidRecord(f"{record.key!r} is write-once and cannot be deleted")
+    if len(record.signature) != SIGNATURE_SIZE:
+        raise InvalidRecord(f"signature of {len(record.signature)} bytes; Ed25519 has {SIGNATURE_SIZE}")
     try:
         size = len(record.payload)
     except EncodingError as error:

@@ -13,27 +13,17 @@ runs this keeps it above the number of identities that it admits.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections.abc import Mapping
 
 from swarmnode.crdt.hlc import is_ahead
-from swarmnode.crdt.record import KINDS, InvalidRecord, Kind, Record
+from swarmnode.crdt.kinds import KINDS, Kind
+from swarmnode.crdt.law import Merged, judge
+from swarmnode.crdt.record import InvalidRecord, Record
 
 MAX_AUTHORS = 4096  # at one slot of 1 KiB each, some 8 MB
+LEASES = {"member": KINDS["member"]}
 _STATE_TAG = b"swarmnode/registers/1\0"
-
-
-class Merged(enum.Enum):
-    """What became of a record. Only `STORED` is news that is worth passing on."""
-
-    STORED = "stored"
-    KNOWN = "known"  # this very record is here
-    OLDER = "older"  # a greater record stands under its key
-    EXPIRED = "expired"
-    AHEAD = "ahead"  # dated too far in the future; repair offers it again later
-    QUOTA = "quota"  # its author's slots of this kind hold greater records
-    AUTHORS = "authors"  # no room for another author
 
 
 class Registers:
@@ -44,7 +34,7 @@ class Registers:
     be offered again, and the bound on authors. Times are in ms.
     """
 
-    def __init__(self, run: str, *, kinds: Mapping[str, Kind] = KINDS, max_authors: int = MAX_AUTHORS) -> None:
+    def __init__(self, run: str, *, kinds: Mapping[str, Kind] = LEASES, max_authors: int = MAX_AUTHORS) -> None:
         self.run = run
         self._kinds = kinds
         self._max_authors = max_authors
@@ -67,16 +57,13 @@ class Registers:
         if record.author not in self._slots and len(self._slots) >= self._max_authors:
             self.sweep(now)
             if len(self._slots) >= self._max_authors:
-                return Merged.AUTHORS
-        slots = self._slots.get(record.author, {}).get(record.kind, {})
-        standing = slots.get(record.key)
-        if standing is not None and standing.order >= record.order:
-            return Merged.KNOWN if standing.id == record.id else Merged.OLDER
-        if standing is None and len(slots) >= kind.slots:
-            least = min(slots.values(), key=lambda r: r.order)
-            if least.order > record.order:
                 return Merged.QUOTA
-            del slots[least.key]
+        slots = self._slots.get(record.author, {}).get(record.kind, {})
+        ruling = judge(kind, slots.values(), record)
+        if ruling.verdict is not Merged.STORED:
+            return ruling.verdict
+        if ruling.gone is not None:
+            del slots[ruling.gone.key]
         self._slots.setdefault(record.author, {}).setdefault(record.kind, slots)[record.key] = record
         return Merged.STORED
 

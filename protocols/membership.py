@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import trio
 
 from swarmnode.crdt.hlc import HybridClock, StampAhead
+from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import InvalidRecord, Record, open_record, seal, write
-from swarmnode.crdt.registers import Merged, Registers
+from swarmnode.crdt.registers import Registers
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import stamp_at
-from swarmnode.crdt.record import InvalidRecord, Kind, Record
-from swarmnode.crdt.registers import Merged, Registers
+from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.law import Merged
+from swarmnode.crdt.record import InvalidRecord, Record
+from swarmnode.crdt.registers import Registers
 
 RUN = "ab" * 32
 KINDS = {"member": Kind("member", 60_000, 1, 1024), "note": Kind("note", 1_000, 2, 256)}
@@ -115,7 +117,7 @@ def test_outcomes_say_what_became_of_a_record() -> None:
     assert registers.merge(old, T0) is Merged.OLDER
     assert registers.merge(make_record("A", "member", T0 + 60_001), T0) is Merged.AHEAD
     assert registers.merge(make_record("A", "member", T0 - 60_000), T0) is Merged.EXPIRED
-    assert registers.merge(make_record("B", "member", T0), T0) is Merged.AUTHORS
+    assert registers.merge(make_record("B", "member", T0), T0) is Merged.QUOTA
     for key, time in (("note/a", 1), ("note/b", 2)):
         assert registers.merge(make_record("A", key, T0 + time), T0) is Merged.STORED
     assert registers.merge(make_record("A", "note/c", T0), T0) is Merged.QUOTA

@@ -1,0 +1,99 @@
+"""Kinds: what all elements of a kind have in common. They bound what one author can make every node keep.
+
+Two disciplines:
+- replaceable: a later value replaces the earlier one. Keys are `<kind>/<name>`, or just `<kind>` with one slot;
+- write-once: a key names one moment, `<kind>/<round, 8 digits>/<attempt or subject>`, and nobody may say two things
+  about it. A second record under it proves that its author equivocates.
+
+The ttl is fixed by the kind, for tombstones as well, so nothing outlives what replaced it. All of one author's slots
+together hold at most `MAX_PER_AUTHOR` bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+SECOND = 1_000  # ms
+DAY = 86_400 * SECOND
+
+KEPT_ROUNDS = 80  # the 64 that a round may still refer to, and a quarter more
+MAX_KEY = 128  # characters
+MAX_RECORD = 8192  # bytes of payload, the greatest of any kind of record
+SEAL = 80  # bytes, at most, that a signature and its framing add to a payload
+
+
+class Discipline(enum.Enum):
+    REPLACEABLE = "replaceable"
+    WRITE_ONCE = "write-once"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all elements of a kind have in common."""
+
+    name: str
+    ttl: int  # ms that an element lives, and a tombstone as well
+    slots: int  # elements that one author may hold at a time
+    max_size: int  # bytes of payload
+    discipline: Discipline = Discipline.REPLACEABLE
+
+    @property
+    def write_once(self) -> bool:
+        return self.discipline is Discipline.WRITE_ONCE
+
+
+def once(name: str, *, slots: int, max_size: int) -> Kind:
+    """A write-once kind. Its records live for a week: KEPT_ROUNDS of up to two hours each."""
+    return Kind(name, 7 * DAY, slots, max_size, Discipline.WRITE_ONCE)
+
+
+WRITE_ONCE = (
+    once("commit", slots=KEPT_ROUNDS, max_size=512),
+    once("cut", slots=KEPT_ROUNDS, max_size=4096),  # some 110 ids of commits
+    once("score", slots=2 * KEPT_ROUNDS, max_size=4096),  # first the hash of the scores, then the scores
+    once("roster", slots=KEPT_ROUNDS, max_size=MAX_RECORD),  # the ids of 33 cuts and scores, 110 commits with weights
+    once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds
+)
+REPLACEABLE = (
+    # A member renews its lease three times before it runs out: the loss of one renewal, or of two, removes nobody.
+    Kind("member", ttl=60 * SECOND, slots=1, max_size=1024),
+    Kind("head", ttl=DAY, slots=1, max_size=512),  # the roster that its author follows; outlasts an outage of a night
+    Kind("shard", ttl=DAY, slots=256, max_size=512),  # who is gone for a day no longer serves it
+    Kind("counter", ttl=30 * DAY, slots=32, max_size=256),
+    Kind("note", ttl=7 * DAY, slots=64, max_size=2048),
+)
+# Outlives by far every record that it accuses, so that whoever comes back after weeks learns of it. A slot for each
+# write-once kind: accusations never displace one another.
+EVIDENCE = Kind("evidence", ttl=30 * DAY, slots=len(WRITE_ONCE), max_size=2 * (MAX_RECORD + SEAL))
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*REPLACEABLE, *WRITE_ONCE, EVIDENCE)}
+MAX_PER_AUTHOR = 2 << 20  # bytes; the slots of all kinds of record, each full, and their signatures
+
+_KEY = re.compile(r"[!-~]+")  # keys are shown in terminals
+_MOMENT = re.compile(r"[0-9]{8}/[0-9A-Za-z._-]{1,64}")
+
+
+def key_of(kind: str, round: int, subject: str | int) -> str:
+    """The key of a write-once record, as in `commit/00000042/0`; `subject` may be the number of an attempt."""
+    return f"{kind}/{round:08d}/{subject}"
+
+
+def kind_of(key: str) -> str:
+    """The name of the kind in a key."""
+    return key.partition("/")[0]
+
+
+def wrong_key(kind: Kind, key: str) -> str | None:
+    """What is wrong with `key` for a record of `kind`; None where nothing is."""
+    if len(key) > MAX_KEY or not _KEY.fullmatch(key):
+        return f"key {key!r} is not 1 to {MAX_KEY} printable ASCII characters without spaces"
+    rest = key.removeprefix(kind.name)
+    if kind.write_once:
+        fits, form = rest.startswith("/") and bool(_MOMENT.fullmatch(rest[1:])), "/ROUND (8 digits)/SUBJECT"
+    elif kind.slots == 1:
+        fits, form = not rest, ""
+    else:
+        fits, form = rest.startswith("/") and len(rest) > 1, "/NAME"
+    return None if fits else f"key {key!r} is not of the form {kind.name}{form}"
