@@ -1,18 +1,35 @@
-"""What peers did wrong, counted: the first time is logged with the peer, the rest only add up.
+"""What peers did wrong, counted: the first of each kind is logged with the peer, the rest only add up.
 
-A peer chooses how often it offends, so neither the log nor the memory may grow with it.
+A peer chooses how often it offends, so neither the log nor the memory may grow with it. What an offence leads to is
+decided by `conduct`, which listens.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from enum import Enum
 
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 
 MAX_PEERS = 4096  # remembered offenders; the longest silent is forgotten first
 
+OFFENCES = Metric("swarmnode_offences_total", COUNTER, "what peers did wrong, by protocol and kind", "what")
+
 log = logging.getLogger(__name__)
+
+
+class Kind(Enum):
+    """How bad an offence is."""
+
+    LOAD = "load"  # more than this node gives one peer at once: honest peers do it on a bad day
+    BREACH = "breach"  # what no working implementation sends
+    LIE = "lie"  # bytes or records that are proved false
+
+
+Listener = Callable[[PeerId, str, Kind], None]
 
 
 class Offences:
@@ -20,16 +37,31 @@ class Offences:
 
     def __init__(self, protocol: str) -> None:
         self._protocol = protocol
-        self._counts: OrderedDict[PeerId, int] = OrderedDict()
+        self._counts: OrderedDict[PeerId, Counter[Kind]] = OrderedDict()
+        self._listeners: list[Listener] = []
+        self.totals: Counter[Kind] = Counter()
+        self.refuses: Callable[[PeerId], str | None] = lambda peer: None  # why the peer is given nothing now
 
-    def note(self, peer: PeerId, what: str) -> None:
-        """Count one offence; log it where it is the peer's first."""
-        count = self._counts.pop(peer, 0) + 1
-        self._counts[peer] = count
-        if count == 1:
-            log.warning("peer %s broke the rules of %s: %s (further ones are only counted)", peer, self._protocol, what)
+    def note(self, peer: PeerId, what: str, kind: Kind = Kind.BREACH) -> None:
+        """Count one offence; log it where it is the peer's first of its kind; tell the listeners."""
+        counts = self._counts.pop(peer, Counter())
+        self._counts[peer] = counts
+        counts[kind] += 1
+        self.totals[kind] += 1
+        if counts[kind] == 1:
+            log.warning("peer %s: %s of %s: %s (further ones are only counted)", peer, kind.value, self._protocol, what)
         if len(self._counts) > MAX_PEERS:
             self._counts.popitem(last=False)
+        for listener in self._listeners:
+            listener(peer, what, kind)
 
     def count(self, peer: PeerId) -> int:
-        return self._counts.get(peer, 0)
+        """Offences of `peer` of all kinds."""
+        return self._counts[peer].total() if peer in self._counts else 0
+
+    def tell(self, listener: Listener) -> None:
+        """Call `listener(peer, what, kind)` for each offence from now on."""
+        self._listeners.append(listener)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(OFFENCES, lambda: {f"{self._protocol} {kind.value}": self.totals[kind] for kind in Kind})
