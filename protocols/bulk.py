@@ -32,7 +32,7 @@ from blake3 import blake3
 
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
-from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.wire import WireError, decode, encode
 
@@ -276,7 +276,7 @@ class Bulk:
             found = await self._runner(lambda: blake3(view, max_threads=HASH_THREADS).digest())
             result = b""
         if found != fetch.header.digest:
-            self.offences.note(peer, f"the bytes of {fetch.key} do not have the stated hash")
+            self.offences.note(peer, f"the bytes of {fetch.key} do not have the stated hash", Kind.LIE)
             raise Corrupt(f"{peer} sent bytes for {fetch.key} that do not have the stated hash")
         return result if fetch.into is None else fetch.into[:size]
 
@@ -287,7 +287,7 @@ class Bulk:
         desk = _Desk(self, stream, self._limits)
         try:
             if held >= self._limits.serves:
-                self.offences.note(stream.peer, f"more than {self._limits.serves} streams")
+                self.offences.note(stream.peer, f"more than {self._limits.serves} streams", Kind.LOAD)
             elif self._running:
                 self._desks[desk] = None
                 await desk.run()

@@ -158,7 +158,7 @@ class Conduct:
         metrics.show(PEERS_BY_STANDING, lambda: dict.fromkeys(worse, 0) | Counter(s.word for _, s in self.below_good()))
 
     def _points(self, record: _Record, now: float) -> float:
-        return record.points * 2.0 ** ((record.at - now) / self._limits.half_life)
+        return record.points * math.exp2((record.at - now) / self._limits.half_life)
 
     def _standing(self, record: _Record, now: float) -> Standing:
         if now < record.until:
@@ -172,7 +172,7 @@ class Conduct:
         limits = self._limits
         if now - record.until > limits.forgiven:
             record.bans = 0
-        record.until = now + min(limits.longest_ban, limits.first_ban * 2.0 ** min(record.bans, 30))
+        record.until = now + min(limits.longest_ban, math.ldexp(limits.first_ban, min(record.bans, 30)))
         record.bans += 1
         record.points = 0.0  # it comes back with nothing against it but the length of its next ban
 

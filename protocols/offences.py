@@ -49,7 +49,8 @@ class Offences:
         counts[kind] += 1
         self.totals[kind] += 1
         if counts[kind] == 1:
-            log.warning("peer %s: %s of %s: %s (further ones are only counted)", peer, kind.value, self._protocol, what)
+            did = {Kind.LOAD: "asks too much of", Kind.BREACH: "broke the rules of", Kind.LIE: "lied in"}[kind]
+            log.warning("peer %s %s %s: %s (further ones are only counted)", peer, did, self._protocol, what)
         if len(self._counts) > MAX_PEERS:
             self._counts.popitem(last=False)
         for listener in self._listeners:

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 import trio
 
 from swarmnode.protocols.network import Network, PeerId, Stream
-from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc_callee import Desk, Items, Method, Office
 from swarmnode.protocols.rpc_caller import Feed, Line, Upload, check_answer, read_body
 from swarmnode.protocols.rpc_errors import CallError, DeadlineExceeded, PeerGone, Refuse, Refused
@@ -207,7 +207,7 @@ class Rpc:
         desk = Desk(self._office, stream)
         try:
             if held >= self._limits.streams:
-                self.offences.note(stream.peer, f"more than {self._limits.streams} streams")
+                self.offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             elif self._nursery is not None:
                 self._serving[desk] = None
                 await desk.run()

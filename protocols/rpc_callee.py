@@ -13,7 +13,7 @@ import trio
 
 from swarmnode.protocols.frames import FrameReader
 from swarmnode.protocols.network import NetworkError, PeerId, Stream
-from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc_errors import Refuse
 from swarmnode.protocols.rpc_flows import WINDOW, Inflow, Outflow
 from swarmnode.protocols.rpc_frames import (
@@ -65,13 +65,23 @@ class Office:
     held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
     failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
 
+    def closed(self, peer: PeerId, call: Frame) -> str | None:
+        """Why one more call is not carried out, whoever's it were or because of what the peer did before; else None."""
+        limits = self.limits
+        refusal = self.offences.refuses(peer)
+        if refusal is not None:
+            return refusal
+        if self.carried_out.total() >= limits.serves_in_all:
+            return f"more than {limits.serves_in_all} calls of all peers at once"
+        if self.held.total() + len(call.body) > limits.held_in_all:
+            return f"requests of all peers in progress of more than {limits.held_in_all} bytes"
+        return None
+
     def over(self, peer: PeerId, call: Frame) -> str | None:
-        """Which limit one more call would break, None where none."""
+        """Which limit of its own the peer would break by one more call, None where none."""
         limits = self.limits
         if self.carried_out[peer] >= limits.serves:
             return f"more than {limits.serves} calls at once"
-        if self.carried_out.total() >= limits.serves_in_all:
-            return f"more than {limits.serves_in_all} calls of all peers at once"
         if call.style == UPLOAD and self.uploads[peer] >= limits.uploads:
             return f"more than {limits.uploads} uploads at once"
         if self.held[peer] + len(call.body) > limits.held:
@@ -133,6 +143,8 @@ class Desk:
         self._stream = stream
         self._outbox = Outbox()
         self._jobs: dict[int, _Job] = {}
+        self._turned_away = 0  # calls
+        self._turned_away_since = -math.inf  # trio time
 
     async def run(self) -> None:
         with self.scope:
@@ -168,10 +180,12 @@ class Desk:
                 _steer(job, message)
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
-        excess = self._office.over(self.peer, call)
+        closed = self._office.closed(self.peer, call)
+        excess = self._office.over(self.peer, call) if closed is None else self._hammers()
         if excess is not None:
-            self._complain(excess)
-            self._outbox.put(Frame(FAIL, call.id, code="busy", text=excess))
+            self._complain(excess, Kind.LOAD)
+        if closed is not None or excess is not None:
+            self._outbox.put(Frame(FAIL, call.id, code="busy", text=closed or excess or ""))
             return
         if not (call.timeout > 0 and math.isfinite(call.timeout)):
             raise WireError(f"call {call.id} has a timeout of {call.timeout} s")
@@ -207,7 +221,7 @@ class Desk:
         """Wait until the peer reads its answers; where it leaves too many of them, this one is not kept."""
         held, size = self._office.held, len(answer.body)
         if held[self.peer] + size > self._limits.held:
-            self._complain(f"answers of more than {self._limits.held} bytes not read")
+            self._complain(f"answers of more than {self._limits.held} bytes not read", Kind.LOAD)
             answer, size = Frame(FAIL, answer.id, code="busy", text="earlier answers are not read"), 0
         held[self.peer] += size
         try:
@@ -258,8 +272,18 @@ class Desk:
             raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
         return body
 
-    def _complain(self, what: str) -> None:
-        self._office.offences.note(self.peer, what)
+    def _hammers(self) -> str | None:
+        """A call was turned away; whether the peer goes on as if none had been."""
+        now = trio.current_time()
+        if now - self._turned_away_since >= 1.0:
+            self._turned_away_since, self._turned_away = now, 0
+        self._turned_away += 1
+        if self._turned_away <= self._limits.calls:
+            return None
+        return f"more than {self._limits.calls} calls in a second while none are taken"
+
+    def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
+        self._office.offences.note(self.peer, what, kind)
 
     def _log_failure(self, method: str, error: Exception) -> None:
         """With its trace the first time, for a peer chooses how often it happens."""
@@ -278,7 +302,8 @@ class Desk:
             with trio.move_on_after(self._limits.write_stall) as scope:
                 await self._stream.send_all(batch)
             if scope.cancelled_caught:
-                raise WireError(f"did not read its answers for {self._limits.write_stall:g} s")
+                self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
+                return
 
 
 def _steer(job: _Job, message: Frame) -> None:

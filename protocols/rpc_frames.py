@@ -29,8 +29,9 @@ class RpcLimits:
     serves: int = 128  # calls of one peer carried out here; more are refused. Twice `calls`, for those given up there
     serves_in_all: int = 1024  # calls of all peers together
     uploads: int = 32  # of `serves`, those that may be uploads: each may fill a window of 256 KiB
-    held: int = 16 << 20  # bytes of one peer's requests in progress, and of answers that find its queue full
-    streams: int = 4  # streams of one peer; one is enough, and the old may outlive its successor's opening
+    held: int = 12 << 20  # bytes of one peer's requests in progress, and of answers that find its queue full
+    held_in_all: int = 128 << 20  # bytes of all peers' together: ten peers that do their worst
+    streams: int = 2  # streams of one peer; one is enough, and the old may outlive its successor's opening
     queued: int = 4 << 20  # bytes of answers that wait for one peer; above, it is not read from
     longest: float = 600.0  # seconds that a handler may take, whatever the caller asked for
     open: float = 10.0  # seconds to open a stream

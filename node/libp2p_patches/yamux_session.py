@@ -47,12 +47,12 @@ from swarmnode.node.libp2p_patches.yamux_stream import (
     WINDOW_UPDATE,
     SessionStream,
 )
+from swarmnode.node.shares import Share
+from swarmnode.protocols.offences import Kind
 
 log = logging.getLogger(__name__)
 
 PROTOCOL_ERROR = 1  # GO_AWAY code
-MAX_STREAMS = 256  # that a peer may have open on one connection
-MAX_UNREAD = 32 * 1024 * 1024  # bytes of one connection that readers have not taken yet
 OUTBOX = 4 * MAX_BODY  # bytes queued before senders wait
 BATCH = 4 * (MAX_BODY + HEADER.size)  # bytes written at once: frames that come now wait so long for the socket
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
@@ -77,7 +77,8 @@ class Session(IMuxedConn):
         self.on_close = on_close  # py-libp2p sets it; its SwarmConn learns of the end from accept_stream
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
-        self.unread = 0
+        self.share = Share()  # what the peer takes of this node; the host's connections of one peer have the same
+        self.complain: Callable[[str, Kind], None] = lambda what, kind: None  # the peer did something wrong
         self.outbox_room = trio.lowlevel.ParkingLot()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_id = 1 if self._initiator else 2
@@ -130,7 +131,17 @@ class Session(IMuxedConn):
         self._work.set()
 
     def forget(self, stream: SessionStream) -> None:
-        self._streams.pop(stream.stream_id, None)
+        if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
+            self.share.close()
+
+    def move_to(self, share: Share) -> None:
+        """Account for this connection in `share` from now on."""
+        if share is not self.share:
+            share.take_over(self.share)
+            self.share = share
+
+    def _is_theirs(self, stream_id: int) -> bool:
+        return stream_id % 2 == (0 if self._initiator else 1)
 
     def rtt(self) -> float:
         """Smoothed round-trip time in seconds, 0.0 until the first ping came back."""
@@ -238,7 +249,8 @@ class Session(IMuxedConn):
                     raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
-            log.warning("peer %s %s; its connection is closed", self.peer_id, why)
+            log.info("peer %s %s; its connection is closed", self.peer_id, why)
+            self.complain(why, Kind.BREACH)
             self.answer(HEADER.pack(0, GO_AWAY, 0, 0, PROTOCOL_ERROR))
             await self._flush()
         except Exception as error:
@@ -256,19 +268,16 @@ class Session(IMuxedConn):
             chunk = self._received[self._at : self._at + length]
             self._at += len(chunk)
             length -= len(chunk)
-            if stream is not None and not stream.broken:
-                if self.unread + len(chunk) > MAX_UNREAD:
-                    log.warning("peer %s filled %d bytes that nobody read: stream reset", self.peer_id, self.unread)
-                    stream.abort()
-                else:
-                    stream.feed(chunk)
+            if stream is not None and not stream.broken and not stream.feed(chunk):
+                self.complain(f"{self.share.unread} bytes that nobody read: a stream was reset", Kind.LOAD)
+                stream.abort()
         return True
 
     def _on_syn(self, stream_id: int) -> SessionStream | None:
-        if stream_id % 2 == (1 if self._initiator else 0) or stream_id in self._streams:
+        if not self._is_theirs(stream_id) or stream_id in self._streams:
             raise _ProtocolViolation(f"opened stream {stream_id}, which is not its to open")
-        theirs = sum(1 for known in self._streams if known % 2 == stream_id % 2)
-        if theirs >= MAX_STREAMS:
+        if not self.share.open():
+            self.complain(f"more than {self.share.streams} streams", Kind.LOAD)
             self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
             return None
         stream = self._streams[stream_id] = SessionStream(self, stream_id)

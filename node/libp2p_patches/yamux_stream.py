@@ -38,7 +38,7 @@ class SessionStream(IMuxedStream):
         self._unannounced = 0  # bytes read and not yet given back to the peer as window
         self._announced_at = trio.current_time()
         self._chunks: deque[bytes] = deque()
-        self._unread = 0
+        self._unread = 0  # bytes that wait in `_chunks`, as the peer's share counts them
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
         self._finished_sending = False
@@ -88,7 +88,9 @@ class SessionStream(IMuxedStream):
         if len(chunk) > max_bytes:
             self._chunks.appendleft(chunk[max_bytes:])
             chunk = chunk[:max_bytes]
-        self._took(len(chunk))
+            self._took(len(chunk), len(chunk))
+        else:
+            self._took(len(chunk), len(chunk) + self._session.share.piece)
         return chunk
 
     def send_eof_nowait(self) -> None:
@@ -119,17 +121,21 @@ class SessionStream(IMuxedStream):
         if self.broken:
             return
         self.broken = True
-        self._session.unread -= self._unread
+        self._session.share.give_back(self._unread)
         self._readable.unpark_all()
         self._writable.unpark_all()
         self._session.outbox_room.unpark_all()
         self._session.forget(self)
 
-    def feed(self, chunk: bytes) -> None:
+    def feed(self, chunk: bytes) -> bool:
+        """Keep what arrived for the reader; False where the peer left too much unread for that."""
+        cost = len(chunk) + self._session.share.piece
+        if not self._session.share.keep(cost):
+            return False
         self._chunks.append(chunk)
-        self._unread += len(chunk)
-        self._session.unread += len(chunk)
+        self._unread += cost
         self._readable.unpark_all()
+        return True
 
     def feed_eof(self) -> None:
         self._finished_receiving = True
@@ -140,11 +146,11 @@ class SessionStream(IMuxedStream):
         self.send_window += increment
         self._writable.unpark_all()
 
-    def _took(self, size: int) -> None:
+    def _took(self, size: int, cost: int) -> None:
         if self.broken:
             return
-        self._unread -= size
-        self._session.unread -= size
+        self._unread -= cost
+        self._session.share.give_back(cost)
         self._unannounced += size
         if self._finished_receiving or self._unannounced < self._target // 2:
             return

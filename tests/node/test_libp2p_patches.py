@@ -5,6 +5,7 @@ A `test_stock_…` test that fails says that upstream no longer needs the patch:
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -33,6 +34,9 @@ from swarmnode.node.libp2p_patches import (
     yamux_stream,
 )
 from swarmnode.node.libp2p_patches.yamux_session import Session
+from swarmnode.node.limits import ConnectionLimits
+from swarmnode.node.shares import Pool, Share
+from swarmnode.protocols.offences import Kind
 
 libp2p_patches.apply()
 
@@ -324,7 +328,7 @@ async def overrun(muxer: Any) -> tuple[int, bool]:
                 except trio.BrokenResourceError:
                     break
         await trio.sleep(1)
-        kept = victim.unread if isinstance(victim, Session) else len(victim.stream_buffers[1])
+        kept = victim.share.unread if isinstance(victim, Session) else len(victim.stream_buffers[1])
         closed = victim.is_closed
         nursery.cancel_scope.cancel()
     return kept, closed
@@ -334,7 +338,7 @@ def test_peer_that_overruns_its_window_is_dropped_before_it_takes_memory() -> No
     async def main() -> None:
         kept, closed = await overrun(Session)
         assert closed
-        assert kept <= yamux_stream.INITIAL_WINDOW
+        assert kept <= yamux_stream.INITIAL_WINDOW + 100 * ConnectionLimits().unread_chunk
 
     run(main)
 
@@ -437,7 +441,7 @@ def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
                 await back.receive_some(100)
             assert not left._streams
             assert not right._streams
-            assert right.unread == 0
+            assert right.share.idle
 
     run(main)
 
@@ -445,12 +449,82 @@ def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
 def test_peer_cannot_open_more_streams_than_the_limit() -> None:
     async def main() -> None:
         async with pair(Session) as (left, right, _, _):
-            streams = [await left.open_stream() for _ in range(yamux_session.MAX_STREAMS + 5)]
+            most = ConnectionLimits().streams
+            streams = [await left.open_stream() for _ in range(most + 5)]
             await trio.sleep(1)
-            assert len(right._streams) == yamux_session.MAX_STREAMS
+            assert len(right._streams) == most
             assert sum(stream.broken for stream in streams) == 5
 
     run(main)
+
+
+def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> None:
+    async def main() -> None:
+        limits = ConnectionLimits(streams=8, unread=1 << 20)
+        pool = Pool(limits)
+        share = Share(pool)
+        complaints: list[Kind] = []
+        async with pair(Session) as (left, right, _, _), pair(Session) as (far, near, _, _):
+            early = await far.open_stream()  # before it is known whose the connection is
+            await early.send_all(bytes(1000))
+            await trio.sleep(1)
+            for session in (right, near):
+                session.move_to(share)
+                session.complain = lambda what, kind: complaints.append(kind)
+            streams = [await session.open_stream() for session in (left, far) for _ in range(6)]
+            await trio.sleep(1)
+            assert (share.streams, pool.streams) == (8, 8)
+            assert sum(stream.broken for stream in streams) == 5
+            assert complaints == [Kind.LOAD] * 5
+            for stream in streams:
+                if not stream.broken:
+                    with trio.move_on_after(1), contextlib.suppress(MuxedStreamReset):
+                        await stream.send_all(bytes(yamux_stream.INITIAL_WINDOW))
+            await trio.sleep(1)
+            assert share.unread == pool.unread <= limits.unread
+            assert len(complaints) > 5
+            for stream in [early, *streams]:
+                stream.abort()
+            await trio.sleep(1)
+            assert share.idle
+            assert (pool.unread, pool.streams) == (0, 0)
+
+    run(main)
+
+
+def test_one_byte_pieces_count_for_what_they_cost() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            right.move_to(Share(Pool(ConnectionLimits(unread=100_000))))
+            out, back = await open_pair(left, right)
+            for _ in range(1000):
+                assert out.send_nowait(b"x")
+                await trio.sleep(0.001)
+            await trio.sleep(1)
+            assert right.share.unread == 65 * 1000
+            assert await back.receive_some(1) == b"x"
+            assert right.share.unread == 65 * 999
+            for _ in range(1000):
+                if not out.send_nowait(b"x"):
+                    break
+                await trio.sleep(0.001)
+            assert out.broken
+            assert right.share.idle
+
+    run(main)
+
+
+def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
+    limits = ConnectionLimits(peers=4, unread=100, unread_in_all=160)
+    pool = Pool(limits)
+    greedy, second, late = Share(pool), Share(pool), Share(pool)
+    assert greedy.keep(81)
+    assert not greedy.keep(1)
+    assert second.keep(20)
+    assert not second.keep(1)
+    assert late.keep(20)
+    greedy.give_back(60)
+    assert second.keep(60)
 
 
 def test_window_grows_for_a_stream_that_it_limits() -> None:

@@ -128,7 +128,7 @@ def test_each_fall_is_logged_once_with_what_led_to_it(caplog: pytest.LogCaptureF
         for number in range(100):
             offences.note(PEER, f"nonsense {number}")
     assert [record.message for record in caplog.records] == [
-        f"peer {PEER}: breach of /test/1: nonsense 0 (further ones are only counted)",
+        f"peer {PEER} broke the rules of /test/1: nonsense 0 (further ones are only counted)",
         f"peer {PEER} is slowed after 2 offences, the last: nonsense 1",
         f"peer {PEER} is refused after 4 offences, the last: nonsense 3",
         f"peer {PEER} is banned for 60 s after 8 offences, the last: nonsense 7",

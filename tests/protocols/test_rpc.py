@@ -301,7 +301,7 @@ def test_a_thousand_calls_are_refused_beyond_the_limit(simulated: Simulated, cap
         await alice.rpc.ping(bob.network.me, timeout=1)
 
     simulated(main)
-    assert len([record for record in caplog.records if "broke the rules" in record.message]) == 1
+    assert len([record for record in caplog.records if "asks too much" in record.message]) == 1
 
 
 def test_requests_and_answers_that_one_peer_leaves_here_are_bounded_in_bytes(simulated: Simulated) -> None:
