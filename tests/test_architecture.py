@@ -52,7 +52,7 @@ ALLOWED_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {"cli": ("swarmnode.node.
 
 # Libraries that a room must not even mention.
 FORBIDDEN: dict[str, frozenset[str]] = {
-    "crdt": frozenset({"libp2p", "multiaddr", "numpy", "socket", "sqlite3", "torch", "trio"}),
+    "crdt": frozenset({"libp2p", "multiaddr", "socket", "sqlite3", "torch", "trio"}),
     "training": frozenset({"libp2p", "multiaddr", "trio"}),
     "training/codecs": frozenset({"libp2p", "multiaddr", "socket", "sqlite3", "torch", "trio"}),
     "protocols": frozenset({"libp2p", "multiaddr", "socket", "torch"}),

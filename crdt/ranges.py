@@ -1,0 +1,313 @@
+"""RangeTree: an ordered set of ranks that knows the count and the LtHash sum of any range of them.
+
+A rank is 40 bytes: hlc as u64 big-endian, then the id of an element, so that ranks compare as (hlc, id) do. The tree
+is a B+ tree whose nodes never change: an insertion makes new nodes on the path to one leaf, some 8 µs among 100 000
+ranks, and shares all others. So a snapshot costs nothing and stays as it is, also in another thread, while the tree
+goes on.
+
+    leaf    up to 128 ranks, packed into one bytes object, and their sum
+    branch  up to 64 children, what separates them, and the count and sum of all below
+
+A *bound* is where a range begins or ends: any bytes, compared with ranks as bytes are; `START` lies below all ranks and
+`END` above. The prefix of a rank is a bound below it and above whatever sorts before that prefix.
+
+Memory is some 75 bytes a rank: 40 of its own and its part of a sum. There is no form on disk: building anew from
+sorted ranks takes 0.1 s for 100 000, and then the tree cannot disagree with what it was built from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from swarmnode.crdt import lthash
+from swarmnode.crdt.lthash import Sum
+
+RANK = 40  # bytes
+START = b""
+END = b"\xff" * (RANK + 1)
+T = TypeVar("T")
+
+MAX_LEAF = 128  # ranks; a range that ends inside a leaf hashes up to half of it anew
+MAX_CHILDREN = 64
+_FILL = 0.75  # of a node, when many are built at once: room for insertions
+
+
+class _Leaf:
+    __slots__ = ("ranks", "sum")
+
+    def __init__(self, ranks: bytes, total: Sum) -> None:
+        self.ranks = ranks  # packed, ascending
+        self.sum = total
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks) // RANK
+
+    @property
+    def size(self) -> float:
+        """How full, from 0 to 1."""
+        return self.count / MAX_LEAF
+
+
+class _Branch:
+    __slots__ = ("children", "count", "separators", "sum")
+
+    def __init__(self, children: tuple[_Node, ...], separators: tuple[bytes, ...], count: int, total: Sum) -> None:
+        self.children = children
+        self.separators = separators  # one fewer: ranks below separators[i] are in children[: i + 1], others behind
+        self.count = count
+        self.sum = total
+
+    @property
+    def size(self) -> float:
+        return len(self.children) / MAX_CHILDREN
+
+
+_Node: TypeAlias = _Leaf | _Branch
+
+
+class RangeTree:
+    """A set of ranks, see the module's first lines. Not for two threads at once, but its snapshots are."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self) -> None:
+        self._root: _Node = _Leaf(b"", lthash.zero())
+
+    @classmethod
+    def from_sorted(cls, ranks: Iterable[bytes]) -> RangeTree:
+        """The set of strictly ascending ranks; much faster than inserting them. Raises ValueError for other order."""
+        packed = b"".join(ranks)
+        every = _unpack(packed)
+        if len(packed) % RANK or any(a >= b for a, b in pairwise(every)):
+            raise ValueError(f"ranks must be strictly ascending, and have {RANK} bytes each")
+        tree = cls()
+        level: list[_Node] = [_leaf(part) for part in _parts(every, MAX_LEAF)] or [tree._root]
+        firsts = [part[0] for part in _parts(every, MAX_LEAF)]
+        while len(level) > 1:
+            groups = list(zip(_parts(level, MAX_CHILDREN), _parts(firsts, MAX_CHILDREN), strict=True))
+            level = [_branch(tuple(nodes), tuple(lows[1:])) for nodes, lows in groups]
+            firsts = [lows[0] for _, lows in groups]
+        tree._root = level[0]
+        return tree
+
+    def snapshot(self) -> RangeTree:
+        """A tree of its own with what is in this one now, at no cost; changes of either do not show in the other."""
+        twin = RangeTree()
+        twin._root = self._root
+        return twin
+
+    def __len__(self) -> int:
+        return self._root.count
+
+    def __contains__(self, rank: bytes) -> bool:
+        node = self._root
+        while isinstance(node, _Branch):
+            node = node.children[bisect_right(node.separators, rank)]
+        at = _find(node.ranks, rank) * RANK
+        return node.ranks[at : at + RANK] == rank
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.keys())
+
+    def insert(self, rank: bytes) -> bool:
+        """Add a rank; False where it is here already. Raises ValueError unless it has 40 bytes."""
+        if len(rank) != RANK:
+            raise ValueError(f"a rank has {RANK} bytes, not {len(rank)}")
+        if rank in self:
+            return False
+        nodes, separator = _insert(self._root, rank, lthash.vector(rank), last=True)
+        self._root = nodes[0] if separator is None else _branch(nodes, (separator,))
+        return True
+
+    def remove(self, rank: bytes) -> bool:
+        """Take a rank out; False where it is not here."""
+        if rank not in self:
+            return False
+        root = _remove(self._root, rank, lthash.vector(rank))
+        while isinstance(root, _Branch) and len(root.children) == 1:
+            root = root.children[0]
+        self._root = root
+        return True
+
+    def index(self, bound: bytes) -> int:
+        """How many ranks lie below `bound`."""
+        node, below = self._root, 0
+        while isinstance(node, _Branch):
+            at = bisect_right(node.separators, bound)
+            below += sum([child.count for child in node.children[:at]])
+            node = node.children[at]
+        return below + _find(node.ranks, bound)
+
+    def at(self, index: int) -> bytes:
+        """The rank that has `index` ranks below it. Raises IndexError."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"there are {len(self)} ranks, none at {index}")
+        node = self._root
+        while isinstance(node, _Branch):
+            for child in node.children:
+                if index < child.count:
+                    node = child
+                    break
+                index -= child.count
+        return node.ranks[index * RANK : (index + 1) * RANK]
+
+    def count(self, lo: bytes = START, hi: bytes = END) -> int:
+        """How many ranks are at or above `lo` and below `hi`."""
+        return max(0, self.index(hi) - self.index(lo))
+
+    def keys(self, lo: bytes = START, hi: bytes = END, limit: int | None = None) -> list[bytes]:
+        """The ranks of a range, ascending; with `limit`, only so many of the lowest."""
+        found: list[bytes] = []
+        for packed in _packed(self._root, lo, hi):
+            found += _unpack(packed)
+            if limit is not None and len(found) >= limit:
+                return found[:limit]
+        return found
+
+    def sum(self, lo: bytes = START, hi: bytes = END) -> tuple[Sum, int]:
+        """The LtHash sum of a range, and its count."""
+        total = lthash.zero()
+        return total, _add_range(self._root, lo, hi, total)
+
+    def fingerprint(self, lo: bytes, hi: bytes, salt: bytes) -> bytes:
+        """16 bytes that stand for a range, under a salt of 32 bytes; see `lthash.fingerprint`."""
+        total, count = self.sum(lo, hi)
+        return lthash.fingerprint(total, count, salt)
+
+    def split(self, lo: bytes, hi: bytes, parts: int) -> list[bytes]:
+        """Ascending bounds inside a range that divide its ranks evenly; `parts` - 1, or as many as there are ranks less
+        one. Each is as short as separates its neighbours."""
+        first, behind = self.index(lo), self.index(hi)
+        parts = min(parts, behind - first)
+        cuts = [first + (behind - first) * part // parts for part in range(1, parts)]
+        return [separator(self.at(cut - 1), self.at(cut)) for cut in cuts]
+
+
+def separator(below: bytes, above: bytes) -> bytes:
+    """The shortest prefix of `above` that is greater than `below`; `below` < `above`."""
+    length = 0
+    while below[length : length + 1] == above[length : length + 1]:
+        length += 1
+    return above[: length + 1]
+
+
+def _insert(node: _Node, rank: bytes, vector: Sum, last: bool) -> tuple[tuple[_Node, ...], bytes | None]:
+    """`node` with a rank that is not in it; as two, and what separates them, where one would be too large.
+
+    `last`: nothing lies behind `node`. Ranks mostly arrive in order: a full leaf at the end stays full.
+    """
+    if isinstance(node, _Leaf):
+        at = _find(node.ranks, rank) * RANK
+        if node.count < MAX_LEAF:
+            return (_Leaf(node.ranks[:at] + rank + node.ranks[at:], node.sum + vector),), None
+        if last and at == len(node.ranks):
+            return (node, _Leaf(rank, vector.copy())), rank
+        ranks = _unpack(node.ranks[:at] + rank + node.ranks[at:])
+        lower, upper = _leaf(ranks[: MAX_LEAF // 2]), ranks[MAX_LEAF // 2 :]
+        return (lower, _Leaf(b"".join(upper), node.sum + vector - lower.sum)), upper[0]
+    at = bisect_right(node.separators, rank)
+    new, new_separator = _insert(node.children[at], rank, vector, last and at == len(node.separators))
+    children = node.children[:at] + new + node.children[at + 1 :]
+    if new_separator is None:
+        return (_Branch(children, node.separators, node.count + 1, node.sum + vector),), None
+    separators = (*node.separators[:at], new_separator, *node.separators[at:])
+    if len(children) <= MAX_CHILDREN:
+        return (_Branch(children, separators, node.count + 1, node.sum + vector),), None
+    half = len(children) // 2
+    low, high = _branch(children[:half], separators[: half - 1]), _branch(children[half:], separators[half:])
+    return (low, high), separators[half - 1]
+
+
+def _remove(node: _Node, rank: bytes, vector: Sum) -> _Node:
+    """`node` without a rank that is in it. A child that gets small joins a neighbour where both fit into one."""
+    if isinstance(node, _Leaf):
+        at = _find(node.ranks, rank) * RANK
+        return _Leaf(node.ranks[:at] + node.ranks[at + RANK :], node.sum - vector)
+    at = bisect_right(node.separators, rank)
+    children, separators = list(node.children), list(node.separators)
+    children[at] = _remove(children[at], rank, vector)
+    if children[at].size < 0.25:
+        for left in (at - 1, at):
+            if 0 <= left < len(separators) and children[left].size + children[left + 1].size <= 1:
+                children[left : left + 2] = [_joined(children[left], separators.pop(left), children[left + 1])]
+                break
+    return _Branch(tuple(children), tuple(separators), node.count - 1, node.sum - vector)
+
+
+def _joined(left: _Node, separator: bytes, right: _Node) -> _Node:
+    """Two neighbours of one level as one node."""
+    if isinstance(left, _Leaf) and isinstance(right, _Leaf):
+        return _Leaf(left.ranks + right.ranks, left.sum + right.sum)
+    assert isinstance(left, _Branch) and isinstance(right, _Branch)
+    separators = (*left.separators, separator, *right.separators)
+    return _Branch(left.children + right.children, separators, left.count + right.count, left.sum + right.sum)
+
+
+def _add_range(node: _Node, lo: bytes, hi: bytes, total: Sum) -> int:
+    """Add the sum of a range to `total`; returns its count."""
+    if isinstance(node, _Leaf):
+        first, behind, count = _find(node.ranks, lo), _find(node.ranks, hi), node.count
+        if behind - first > count // 2:  # less to hash outside than inside
+            total += node.sum
+            if behind - first < count:
+                total -= lthash.sum_of(_unpack(node.ranks[: first * RANK] + node.ranks[behind * RANK :]))
+        elif behind > first:
+            total += lthash.sum_of(_unpack(node.ranks[first * RANK : behind * RANK]))
+        return max(0, behind - first)
+    first, last = bisect_right(node.separators, lo), bisect_right(node.separators, hi)
+    if first >= last:
+        return _add_range(node.children[first], lo, hi, total)
+    count = _add_range(node.children[first], lo, END, total) + _add_range(node.children[last], START, hi, total)
+    for child in node.children[first + 1 : last]:
+        np.add(total, child.sum, out=total)
+        count += child.count
+    return count
+
+
+def _packed(node: _Node, lo: bytes, hi: bytes) -> Iterator[bytes]:
+    """The ranks of a range, leaf by leaf."""
+    if isinstance(node, _Leaf):
+        yield node.ranks[_find(node.ranks, lo) * RANK : _find(node.ranks, hi) * RANK]
+        return
+    for child in node.children[bisect_right(node.separators, lo) : bisect_right(node.separators, hi) + 1]:
+        yield from _packed(child, lo, hi)
+
+
+def _find(packed: bytes, bound: bytes) -> int:
+    """How many of packed ranks lie below `bound`."""
+    low, high = 0, len(packed) // RANK
+    while low < high:
+        middle = (low + high) // 2
+        if packed[middle * RANK : middle * RANK + RANK] < bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _unpack(packed: bytes) -> list[bytes]:
+    return [packed[at : at + RANK] for at in range(0, len(packed), RANK)]
+
+
+def _leaf(ranks: Sequence[bytes]) -> _Leaf:
+    return _Leaf(b"".join(ranks), lthash.sum_of(ranks))
+
+
+def _branch(children: tuple[_Node, ...], separators: tuple[bytes, ...]) -> _Branch:
+    total = lthash.zero()
+    for child in children:
+        total += child.sum
+    return _Branch(children, separators, sum(child.count for child in children), total)
+
+
+def _parts(items: Sequence[T], limit: int) -> list[Sequence[T]]:
+    """`items` in order, in parts of about equal length that fill nodes of `limit` to `_FILL`."""
+    parts = max(1, round(len(items) / (limit * _FILL)))
+    cuts = [len(items) * part // parts for part in range(parts + 1)]
+    return [items[a:b] for a, b in pairwise(cuts) if a < b]
