@@ -5,6 +5,8 @@ multistream-select in one round trip: greeting and protocol are sent together, w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
@@ -39,6 +41,16 @@ class Libp2pStream:
     async def receive_some(self, max_bytes: int) -> bytes:
         try:
             return await self._stream.receive_some(max_bytes)
+        except MuxedStreamError as error:
+            raise StreamBroken(f"stream from {self._peer}: {error}") from error
+
+    async def push_to(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand what arrives to `sink` without waking a task for it; True once `sink` returned False, False at the end.
+
+        Raises StreamBroken, and what `sink` raises.
+        """
+        try:
+            return await self._stream.push_to(sink)
         except MuxedStreamError as error:
             raise StreamBroken(f"stream from {self._peer}: {error}") from error
 

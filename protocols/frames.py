@@ -6,20 +6,28 @@ lies about a length costs what it really sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.wire import MAX_BYTES, WireError
 
 READ_SIZE = 1 << 16  # what one read asks for: larger reads gain nothing on yamux's 64 KiB frames
 MAX_VARINT = 5  # bytes: 35 bits, more than any limit here
+CUT = "the peer finished in the middle of a frame"
 
 
 def frame(payload: bytes) -> bytes:
     """`payload` behind its length."""
-    header, rest = bytearray(), len(payload)
-    while rest > 0x7F:
-        header.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    header.append(rest)
+    size = len(payload)
+    if size < 0x80:
+        return size.to_bytes(1, "big") + payload
+    if size < 0x4000:
+        return (size >> 7 | (size & 0x7F | 0x80) << 8).to_bytes(2, "big") + payload
+    header = bytearray()
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
     return bytes(header) + payload
 
 
@@ -30,34 +38,42 @@ class FrameReader:
         self._stream = stream
         self._limit = limit  # the most bytes in one frame
         self._ahead = bytearray()
+        self._whole = 0  # bytes in `_ahead` below which it holds no whole frame
 
     async def frame(self) -> bytes | None:
         """The next frame, or None where the peer finished between frames.
 
         Raises WireError for a length over the limit, StreamBroken where the stream ends inside a frame.
         """
-        length = shift = 0
         while True:
-            byte = await self._byte()
-            if byte is None:
-                if shift:
-                    raise StreamBroken("the peer finished in the middle of a frame")
+            payload = self._next()
+            if payload is not None:
+                return payload
+            piece = await self._stream.receive_some(READ_SIZE)
+            if not piece:
+                self._check_end()
                 return None
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-            if shift >= 7 * MAX_VARINT:
-                raise WireError(f"a frame's length has more than {MAX_VARINT} bytes")
-        if length > self._limit:
-            raise WireError(f"a frame of {length} bytes, at most {self._limit} allowed")
-        while len(self._ahead) < length:
-            if not await self._more():
-                raise StreamBroken("the peer finished in the middle of a frame")
-        with memoryview(self._ahead) as view:
-            payload = bytes(view[:length])
-        del self._ahead[:length]
-        return payload
+            self._ahead += piece
+
+    async def each(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take(frame)` for each frame that comes, until it returns False.
+
+        Returns True then, and may be called again for what follows; False where the peer finished between frames.
+        Where the stream has `push_to`, `take` is called as the bytes arrive, and no task is woken for it. Raises as
+        `frame` does, and what `take` raises.
+        """
+        if not self._take_all(take):
+            return True
+        push_to = getattr(self._stream, "push_to", None)
+        if push_to is not None:
+            if await push_to(lambda piece: self._take_piece(piece, take)):
+                return True
+        else:
+            while piece := await self._stream.receive_some(READ_SIZE):
+                if not self._take_piece(piece, take):
+                    return True
+        self._check_end()
+        return False
 
     async def raw(self, max_bytes: int) -> bytes:
         """At least one and at most `max_bytes` bytes that follow the last frame; b"" at the end."""
@@ -68,14 +84,44 @@ class FrameReader:
             return piece
         return await self._stream.receive_some(min(max_bytes, READ_SIZE))
 
-    async def _byte(self) -> int | None:
-        if not self._ahead and not await self._more():
-            return None
-        byte = self._ahead[0]
-        del self._ahead[:1]
-        return byte
-
-    async def _more(self) -> bool:
-        piece = await self._stream.receive_some(READ_SIZE)
+    def _take_piece(self, piece: bytes, take: Callable[[bytes], bool]) -> bool:
         self._ahead += piece
-        return bool(piece)
+        return self._take_all(take)
+
+    def _take_all(self, take: Callable[[bytes], bool]) -> bool:
+        while (payload := self._next()) is not None:
+            if not take(payload):
+                return False
+        return True
+
+    def _next(self) -> bytes | None:
+        """The frame at the head of `_ahead`, where it is whole."""
+        ahead = self._ahead
+        if len(ahead) <= self._whole:
+            return None
+        length = at = 0
+        while True:
+            if at == len(ahead):
+                return None
+            byte = ahead[at]
+            length |= (byte & 0x7F) << 7 * at
+            at += 1
+            if byte < 0x80:
+                break
+            if at >= MAX_VARINT:
+                raise WireError(f"a frame's length has more than {MAX_VARINT} bytes")
+        if length > self._limit:
+            raise WireError(f"a frame of {length} bytes, at most {self._limit} allowed")
+        end = at + length
+        if len(ahead) < end:
+            self._whole = end - 1
+            return None
+        self._whole = 0
+        with memoryview(ahead) as view:
+            payload = bytes(view[at:end])
+        del ahead[:end]
+        return payload
+
+    def _check_end(self) -> None:
+        if self._ahead:
+            raise StreamBroken(CUT)

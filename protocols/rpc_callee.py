@@ -1,10 +1,13 @@
-"""The callee's side of one stream of calls: reads them, carries each out in a task of its own, writes answers."""
+"""The callee's side of one stream of calls: reads them, carries each out in a task, writes answers.
+
+A call never waits for another's handler: for each there is a task that rested, or a new one.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 I = TypeVar("I")  # noqa: E741 (an item)
 
 Handler = Callable[..., Awaitable[Any]]
+RESTING = 4  # tasks of one stream that wait for calls
 STYLES = {UNARY: "a call", FEED: "a feed", UPLOAD: "an upload"}
 
 
@@ -143,6 +147,8 @@ class Desk:
         self._stream = stream
         self._outbox = Outbox()
         self._jobs: dict[int, _Job] = {}
+        self._due: deque[tuple[Frame, _Job]] = deque()  # calls for which a task was woken or made
+        self._resting = trio.lowlevel.ParkingLot()  # tasks that wait for calls
         self._turned_away = 0  # calls
         self._turned_away_since = -math.inf  # trio time
 
@@ -164,20 +170,20 @@ class Desk:
 
     async def _read(self, nursery: trio.Nursery) -> None:
         reader = FrameReader(self._stream, limit=self._limits.frame)
-        while True:
-            if self._outbox.size >= self._limits.queued:
-                await self._outbox.below(self._limits.queued)
-            raw = await reader.frame()
-            if raw is None:
-                return
-            message = decode(Frame, raw, limit=self._limits.frame)
-            job = self._jobs.get(message.id)
-            if message.kind == CALL and message.id > 0 and job is None:
-                self._start(message, nursery)
-            elif message.kind not in (CANCEL, ITEM, END, CREDIT):
-                raise WireError(f"frame of kind {message.kind} for call {message.id}")
-            elif job is not None:  # else late: it was answered already
-                _steer(job, message)
+        while await reader.each(lambda raw: self._take(raw, nursery)):
+            await self._outbox.below(self._limits.queued)
+
+    def _take(self, raw: bytes, nursery: trio.Nursery) -> bool:
+        """One frame of the caller's. False where its answers fill their queue: it is not read from until they shrink."""
+        message = decode(Frame, raw, limit=self._limits.frame)
+        job = self._jobs.get(message.id)
+        if message.kind == CALL and message.id > 0 and job is None:
+            self._start(message, nursery)
+        elif message.kind not in (CANCEL, ITEM, END, CREDIT):
+            raise WireError(f"frame of kind {message.kind} for call {message.id}")
+        elif job is not None:  # else late: it was answered already
+            _steer(job, message)
+        return self._outbox.size < self._limits.queued
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
         closed = self._office.closed(self.peer, call)
@@ -198,7 +204,20 @@ class Desk:
         elif call.style == UPLOAD:
             job.inflow = Inflow(lambda credit: self._outbox.put(Frame(CREDIT, call.id, credit=credit)))
         job.scope.deadline = trio.current_time() + min(call.timeout, self._limits.longest)
-        nursery.start_soon(self._carry_out, call, job)
+        self._due.append((call, job))
+        if self._resting:
+            self._resting.unpark()
+        else:
+            nursery.start_soon(self._work)
+
+    async def _work(self) -> None:
+        """Carry out what is due, and rest: waking a task that rests costs less than making one for each call."""
+        while True:
+            while self._due:
+                await self._carry_out(*self._due.popleft())
+            if len(self._resting) >= RESTING:
+                return
+            await self._resting.park()
 
     async def _carry_out(self, call: Frame, job: _Job) -> None:
         try:

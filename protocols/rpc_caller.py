@@ -102,15 +102,21 @@ class Line:
 
     async def call(self, method: str, body: bytes, deadline: float) -> Frame:
         """The answer to one call; the deadline is the caller's to keep."""
-        async with self.slots:
+        try:
+            self.slots.acquire_nowait()
+        except trio.WouldBlock:
+            await self.slots.acquire()
+        try:
             number, key, waiting = self.begin(UNARY, method, body, deadline)
             try:
                 await waiting.done.wait()
             finally:
                 self.end(number, key)
-            if waiting.answer is None:
-                raise self.gone(method)
-            return waiting.answer
+        finally:
+            self.slots.release()
+        if waiting.answer is None:
+            raise self.gone(method)
+        return waiting.answer
 
     async def run(self) -> None:
         """Open the stream, write calls and read answers until it breaks; then every call here has failed."""
@@ -165,24 +171,28 @@ class Line:
 
     async def _read(self, stream: Stream) -> None:
         reader = FrameReader(stream, limit=self.limits.frame)
-        while (raw := await reader.frame()) is not None:
-            message = decode(Frame, raw, limit=self.limits.frame)
-            if message.kind not in (REPLY, FAIL, ITEM, CREDIT) or not 0 < message.id < self._next_id:
-                raise WireError(f"frame of kind {message.kind} for call {message.id}, which was never made")
-            waiting = self._waiting.get(message.id)
-            if waiting is None or waiting.done.is_set():
-                continue  # late: its caller has gone
-            if message.kind == ITEM:
-                if waiting.inflow is None:
-                    raise WireError(f"an item for call {message.id}, which takes none")
-                waiting.inflow.feed(message.body)
-            elif message.kind == CREDIT:
-                if waiting.outflow is None:
-                    raise WireError(f"credit for call {message.id}, which sends no items")
-                waiting.outflow.grant(message.credit)
-            else:
-                _finish(waiting, message)
+        await reader.each(self._take)
         self._why = "it ended the stream"
+
+    def _take(self, raw: bytes) -> bool:
+        """One frame of the callee's, for the call that it belongs to."""
+        message = decode(Frame, raw, limit=self.limits.frame)
+        if message.kind not in (REPLY, FAIL, ITEM, CREDIT) or not 0 < message.id < self._next_id:
+            raise WireError(f"frame of kind {message.kind} for call {message.id}, which was never made")
+        waiting = self._waiting.get(message.id)
+        if waiting is None or waiting.done.is_set():
+            return True  # late: its caller has gone
+        if message.kind == ITEM:
+            if waiting.inflow is None:
+                raise WireError(f"an item for call {message.id}, which takes none")
+            waiting.inflow.feed(message.body)
+        elif message.kind == CREDIT:
+            if waiting.outflow is None:
+                raise WireError(f"credit for call {message.id}, which sends no items")
+            waiting.outflow.grant(message.credit)
+        else:
+            _finish(waiting, message)
+        return True
 
     def _patient(self) -> trio.CancelScope:
         """A scope that lives as long as some call waits; `_be_patient` moves its end as calls come and go."""

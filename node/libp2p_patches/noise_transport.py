@@ -12,17 +12,15 @@ No longer needed when `test_stock_noise_still_writes_every_message_alone` in tes
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.security.secure_session import SecureSession
 
 MAX_PLAINTEXT = 65535 - 16  # bytes of one message without its tag
 TAG = 16  # bytes
-
-Read = Callable[[], Awaitable[bytes]]
-Write = Callable[[Sequence[bytes]], Awaitable[None]]
 
 
 class NoiseTransport:
@@ -33,11 +31,14 @@ class NoiseTransport:
         self._encrypt, self._sent = encrypting.cipher.cipher.encrypt, encrypting.n
         self._decrypt, self._taken = decrypting.cipher.cipher.decrypt, decrypting.n
         self._ahead = ahead  # decrypted during the handshake and not read yet
-        self._received = bytearray()
+        self._received = b""  # a message that has not arrived whole
+        self._raw_write_now = getattr(raw, "write_now", None)
+        self._left = b""  # of messages sealed by `write_now`, what the socket did not take
 
     async def write(self, frames: Sequence[bytes]) -> None:
-        """Send the frames in order, as few messages, in one write."""
-        out: list[bytes] = []
+        """Send the frames in order, as few messages, in one write, after what `write_now` left."""
+        out = [self._left] if self._left else []
+        self._left = b""
         together: list[bytes] = []
         room = MAX_PLAINTEXT
         for frame in frames:
@@ -46,8 +47,23 @@ class NoiseTransport:
                 together, room = [], MAX_PLAINTEXT
             together.append(frame)
             room -= len(frame)
-        self._seal(together[0] if len(together) == 1 else b"".join(together), out)
-        await self._raw.write(b"".join(out))
+        if together:
+            self._seal(together[0] if len(together) == 1 else b"".join(together), out)
+        if out:
+            await self._raw.write(b"".join(out))
+
+    def write_now(self, frame: bytes) -> bool | None:
+        """Send one frame without waiting, while nobody writes. None: not possible here; nothing was sent.
+
+        False: a part was sent, and the next `write`, be it of nothing, sends the rest.
+        """
+        if self._raw_write_now is None or self._left:
+            return None
+        out: list[bytes] = []
+        self._seal(frame, out)
+        self._left = b"".join(out)
+        self._left = self._left[self._raw_write_now(self._left) :]
+        return not self._left
 
     def _seal(self, plain: bytes, out: list[bytes]) -> None:
         for start in range(0, len(plain), MAX_PLAINTEXT):
@@ -68,7 +84,7 @@ class NoiseTransport:
             chunk = await self._raw.read(None)
             if not chunk:
                 return b""
-            self._received += chunk
+            self._received = self._received + chunk if self._received else chunk
 
     def _opened(self) -> bytes:
         received = self._received
@@ -83,7 +99,8 @@ class NoiseTransport:
                 plain.append(self._decrypt(_nonce(self._taken), view[at + 2 : stop], None))
                 self._taken += 1
                 at = stop
-        del received[:at]
+        if at:
+            self._received = received[at:]
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
 
@@ -91,22 +108,32 @@ def _nonce(count: int) -> bytes:
     return b"\0\0\0\0" + count.to_bytes(8, "little")
 
 
-def over(secured: Any) -> tuple[Read, Write]:
-    """How to read and write a secured connection: by NoiseTransport where it is Noise, else as it offers."""
+class Plain:
+    """A secured connection that is no Noise, read and written as it offers."""
+
+    def __init__(self, secured: Any) -> None:
+        self._secured = secured
+
+    async def read(self) -> bytes:
+        return bytes(await self._secured.read(None))
+
+    async def write(self, frames: Sequence[bytes]) -> None:
+        if frames:
+            await self._secured.write(b"".join(frames))
+
+    def write_now(self, frame: bytes) -> bool | None:
+        return None
+
+
+def over(secured: Any) -> NoiseTransport | Plain:
+    """What reads and writes a secured connection."""
     if isinstance(secured, SecureSession) and isinstance(secured.conn, NoiseTransportReadWriter):
         protocol = secured.conn.noise_state.noise_protocol
-        transport = NoiseTransport(
-            secured.conn.read_writer.read_write_closer,
+        raw = secured.conn.read_writer.read_write_closer
+        return NoiseTransport(
+            raw.stream if isinstance(raw, RawConnection) else raw,
             protocol.cipher_state_encrypt,
             protocol.cipher_state_decrypt,
             secured._drain(None),
         )
-        return transport.read, transport.write
-
-    async def read() -> bytes:
-        return bytes(await secured.read(None))
-
-    async def write(frames: Sequence[bytes]) -> None:
-        await secured.write(b"".join(frames))
-
-    return read, write
+    return Plain(secured)

@@ -33,13 +33,13 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from swarmnode.node.libp2p_patches import noise_transport
+from swarmnode.node.libp2p_patches.yamux_outbox import SMALL, Outbox
 from swarmnode.node.libp2p_patches.yamux_stream import (
     ACK,
     DATA,
     FIN,
     GO_AWAY,
     HEADER,
-    MAX_BODY,
     MAX_WINDOW,
     PING,
     RST,
@@ -53,8 +53,6 @@ from swarmnode.protocols.offences import Kind
 log = logging.getLogger(__name__)
 
 PROTOCOL_ERROR = 1  # GO_AWAY code
-OUTBOX = 4 * MAX_BODY  # bytes queued before senders wait
-BATCH = 4 * (MAX_BODY + HEADER.size)  # bytes written at once: frames that come now wait so long for the socket
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
 KEEPALIVE = 5.0  # seconds of silence before a ping
 SILENCE = 8.0  # further seconds of silence before the connection is given up
@@ -79,18 +77,16 @@ class Session(IMuxedConn):
         self.event_closed = trio.Event()
         self.share = Share()  # what the peer takes of this node; the host's connections of one peer have the same
         self.complain: Callable[[str, Kind], None] = lambda what, kind: None  # the peer did something wrong
-        self.outbox_room = trio.lowlevel.ParkingLot()
+        self.outbox = Outbox()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_id = 1 if self._initiator else 2
         self._streams: dict[int, SessionStream] = {}
         self._arrived: deque[SessionStream] = deque()
         self._arrival = trio.lowlevel.ParkingLot()
-        self._outbox: deque[bytes] = deque()
-        self._outbox_size = 0
-        self._answers: deque[bytes] = deque()
         self._work = trio.Event()
+        self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
-        self._read, self._write = noise_transport.over(secured_conn)
+        self._transport = noise_transport.over(secured_conn)
         self._received = b""
         self._at = 0  # how far `_received` is taken
         self._heard_at = -float("inf")
@@ -111,23 +107,37 @@ class Session(IMuxedConn):
             with trio.CancelScope(shield=True):
                 await self.abandon("the connection ended")
 
-    @property
-    def outbox_full(self) -> bool:
-        return self._outbox_size >= OUTBOX
-
-    def queue(self, frame: bytes) -> None:
-        """Frames of streams, in order."""
-        if self._closing:
-            return
-        self._outbox.append(frame)
-        self._outbox_size += len(frame)
-        self._work.set()
+    def send(self, stream: SessionStream, frame: bytes) -> None:
+        """A frame of `stream`; written at once where nothing else is and it is small."""
+        if not self._closing and not self._written_now(frame):
+            self.outbox.put(stream, frame)
+            self._wake()
 
     def answer(self, frame: bytes) -> None:
-        """Frames that go before those of streams: a full outbox must not look like a dead connection."""
-        if self._closing:
-            return
-        self._answers.append(frame)
+        """A frame that goes before those of streams."""
+        if not self._closing and not self._written_now(frame):
+            self.outbox.answer(frame)
+            self._wake()
+
+    def send_last(self, frame: bytes) -> None:
+        """A frame that goes after all that wait now."""
+        self.outbox.put_last(frame)
+        self._wake()
+
+    def _written_now(self, frame: bytes) -> bool:
+        """Write `frame` without waking the writer, and say whether that was possible."""
+        if not self._idle or len(frame) > SMALL:
+            return False
+        try:
+            gone = self._transport.write_now(frame)
+        except Exception:  # the writer meets it again
+            gone = False
+        if gone is False:
+            self._wake()
+        return gone is not None
+
+    def _wake(self) -> None:
+        self._idle = False
         self._work.set()
 
     def forget(self, stream: SessionStream) -> None:
@@ -156,9 +166,9 @@ class Session(IMuxedConn):
         for stream in tuple(self._streams.values()):
             stream.break_off()
         self._arrival.unpark_all()
-        self.outbox_room.unpark_all()
+        self.outbox.room.unpark_all()
         self._drained.set()
-        self._work.set()
+        self._wake()
         self.event_closed.set()
         try:
             await self.secured_conn.close()
@@ -167,38 +177,22 @@ class Session(IMuxedConn):
 
     async def _write_frames(self) -> None:
         while True:
-            if not self._answers and not self._outbox:
+            if not self.outbox:
                 self._drained.set()
                 self._work = trio.Event()
+                self._idle = True
                 await self._work.wait()
-                if self._closing and not self._answers and not self._outbox:
+                if self._closing and not self.outbox:
                     return
-                continue
-            batch = [self._next_frame()]
-            size = len(batch[0])
-            while (self._answers or self._outbox) and size + len(self._peek()) <= BATCH:
-                batch.append(self._next_frame())
-                size += len(batch[-1])
-            self.outbox_room.unpark_all()
             try:
                 with trio.CancelScope(deadline=trio.current_time() + WRITE_STALL) as scope:
-                    await self._write(batch)
+                    await self._transport.write(self.outbox.batch())
             except Exception as error:
                 await self.abandon(f"write failed: {error!r}")
                 return
             if scope.cancelled_caught:
                 await self.abandon(f"the socket took nothing for {WRITE_STALL:.0f} s")
                 return
-
-    def _peek(self) -> bytes:
-        return self._answers[0] if self._answers else self._outbox[0]
-
-    def _next_frame(self) -> bytes:
-        if self._answers:
-            return self._answers.popleft()
-        frame = self._outbox.popleft()
-        self._outbox_size -= len(frame)
-        return frame
 
     async def _keep_alive(self) -> None:
         while True:
@@ -214,7 +208,7 @@ class Session(IMuxedConn):
     async def _receive(self, size: int) -> bool:
         """Have at least `size` bytes in hand; False at the connection's end."""
         while len(self._received) - self._at < size:
-            chunk = await self._read()
+            chunk = await self._transport.read()
             if not chunk:
                 return False
             self._heard_at = trio.current_time()
@@ -245,7 +239,7 @@ class Session(IMuxedConn):
                         stream.break_off()
                     elif flags & FIN:
                         stream.feed_eof()
-                if len(self._answers) > MAX_ANSWERS:
+                if self.outbox.answers > MAX_ANSWERS:
                     raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
@@ -295,7 +289,7 @@ class Session(IMuxedConn):
 
     async def _flush(self) -> None:
         self._drained = trio.Event()
-        self._work.set()
+        self._wake()
         with trio.move_on_after(FLUSH):
             await self._drained.wait()
 
@@ -319,7 +313,8 @@ class Session(IMuxedConn):
             raise MuxedStreamError("the connection ended")
         stream = self._streams[self._next_id] = SessionStream(self, self._next_id)
         self._next_id += 2
-        self.queue(HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
+        self.outbox.put(stream, HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
+        self._wake()
         return stream
 
     async def accept_stream(self) -> SessionStream:
@@ -332,7 +327,7 @@ class Session(IMuxedConn):
     async def close(self) -> None:
         """Say goodbye, wait up to FLUSH seconds until what was queued is sent, and close."""
         if not self._closing and self.event_started.is_set():
-            self.queue(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+            self.send_last(HEADER.pack(0, GO_AWAY, 0, 0, 0))
             await self._flush()
         with trio.CancelScope(shield=True):
             await self.abandon("closed here")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import trio
@@ -39,6 +40,8 @@ class SessionStream(IMuxedStream):
         self._announced_at = trio.current_time()
         self._chunks: deque[bytes] = deque()
         self._unread = 0  # bytes that wait in `_chunks`, as the peer's share counts them
+        self.in_bulk = 0  # frames that wait in the bulk of the session's outbox
+        self._sink: Callable[[bytes], bool] | None = None
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
         self._finished_sending = False
@@ -48,30 +51,31 @@ class SessionStream(IMuxedStream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Queue all of `data`; waits for window and outbox. Raises MuxedStreamReset or MuxedStreamClosed."""
         view = memoryview(data).cast("B")
-        session = self._session
+        session, outbox = self._session, self._session.outbox
         offset = 0
         while offset < len(view):
-            while not self.broken and (self.send_window == 0 or session.outbox_full):
-                await (self._writable if self.send_window == 0 else session.outbox_room).park()
+            size = min(self.send_window, MAX_BODY, len(view) - offset)
+            while not self.broken and not (size and outbox.has_room(self, size)):
+                await (outbox.room if size else self._writable).park()
+                size = min(self.send_window, MAX_BODY, len(view) - offset)
             if self.broken:
                 raise MuxedStreamReset("the stream was reset or its connection ended")
             if self._finished_sending:
                 raise MuxedStreamClosed("the stream is closed for sending")
-            size = min(self.send_window, MAX_BODY, len(view) - offset)
             self.send_window -= size
-            session.queue(HEADER.pack(0, DATA, 0, self.stream_id, size) + view[offset : offset + size])
+            session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size) + view[offset : offset + size])
             offset += size
         await trio.lowlevel.checkpoint()  # after queueing, so that the session's writer runs meanwhile
 
     def send_nowait(self, data: bytes) -> bool:
         """Queue all of `data` where that needs no waiting; False where it does, or where `send_all` would fail."""
         session = self._session
-        if self.broken or self._finished_sending or session.outbox_full:
+        if self.broken or self._finished_sending or not session.outbox.has_room(self, len(data)):
             return False
         if not 0 < len(data) <= min(self.send_window, MAX_BODY):
             return False
         self.send_window -= len(data)
-        session.queue(HEADER.pack(0, DATA, 0, self.stream_id, len(data)) + data)
+        session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, len(data)) + data)
         return True
 
     async def receive_some(self, max_bytes: int) -> bytes:
@@ -93,11 +97,44 @@ class SessionStream(IMuxedStream):
             self._took(len(chunk), len(chunk) + self._session.share.piece)
         return chunk
 
+    async def push_to(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand what arrives to `sink`, in the task that reads the connection, until `sink` returns False.
+
+        Returns True then; False after the other side's end. Raises MuxedStreamReset, and what `sink` raises.
+        """
+        await trio.lowlevel.checkpoint()
+        failure: Exception | None = None
+        more = True
+
+        def guarded(chunk: bytes) -> bool:
+            nonlocal failure, more
+            try:
+                more = sink(chunk)
+            except Exception as error:
+                failure, more = error, False
+            return more
+
+        while self._chunks and more:
+            chunk = self._chunks.popleft()
+            self._took(len(chunk), len(chunk) + self._session.share.piece)
+            guarded(chunk)
+        if more and not self._finished_receiving and not self.broken:
+            self._sink = guarded
+            try:
+                await self._readable.park()
+            finally:
+                self._sink = None
+        if failure is not None:
+            raise failure
+        if more and self.broken:
+            raise MuxedStreamReset("the stream was reset or its connection ended")
+        return not more
+
     def send_eof_nowait(self) -> None:
         """Finish sending: FIN follows what was queued."""
         if not self._finished_sending and not self.broken:
             self._finished_sending = True
-            self._session.queue(HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
+            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
             self._forget_if_done()
 
     def abort(self) -> None:
@@ -108,7 +145,7 @@ class SessionStream(IMuxedStream):
 
     def queue_reset(self) -> None:
         if not self.broken and not (self._finished_sending and self._finished_receiving):
-            self._session.queue(HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
+            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
 
     def end(self) -> None:
         """Finish sending and stop reading: what was queued still arrives."""
@@ -124,11 +161,17 @@ class SessionStream(IMuxedStream):
         self._session.share.give_back(self._unread)
         self._readable.unpark_all()
         self._writable.unpark_all()
-        self._session.outbox_room.unpark_all()
+        self._session.outbox.room.unpark_all()
         self._session.forget(self)
 
     def feed(self, chunk: bytes) -> bool:
         """Keep what arrived for the reader; False where the peer left too much unread for that."""
+        if self._sink is not None:
+            self._took(len(chunk), 0)
+            if not self._sink(chunk):
+                self._sink = None
+                self._readable.unpark_all()
+            return True
         cost = len(chunk) + self._session.share.piece
         if not self._session.share.keep(cost):
             return False
