@@ -134,7 +134,7 @@ class Rpc:
         """
         body = self._encoded(request)
         deadline = trio.current_time() + timeout
-        with trio.move_on_at(deadline):
+        with trio.CancelScope(deadline=deadline):
             try:
                 line = self._line(peer, method)
             except PeerGone:

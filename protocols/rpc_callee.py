@@ -174,7 +174,7 @@ class Desk:
             await self._outbox.below(self._limits.queued)
 
     def _take(self, raw: bytes, nursery: trio.Nursery) -> bool:
-        """One frame of the caller's. False where its answers fill their queue: it is not read from until they shrink."""
+        """One frame of the caller's. False where its answers fill their queue: it is not read from then."""
         message = decode(Frame, raw, limit=self._limits.frame)
         job = self._jobs.get(message.id)
         if message.kind == CALL and message.id > 0 and job is None:

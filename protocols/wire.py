@@ -25,6 +25,8 @@ MAX_BYTES = 1 << 20  # one control message; larger things go by bulk
 MAX_DEPTH = 16  # maps and arrays inside one another; our deepest message needs 5
 MAX_VALUES = 1 << 16  # values in one message: bounds the Python objects that one frame can become, to about 8 MiB
 
+BEYOND = "states a length beyond its end"
+
 
 class WireError(ValueError):
     """Bytes that are no such message, or a message that cannot be sent."""
@@ -54,9 +56,11 @@ def encode(message: Any) -> bytes:
 
 def decode(kind: type[M], raw: bytes | bytearray | memoryview, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
+    if isinstance(raw, memoryview):
+        raw = raw.cast("B")
     if len(raw) > limit:
         raise WireError(f"{kind.__name__}: {len(raw)} bytes, at most {limit} allowed")
-    _check_shape(memoryview(raw).cast("B"), kind.__name__)
+    _check_shape(raw, kind.__name__)
     try:
         value = msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
     except (
@@ -69,63 +73,73 @@ def decode(kind: type[M], raw: bytes | bytearray | memoryview, *, limit: int = M
 
 # -- the walk before decoding
 
-# First byte -> bytes that follow it, for values of fixed size.
-_FIXED = (
-    {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8}
-    | {0xCC + i: 1 << i for i in range(4)}
-    | {0xD0 + i: 1 << i for i in range(4)}
-)
-# First byte -> width of the length that follows it.
-_STRINGS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_STRINGS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # first byte -> width of the length behind it
 _ARRAYS = {0xDC: 2, 0xDD: 4}
 _MAPS = {0xDE: 2, 0xDF: 4}
 
 
-def _check_shape(raw: memoryview, name: str) -> None:
+def _step(first: int) -> int:
+    """Bytes of a value whose first byte says how many it has; 0 where that takes a closer look."""
+    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC2, 0xC3):
+        return 1
+    if 0xA0 <= first < 0xC0:
+        return 1 + (first & 0x1F)
+    if 0xCC <= first <= 0xD3:
+        return 1 + (1 << (first & 3))
+    return {0xCA: 5, 0xCB: 9}.get(first, 0)
+
+
+_STEPS = tuple(_step(first) for first in range(256))
+
+
+def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
     """Raise WireError unless `raw` is exactly one msgpack value of honest lengths within the caps."""
-    position, end, values = 0, len(raw), 0
-    pending = [1]  # values still to come in each open container, outermost first
-    while pending:
-        if not pending[-1]:
-            pending.pop()
-            continue
-        pending[-1] -= 1
-        values += 1
-        if values > MAX_VALUES:
-            raise WireError(f"{name}: more than {MAX_VALUES} values")
-        if position >= end:
-            raise WireError(f"{name}: ends in the middle")
-        first = raw[position]
-        position += 1
-        if first < 0x80 or first >= 0xE0:
-            continue
-        children = -1
-        if first < 0x90:
-            children = 2 * (first & 0x0F)
-        elif first < 0xA0:
-            children = first & 0x0F
-        elif first < 0xC0:
-            position += first & 0x1F
-        elif first in _FIXED:
-            position += _FIXED[first]
-        else:
-            width = _STRINGS.get(first) or _ARRAYS.get(first) or _MAPS.get(first)
-            if width is None:
-                raise WireError(f"{name}: type byte {first:#04x} is not allowed")
-            length = int.from_bytes(raw[position : position + width], "big")
-            position += width
-            if first in _STRINGS:
-                position += length
-            else:
-                children = 2 * length if first in _MAPS else length
-        if position > end or children > end - position:
-            raise WireError(f"{name}: states a length beyond its end")
-        if children >= 0:
-            if len(pending) > MAX_DEPTH:
-                raise WireError(f"{name}: nested deeper than {MAX_DEPTH}")
-            pending.append(children)
+    position, end = 0, len(raw)
+    values = left = 1  # values in all, and still to come in the innermost open container
+    outer: list[int] = []  # the same in those around it
+    while True:
+        while left:
+            if position >= end:
+                raise WireError(f"{name}: ends in the middle" if position == end else f"{name}: {BEYOND}")
+            left -= 1
+            first = raw[position]
+            step = _STEPS[first]
+            if step:
+                position += step
+                continue
+            position, children = _look(raw, position, first, name)
+            if position > end or children > end - position:
+                raise WireError(f"{name}: {BEYOND}")
+            if children >= 0:
+                values += children
+                if values > MAX_VALUES:
+                    raise WireError(f"{name}: more than {MAX_VALUES} values")
+                if len(outer) >= MAX_DEPTH:
+                    raise WireError(f"{name}: nested deeper than {MAX_DEPTH}")
+                outer.append(left)
+                left = children
+        if not outer:
+            break
+        left = outer.pop()
     if position != end:
-        raise WireError(f"{name}: {end - position} bytes after its end")
+        raise WireError(f"{name}: {BEYOND}" if position > end else f"{name}: {end - position} bytes after its end")
+
+
+def _look(raw: bytes | bytearray | memoryview, position: int, first: int, name: str) -> tuple[int, int]:
+    """Where the value at `position` ends, or for a container where its values begin, and how many; -1 for others."""
+    position += 1
+    if first < 0x90:
+        return position, 2 * (first & 0x0F)
+    if first < 0xA0:
+        return position, first & 0x0F
+    width = _STRINGS.get(first) or _ARRAYS.get(first) or _MAPS.get(first)
+    if width is None:
+        raise WireError(f"{name}: type byte {first:#04x} is not allowed")
+    length = int.from_bytes(raw[position : position + width], "big")
+    position += width
+    if first in _STRINGS:
+        return position + length, -1
+    return position, 2 * length if first in _MAPS else length
 
 
 # -- messages
@@ -133,8 +147,10 @@ def _check_shape(raw: memoryview, name: str) -> None:
 
 def _pack_message(message: Any) -> dict[str, Any]:
     packed = {}
-    for field in _fields_of(type(message)):
+    for field in _fields_of(type(message)).values():
         value = getattr(message, field.name)
+        if value is field.default:
+            continue
         value_packed = field.codec.pack(value)
         if field.default is MISSING or type(value) is not type(field.default) or value != field.default:
             packed[field.name] = value_packed
@@ -144,33 +160,35 @@ def _pack_message(message: Any) -> dict[str, Any]:
 def _unpack_message(kind: type[Any], value: Any) -> Any:
     if type(value) is not dict:
         raise WireError(f"{kind.__name__}: a {type(value).__name__} where a map was due")
-    arguments = {}
-    for field in _fields_of(kind):
-        if field.name in value:
-            arguments[field.name] = field.codec.unpack(value[field.name])
-        elif field.default is MISSING:
-            raise WireError(f"{field.where}: missing")
+    known, arguments = _fields_of(kind), {}
+    for name, part in value.items():
+        if name in known:
+            arguments[name] = known[name].codec.unpack(part)
+    if len(arguments) < len(known):
+        for name, field in known.items():
+            if field.default is MISSING and name not in arguments:
+                raise WireError(f"{field.where}: missing")
     try:
         return kind(**arguments)
     except (ValueError, TypeError) as error:  # a message may refuse values in __post_init__
         raise WireError(f"{kind.__name__}: {error}") from None
 
 
-_known: dict[type[Any], tuple[_Field, ...]] = {}  # what `_fields_of` found: a program has few message kinds
+_known: dict[type[Any], dict[str, _Field]] = {}  # what `_fields_of` found: a program has few message kinds
 
 
-def _fields_of(kind: type[Any]) -> tuple[_Field, ...]:
+def _fields_of(kind: type[Any]) -> dict[str, _Field]:
     if kind in _known:
         return _known[kind]
     name, hints = kind.__name__, typing.get_type_hints(kind)
     if not is_dataclass(kind):
         raise TypeError(f"{name} is not a message dataclass")
-    found = []
+    found = {}
     for field in fields(kind):
         where = f"{name}.{field.name}"
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        found.append(_Field(field.name, _codec(hints[field.name], where), default, where))
-    _known[kind] = tuple(found)
+        found[field.name] = _Field(field.name, _codec(hints[field.name], where), default, where)
+    _known[kind] = found
     return _known[kind]
 
 
