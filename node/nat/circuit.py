@@ -1,8 +1,8 @@
 """Circuits: connections to a peer through a relay, as the one who dials and as the one who is dialled.
 
-A circuit is a stream to a relay that carries a connection of its own: Noise, then Yamux, as over TCP, so the relay can
-neither read nor change it. To the rest of the node it is a connection whose `direct` is False. Source: circuit relay v2,
-the client and stop side.
+A circuit is a stream to a relay that carries a connection of its own: Noise, then Yamux, as over TCP. So the relay can
+neither read nor change it. To the rest of the node it is a connection whose `direct` is False. Source: circuit relay
+v2, the client and stop side.
 """
 
 from __future__ import annotations

@@ -1,0 +1,202 @@
+"""Relays and circuits between real hosts on loopback: who is served, how much, and what the two ends find."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.circuit import Circuits, Refused
+from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
+from swarmnode.protocols.network import Stream, StreamBroken
+
+ECHO = "/test/echo/1"
+
+
+@dataclass
+class End:
+    """A node behind a relay."""
+
+    network: Libp2pNetwork
+    circuits: Circuits
+
+
+def network() -> Libp2pNetwork:
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+@asynccontextmanager
+async def relayed(ends: int = 2, admits: Any = lambda peer: True, **limits: Any) -> AsyncIterator[tuple[Any, ...]]:
+    """A relay and `ends` that are connected to it, and to nobody else."""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            at = network()
+            await nursery.start(at.run)
+            relay = RelayServer(at, admits=admits, limits=RelayLimits(**limits))
+            await nursery.start(relay.run)
+            behind = []
+            for _ in range(ends):
+                end = network()
+                await nursery.start(end.run)
+                end.serve(ECHO, echo)
+                await end.connect(at.addresses[0])
+                behind.append(End(end, end.circuits))
+            yield (at, relay, *behind)
+            nursery.cancel_scope.cancel()
+
+
+async def echo(stream: Stream) -> None:
+    while chunk := await stream.receive_some(1 << 16):
+        await stream.send_all(chunk)
+    await stream.send_eof()
+
+
+async def there_and_back(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
+    stream = await node.open_stream(peer, ECHO)
+
+    async def ask() -> None:
+        await stream.send_all(message)
+        await stream.send_eof()
+
+    answer = bytearray()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        while chunk := await stream.receive_some(1 << 16):
+            answer += chunk
+    return bytes(answer)
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 (the relay's counts have no event)
+        await trio.sleep(0.01)
+
+
+def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            place = await a.circuits.reserve(at.me)
+            assert relay.reservations == (a.network.me,)
+            assert place.addresses == (f"{at.addresses[0]}/p2p-circuit/p2p/{a.network.me}",)
+            await b.circuits.dial(at.me, a.network.me)
+            paths = {view.peer: (view.path, view.inbound) for view in a.network.peers()}
+            assert paths == {at.me: ("direct", False), b.network.me: ("relayed", True)}
+            message = os.urandom(3_000_000)  # many windows and Noise messages
+            assert await there_and_back(b.network, a.network.me, message) == message
+            assert await there_and_back(a.network, b.network.me, b"back") == b"back"
+            assert relay.open_circuits == 1 and relay.bytes_relayed > 6_000_000
+
+    trio.run(main)
+
+
+def test_without_a_place_at_the_relay_nobody_is_reached() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            with pytest.raises(Refused, match="no reservation"):
+                await b.circuits.dial(at.me, a.network.me)
+            assert relay.refused["NO_RESERVATION"] == 1
+
+    trio.run(main)
+
+
+def test_strangers_get_neither_places_nor_circuits() -> None:
+    members: set[str] = set()
+
+    async def main() -> None:
+        async with relayed(admits=lambda peer: peer in members) as (at, _relay, a, b):
+            with pytest.raises(Refused, match="permission denied"):
+                await a.circuits.reserve(at.me)
+            members.add(a.network.me)
+            await a.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="permission denied"):
+                await b.circuits.dial(at.me, a.network.me)
+
+    trio.run(main)
+
+
+def test_a_place_ends_with_the_connection_of_its_holder() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, _b):
+            await a.circuits.reserve(at.me)
+            await a.network.disconnect(at.me)
+            await until(lambda: relay.reservations == ())
+
+    trio.run(main)
+
+
+def test_full_relays_refuse_and_go_on_serving_those_they_have() -> None:
+    async def main() -> None:
+        async with relayed(3, reservations=1, circuits_per_peer=1) as (at, _relay, a, b, c):
+            await a.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="reservation refused"):
+                await b.circuits.reserve(at.me)
+            await a.circuits.reserve(at.me)  # renewing needs no further place
+            await b.circuits.dial(at.me, a.network.me)
+            with pytest.raises(Refused, match="resource limit"):
+                await c.circuits.dial(at.me, a.network.me)
+            assert await there_and_back(b.network, a.network.me, b"still here") == b"still here"
+
+    trio.run(main)
+
+
+def test_who_asks_too_often_is_refused() -> None:
+    async def main() -> None:
+        async with relayed(1, requests_per_minute=3) as (at, _relay, a):
+            for _ in range(3):
+                await a.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="resource limit"):
+                await a.circuits.reserve(at.me)
+
+    trio.run(main)
+
+
+def test_a_circuit_at_its_limit_of_bytes_breaks_at_both_ends_and_frees_its_place() -> None:
+    async def main() -> None:
+        async with relayed(circuit_bytes=200_000) as (at, relay, a, b):
+            await a.circuits.reserve(at.me)
+            await b.circuits.dial(at.me, a.network.me)
+            stream = await b.network.open_stream(a.network.me, ECHO)
+            with pytest.raises(StreamBroken):
+                while True:
+                    await stream.send_all(bytes(50_000))
+            await until(lambda: relay.open_circuits == 0)
+            await until(lambda: b.network.me not in {view.peer for view in a.network.peers()})
+            assert relay.bytes_relayed <= 2 * 200_000
+
+    trio.run(main)
+
+
+def test_a_circuit_ends_when_the_relay_loses_one_end() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            await a.circuits.reserve(at.me)
+            await b.circuits.dial(at.me, a.network.me)
+            await at.disconnect(a.network.me)
+            await until(lambda: a.network.me not in {view.peer for view in b.network.peers()})
+            await until(lambda: relay.open_circuits == 0)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xff\xff\xff\x0f", b"\x05abcde", b"\x02\x08\x01", b""])
+def test_a_malformed_request_is_refused_and_harms_nobody(raw: bytes) -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            stream = await b.network.open_stream(at.me, HOP)
+            await stream.send_all(raw)
+            await stream.send_eof()
+            while await stream.receive_some(1 << 16):
+                pass
+            await a.circuits.reserve(at.me)
+            assert relay.reservations == (a.network.me,) and not at.handler_failures()
+
+    trio.run(main)
