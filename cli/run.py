@@ -63,6 +63,7 @@ def run(
     down: Annotated[float | None, _flag("down", "MBIT/S", "--down")] = None,
     max_peers: Annotated[int | None, _flag("max_peers", "N", "--max-peers")] = None,
     corpus: Annotated[str | None, _flag("corpus", "PATH", "--corpus")] = None,
+    data: Annotated[str | None, _flag("data", "WHICH", "--data")] = None,
     task: Annotated[str | None, _flag("task", "FILE.py:CLASS", "--task")] = None,
     checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,
     checkpoint_keep: Annotated[int | None, _flag("checkpoint_keep", "N", "--checkpoint-keep")] = None,

@@ -19,6 +19,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
+from swarmnode.node.datashards import release_forgotten
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.shards_api import ShardsApi
 from swarmnode.protocols.exchange.outcomes import Partial
@@ -117,6 +118,7 @@ class Api:
             "members": len(head.voters) if head is not None else 0,
             "parameters": daemon.parameters(),
             "codec": chosen.spec.exchange.codec,
+            "data": daemon.data.status() if daemon.data is not None else None,
             "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
             "tokens_per_second": round(tokens / elapsed, 1) if elapsed else None,
@@ -272,4 +274,5 @@ class Api:
             self._daemon.stop()
             await self._daemon.left.wait()
         await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
+        await trio.to_thread.run_sync(lambda: release_forgotten(self._daemon.store, self._daemon.shard_store))
         return {"run_id": run_id, "deleted": [str(folder)]}

@@ -1,6 +1,6 @@
 """How the parts of one run are built and wired, from its RunSpec and this node's configuration.
 
-    trainer, membership, agreement → all-reduce, catch-up → DiLoCo → session
+    data, trainer, membership, agreement → all-reduce, catch-up → DiLoCo → session
 
 Here alone the run's keys and the owner's options become the settings of parts. Nothing is started: `daemon.py` runs
 what is built here. Whatever blocks in a part goes to threads.
@@ -16,9 +16,11 @@ from typing import Any
 from swarmnode.crdt.hlc import HybridClock
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.datasets import DataSet
 from swarmnode.node.host import HostSettings
 from swarmnode.node.runs import ChosenRun
 from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.trainer import TrainerProcess, TrainerSettings
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.catchup import CatchUp
@@ -30,6 +32,7 @@ from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.trainer import Trainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.runspec import RunSpec
@@ -56,15 +59,42 @@ def admits(spec: RunSpec) -> Callable[[PeerId], bool]:
     return lambda peer: not members or peer in members
 
 
-def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, folder: Path) -> TrainerProcess:
-    """The trainer's supervisor; `folder` is the run's, which may hold the held-out text of another corpus."""
-    heldout = folder / "heldout.bin"
+def make_data(
+    chosen: ChosenRun,
+    config: NodeConfig,
+    *,
+    network: Network,
+    rpc: Rpc,
+    shards: Shards,
+    store: ShardStore,
+    emit: Callable[[dict[str, Any]], None],
+) -> DataSet | None:
+    """The run's data on this node; None where a task of the owner's reads its own."""
+    if config.task:
+        return None
+    return DataSet(
+        chosen.spec,
+        network=network,
+        rpc=rpc,
+        shards=shards,
+        store=store,
+        runner=in_thread,
+        corpus=config.corpus,
+        own_text=config.data == "local",
+        emit=emit,
+    )
+
+
+def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: DataSet | None) -> TrainerProcess:
+    """The trainer's supervisor, with the text that is here by now."""
     settings = TrainerSettings(
         threads=config.threads,
         nice=config.nice,
         device=config.device,
         corpus=config.corpus,
-        heldout=str(heldout) if heldout.exists() else "",
+        heldout=data.heldout if data is not None else "",
+        texts=data.take() if data is not None else (),
+        room=data.room if data is not None else 0,
         task=config.task,
     )
     return TrainerProcess(chosen.spec, run_id=chosen.run_id, peer_id=me, settings=settings)

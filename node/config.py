@@ -67,7 +67,14 @@ class NodeConfig:
     up: float = option(0.0, "upload cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
     down: float = option(0.0, "download cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
     max_peers: int = option(64, "peers to be connected to at the most", unit="peers", minimum=1, maximum=4096)
-    corpus: str = option("", "file or folder to train on; empty takes the Python standard library's own sources")
+    corpus: str = option(
+        "", "file or folder with this node's own text; empty takes the Python standard library's own sources"
+    )
+    data: str = option(
+        "run",
+        "what to train on: run, the data that the run's creator published, or local, this node's corpus",
+        choices=("run", "local"),
+    )
     task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
     checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
     checkpoint_keep: int = option(3, "checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)

@@ -1,6 +1,6 @@
 """The daemon: all parts of a node, started in one order and stopped in the reverse one.
 
-    data directory → identity → host → calls, bulk, shards → control socket → discovery → run → trainer → session
+    data directory → identity → host → calls, bulk, shards → control socket → discovery → run → data → trainer → session
 
 Each part runs in a nursery of its own inside the one before, so a part that fails ends the daemon with its reason, and
 what depends on a part is gone before the part is. The first SIGINT or SIGTERM leaves the swarm in order: an exchange in
@@ -31,19 +31,22 @@ from swarmnode.node.api import Api
 from swarmnode.node.assembly import (
     host_settings,
     make_agreement,
+    make_data,
     make_membership,
     make_session,
     make_trainer,
 )
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datadir import DataDir
+from swarmnode.node.datasets import DataSet
+from swarmnode.node.datashards import publish, release_forgotten
 from swarmnode.node.discovery import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
 from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.reasons import reason_of
-from swarmnode.node.runs import ChosenRun, RunFinder, RunStore, heldout_key
+from swarmnode.node.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.session import Session
 from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.trainer import TrainerProcess
@@ -146,6 +149,7 @@ class Daemon:
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
         self._api = Api(self)
         self.chosen: ChosenRun | None = None
+        self.data: DataSet | None = None
         self.membership: Membership | None = None
         self.trainer: TrainerProcess | None = None
         self.session: Session | None = None
@@ -217,13 +221,13 @@ class Daemon:
         if self.config.role != "train":
             self._ready()
             await trio.sleep_forever()
+        await in_thread(lambda: release_forgotten(self.store, self.shard_store))
         self.chosen = await RunFinder(
             store=self.store,
             network=self.network,
             rpc=self.rpc,
-            bulk=self.bulk,
             runner=in_thread,
-            corpus=self.config.corpus,
+            publish=lambda spec: in_thread(lambda: publish(spec, self.config.corpus, self.shard_store)),
         ).choose(
             file=self.options.runspec,
             run_id=self.options.run_id,
@@ -233,11 +237,25 @@ class Daemon:
             ask=_ask_which_run if sys.stdin.isatty() and not self.options.json_events else None,
         )
         chosen, folder = self.chosen, self.store.folder(self.chosen.run_id)
-        self.bulk.offer(heldout_key(chosen.run_id), chosen.heldout)
         self._discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
-        self.trainer = make_trainer(chosen, self.config, me=self.network.me, folder=folder)
+        self.data = make_data(
+            chosen,
+            self.config,
+            network=self.network,
+            rpc=self.rpc,
+            shards=self.shards,
+            store=self.shard_store,
+            emit=self.emit,
+        )
         self.membership = make_membership(chosen, network=self.network, rpc=self.rpc)
-        async with _running(self.trainer.run), _running(self.membership.run):
+        async with AsyncExitStack() as stack:
+            if self.data is not None:
+                await stack.enter_async_context(_running(self.data.run))
+            self.trainer = make_trainer(chosen, self.config, me=self.network.me, data=self.data)
+            await stack.enter_async_context(_running(self.trainer.run))
+            if self.data is not None:
+                await stack.enter_async_context(_running(partial(self.data.pass_on, self.trainer.feed)))
+            await stack.enter_async_context(_running(self.membership.run))
             self._agreement = make_agreement(chosen, me=self.network.me, rpc=self.rpc, liveness=self.liveness)
             self.session = make_session(
                 chosen,
@@ -290,6 +308,7 @@ class Daemon:
     def warnings(self) -> list[str]:
         """What the owner should know now."""
         session = list(self.session.warnings.values()) if self.session is not None else []
+        session += list(self.data.warnings.values()) if self.data is not None else []
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + (failed if not self.network.peers() else [])
 

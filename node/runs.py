@@ -1,8 +1,9 @@
 """Which run a node takes part in, and what it keeps of each: `runs/<run id>/` in the data directory.
 
     run.spec          the RunSpec in canonical encoding, checked against the run id whenever it is read
-    heldout.bin       the run's held-out text, where the local corpus has another
     checkpoints/      see `checkpoints.py`
+
+A run's data are shards (`datasets.py`); `data-sets/<index>` beside `runs/` marks those that are pinned for a run.
 
 A run comes from a TOML file on this machine, from this directory, or from peers: a specification that a peer sends
 must hash to the run id, and contains numbers and names only, never code.
@@ -10,9 +11,8 @@ must hash to the run id, and contains numbers and names only, never code.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +20,11 @@ import trio
 
 from swarmnode.node.datadir import DataDir, explain, write_atomic
 from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, ExpectedError
-from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.hello import Incompatible, greet
 from swarmnode.protocols.membership import RunListing, ask_runs, ask_spec
 from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.training.corpus import MAX_HELDOUT, Corpus, CorpusError, HeldoutDiffers, corpus_for_run
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, decode, encode, load_runspec
 
@@ -35,7 +33,6 @@ logger = logging.getLogger(__name__)
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 ASK_EVERY = 1.0  # seconds
 BUILT_IN_TASKS = ("byte-lm",)
-HELDOUT_WITHIN = 30.0  # seconds for a peer with the held-out text to be found
 
 
 class RunUnavailable(ExpectedError):
@@ -55,7 +52,6 @@ class ChosenRun:
     spec: RunSpec
     run_id: str
     creator: bool  # the specification is this node's own, so it may begin the run
-    heldout: bytes  # the run's held-out text, served to members who lack it
 
 
 class RunStore:
@@ -93,20 +89,52 @@ class RunStore:
 
     def keep(self, spec: RunSpec) -> None:
         """Raises NoSpace or DataDirError."""
-        folder = self.folder(spec.run_id)
-        _write(folder / "run.spec", encode(spec))
+        if spec.data.index:
+            _write(self._marks / spec.data.index, b"")
+        _write(self.folder(spec.run_id) / "run.spec", encode(spec))
+
+    def forgotten(self) -> tuple[str, ...]:
+        """Ids of the indexes of data that no run here needs any more."""
+        needed = set()
+        for run_id in self.known():
+            try:
+                spec = self.load(run_id)
+            except SettingError:
+                continue
+            if spec is not None:
+                needed.add(spec.data.index)
+        try:
+            return tuple(sorted(mark.name for mark in self._marks.iterdir() if mark.name not in needed))
+        except FileNotFoundError:
+            return ()
+
+    def forget(self, index: str) -> None:
+        """The shards of that index are pinned no longer."""
+        (self._marks / index).unlink(missing_ok=True)
+
+    @property
+    def _marks(self) -> Path:
+        return self._datadir.path / "data-sets"
 
 
 class RunFinder:
     """Finds the run that the command line means, on disk or among peers."""
 
-    def __init__(self, *, store: RunStore, network: Network, rpc: Rpc, bulk: Bulk, runner: Runner, corpus: str) -> None:
+    def __init__(
+        self,
+        *,
+        store: RunStore,
+        network: Network,
+        rpc: Rpc,
+        runner: Runner,
+        publish: Callable[[RunSpec], Awaitable[RunSpec]],
+    ) -> None:
+        """`publish` makes shards of the data of a run that begins here, and fills in what follows from them."""
         self._store = store
         self._network = network
         self._rpc = rpc
-        self._bulk = bulk
         self._runner = runner
-        self._corpus = corpus
+        self._publish = publish
 
     async def choose(
         self,
@@ -120,7 +148,7 @@ class RunFinder:
     ) -> ChosenRun:
         """`ask` lets a person choose where peers have several runs; without it that is an error which lists them.
 
-        Raises SettingError, CorpusError, RunUnavailable or NoRun, each with what to do.
+        Raises SettingError, RunUnavailable or NoRun, or what `publish` raises, each with what to do.
         """
         creator = False
         if file is not None:
@@ -135,10 +163,12 @@ class RunFinder:
         else:
             spec = await self._only_known_run()
         if custom_task:
-            _refuse_built_in(spec)
-            chosen = ChosenRun(spec, spec.run_id, creator, b"")
-        else:
-            chosen = await self._with_heldout(spec, creator)
+            _refuse_built_in(spec)  # such a task reads its own data
+        elif creator:
+            spec = await self._publish(spec)
+        elif not spec.data.index:
+            raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
+        chosen = ChosenRun(spec, spec.run_id, creator)
         await self._runner(lambda: self._store.keep(chosen.spec))
         return chosen
 
@@ -235,56 +265,6 @@ class RunFinder:
             f"no peer gave the specification of run {run_id[:12]}… within {ANSWER_WITHIN:.0f} s:\n{said}\n"
             "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
         )
-
-    async def _with_heldout(self, spec: RunSpec, creator: bool) -> ChosenRun:
-        """Read the corpus and make sure that this node measures on the run's own held-out text."""
-        path = self._store.folder(spec.run_id) / "heldout.bin"
-        wanted = spec.task.heldout_sha256
-        try:
-            heldout = await self._runner(lambda: _heldout_of(self._corpus, wanted, path))
-        except HeldoutDiffers as error:
-            logger.info(
-                "the corpus here is not the one that the run began with; fetching its held-out text from a peer"
-            )
-            logger.debug("%s", error)
-            heldout = await self._fetch_heldout(spec)
-            await self._runner(lambda: _write(path, heldout))
-        if creator and not wanted:
-            spec = spec.resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest())
-        return ChosenRun(spec, spec.run_id, creator, heldout)
-
-    async def _fetch_heldout(self, spec: RunSpec) -> bytes:
-        failures: dict[PeerId, str] = {}
-        give_up = trio.current_time() + HELDOUT_WITHIN
-        while trio.current_time() < give_up:  # a transfer that moves may take longer
-            for view in self._network.peers():
-                try:
-                    raw = await self._bulk.fetch(view.peer, heldout_key(spec.run_id), max_size=MAX_HELDOUT)
-                except NetworkError as error:
-                    failures[view.peer] = str(error)
-                    continue
-                if hashlib.sha256(raw).hexdigest() == spec.task.heldout_sha256:
-                    return bytes(raw)
-                if view.peer not in failures:
-                    logger.warning("%s sent a held-out text that is not the run's", view.peer)
-                failures[view.peer] = "sent another text"
-            await trio.sleep(ASK_EVERY)
-        said = "".join(f"\n  {peer}: {why}" for peer, why in failures.items()) or " no peer is connected."
-        raise CorpusError(
-            "the corpus here is not the one that the run began with (another folder, or the sources of another "
-            f"Python), and nobody gave the run's held-out text ({spec.task.heldout_sha256[:12]}…) within "
-            f"{HELDOUT_WITHIN:.0f} s:{said}\nName the run's corpus with --corpus, or a member of the run with --join."
-        )
-
-
-def heldout_key(run_id: str) -> Key:
-    """Under which members offer the run's held-out text."""
-    return ("heldout", run_id)
-
-
-def _heldout_of(corpus: str, wanted: str, path: Path) -> bytes:
-    divided: Corpus = corpus_for_run(corpus, heldout_sha256=wanted, heldout=path)
-    return divided.heldout
 
 
 def _refuse_built_in(spec: RunSpec) -> None:

@@ -17,9 +17,9 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgpack
@@ -56,7 +56,9 @@ class TrainerSettings:
     nice: int = 10
     device: str = "auto"  # auto, cpu or cuda
     corpus: str = ""  # file or folder; empty is the task's own default
-    heldout: str = ""  # file with the run's held-out part, where the corpus has another
+    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
+    texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
 
 
@@ -111,6 +113,13 @@ class TrainerProcess:
         text: bytes = answer["text"]
         return text
 
+    async def feed(self, texts: Sequence[str]) -> None:
+        """Train on these files as well, from the next step on, and after a restart."""
+        self._settings = replace(self._settings, texts=(*self._settings.texts, *texts))
+        if self._child is not None:
+            with suppress(TrainerDied):  # its successor is told of all
+                await self._child.call("feed", texts=list(texts))
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
         if not hasattr(os, "memfd_create"):
@@ -153,6 +162,7 @@ class TrainerProcess:
 
     async def _introduce(self, child: _Child, memory_fd: int) -> None:
         """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
+        told = self._settings.texts
         answer = await child.call(
             "init",
             spec=encode(self._spec),
@@ -167,6 +177,9 @@ class TrainerProcess:
             self._vector = np.frombuffer(mmap.mmap(memory_fd, 4 * layout.parameters), dtype="<f4")
         elif layout != self._layout:
             raise TrainerFailed("the trainer came back with another layout; were its files changed? restart the node")
+        while len(told) < len(self._settings.texts):  # more have come meanwhile
+            more, told = self._settings.texts[len(told) :], self._settings.texts
+            await child.call("feed", texts=list(more))
         self.device = answer["device"]
         self._child = child
         self._ready.set()

@@ -73,7 +73,21 @@ def read_corpus(path: str) -> Corpus:
 
     Folders are read whole, without hidden files, in the order of their sorted relative paths. Raises CorpusError.
     """
-    root = Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
+    root, chunks = _root(path), read_chunks(path)
+    if not chunks:
+        raise CorpusError(f"corpus {root}: no text in it; name a file or folder with some with --corpus")
+    if len(chunks) < MIN_CHUNKS:
+        size = sum(len(chunk.text) for chunk in chunks)
+        raise CorpusError(
+            f"corpus {root}: {size} bytes make {len(chunks)} different chunks of at most {CHUNK} bytes; at least "
+            f"{MIN_CHUNKS} are needed to hold some out and train on the others: name more text with --corpus"
+        )
+    return divide(chunks)
+
+
+def read_chunks(path: str) -> list[Chunk]:
+    """All chunks of what `read_corpus` reads, however few. Raises CorpusError."""
+    root = _root(path)
     if not root.exists():
         raise CorpusError(f"corpus {root}: no such file or folder; name one that exists with --corpus")
     chunks: dict[bytes, Chunk] = {}  # by hash: a text that occurs twice counts once
@@ -92,14 +106,7 @@ def read_corpus(path: str) -> Corpus:
             piece = text[start : start + CHUNK]
             digest = hashlib.sha256(piece).digest()
             chunks.setdefault(digest, Chunk(piece, digest))
-    if not chunks:
-        raise CorpusError(f"corpus {root}: no text in it; name a file or folder with some with --corpus")
-    if len(chunks) < MIN_CHUNKS:
-        raise CorpusError(
-            f"corpus {root}: {size} bytes make {len(chunks)} different chunks of at most {CHUNK} bytes; at least "
-            f"{MIN_CHUNKS} are needed to hold some out and train on the others: name more text with --corpus"
-        )
-    return _divide(list(chunks.values()))
+    return list(chunks.values())
 
 
 def read_heldout(path: Path, *, sha256: str) -> bytes:
@@ -135,7 +142,7 @@ def corpus_for_run(path: str, *, heldout_sha256: str, heldout: Path | None) -> C
     return corpus.with_heldout(read_heldout(heldout, sha256=heldout_sha256))
 
 
-def _divide(chunks: list[Chunk]) -> Corpus:
+def divide(chunks: list[Chunk]) -> Corpus:
     """Hold out the chunks with the lowest hashes."""
     by_hash = sorted(chunks, key=lambda chunk: chunk.sha256)
     count = max(1, round(len(chunks) * HELDOUT_SHARE))
@@ -144,6 +151,10 @@ def _divide(chunks: list[Chunk]) -> Corpus:
         training=tuple(chunk for chunk in chunks if chunk.sha256 not in held),
         heldout=b"".join(chunk.text for chunk in chunks if chunk.sha256 in held),
     )
+
+
+def _root(path: str) -> Path:
+    return Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -26,6 +26,7 @@ from swarmnode.training.options import SettingError, describe, option, parse_sec
 SCHEMA = 1
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_SHARD = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,19 @@ class RunSection:
 @dataclass(frozen=True)
 class TaskSection:
     name: str = option("byte-lm", "what is learned: a built-in task or, with --task, the name of a local one")
-    corpus: str = option("python-stdlib", "label of the corpus; each node may point it to its own files with --corpus")
+    corpus: str = option("python-stdlib", "label of the corpus, for people; the creator's --corpus says where it is")
     heldout_sha256: str = option("", "hash of the held-out text; filled in when the run is created")
+
+
+@dataclass(frozen=True)
+class DataSection:
+    source: str = option(
+        "shards",
+        "shards: all train on the creator's corpus, which members fetch from one another; local: each node brings its "
+        "own text, and only the held-out part is the creator's",
+        choices=("shards", "local"),
+    )
+    index: str = option("", "id of the shard that lists the others; filled in when the run is created")
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,7 @@ class RunSpec:
 
     run: RunSection
     task: TaskSection = field(default_factory=TaskSection)
+    data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
     inner: InnerSection = field(default_factory=InnerSection)
     outer: OuterSection = field(default_factory=OuterSection)
@@ -104,14 +117,19 @@ class RunSpec:
         """sha-256 of `encode(self)`, 64 hex digits."""
         return hashlib.sha256(encode(self)).hexdigest()
 
-    def resolved(self, *, heldout_sha256: str) -> RunSpec:
-        """The spec with what its creator measured filled in."""
-        return dataclasses.replace(self, task=dataclasses.replace(self.task, heldout_sha256=heldout_sha256))
+    def resolved(self, *, heldout_sha256: str, index: str) -> RunSpec:
+        """The spec with what follows from its creator's corpus filled in."""
+        return dataclasses.replace(
+            self,
+            task=dataclasses.replace(self.task, heldout_sha256=heldout_sha256),
+            data=dataclasses.replace(self.data, index=index),
+        )
 
 
 SECTIONS: dict[str, type[Any]] = {
     "run": RunSection,
     "task": TaskSection,
+    "data": DataSection,
     "model": ModelSection,
     "inner": InnerSection,
     "outer": OuterSection,
@@ -154,6 +172,11 @@ def _check_together(spec: RunSpec, source: str) -> None:
         raise SettingError(
             f"{source} [run]: name = {spec.run.name!r} is not valid; "
             "expected 1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    if spec.data.index and not _SHARD.fullmatch(spec.data.index):
+        raise SettingError(
+            f"{source} [data]: index = {spec.data.index!r} is not valid; expected 64 lower case hex digits; leave it "
+            "out, it is filled in when the run is created"
         )
     if spec.model.width % spec.model.heads:
         raise SettingError(

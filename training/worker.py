@@ -7,6 +7,7 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
 
     init      spec, run_id, peer_id, ... -> layout     first of all; with keep, the parameters in memory stay
     train     round, steps, seconds -> steps, ...      replies when done or stopped
+    feed      texts                                    train on these files as well; also between two steps
     stop      -> nothing                               ends `train` after the step in hand
     evaluate  thorough -> loss                         also between two steps of `train`
     sample    prompt, length, temperature, seed -> text    also between two steps
@@ -55,6 +56,7 @@ class Worker:
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "evaluate": self._evaluate,
             "sample": self._sample,
+            "feed": self._feed,
             "ping": lambda command: None,
             "stop": lambda command: None,
         }
@@ -85,7 +87,14 @@ class Worker:
         self._device = _device(command["device"], torch.cuda.is_available())
         spec = decode(command["spec"])
         task_class = load_task(spec.task.name, command["task"])
-        assignment = Assignment(command["run_id"], command["peer_id"], command["corpus"], command["heldout"])
+        assignment = Assignment(
+            command["run_id"],
+            command["peer_id"],
+            command["corpus"],
+            command["heldout"],
+            tuple(command["texts"]),
+            command["room"],
+        )
         self._task = task_class(spec, assignment, self._device)
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
@@ -133,6 +142,9 @@ class Worker:
             command["prompt"], length=command["length"], temperature=command["temperature"], seed=command["seed"]
         )
         return {"text": text}
+
+    def _feed(self, command: dict[str, Any]) -> None:
+        self._task.feed(command["texts"])
 
     def _pull(self) -> None:
         """Take the daemon's parameters onto the device."""

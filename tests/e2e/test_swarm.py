@@ -113,19 +113,6 @@ def test_data_directory_in_use_is_left_to_who_has_it(swarm: list[Node], run_file
     assert swarm[0].command_line("status")["peer_id"] == swarm[0].ready["peer_id"]
 
 
-def test_node_with_another_corpus_fetches_the_runs_held_out_text(
-    tmp_path: Path, swarm: list[Node], other_corpus: Path
-) -> None:
-    with Node(tmp_path / "node", "--join", swarm[0].ready["multiaddr"], corpus=other_corpus) as node:
-        first = node.wait_for("round")
-        swarm[0].wait_for("round", lambda event: event["round"] >= first["round"])
-        assert agree(node, swarm[0]) > 0
-        assert "fetching its held-out text from a peer" in node.log()
-        assert "joining the only run there: tiny" in node.log()
-    fetched = list(tmp_path.glob("node/runs/*/heldout.bin"))
-    assert len(fetched) == 1 and fetched[0].stat().st_size > 0
-
-
 def test_rounds_agree_and_report_the_held_out_loss(swarm: list[Node]) -> None:
     for node in swarm:
         node.next_round(after=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -18,7 +19,8 @@ import pytest
 from lying_peer import LyingPeer
 from realnodes import LOCAL, PROGRAM, RUN_TOML, Node, environment, swarmnode
 
-from swarmnode.training.corpus import read_corpus
+from swarmnode.node.datashards import publish
+from swarmnode.node.shardstore import ShardStore
 from swarmnode.training.runspec import encode, load_runspec
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s"
@@ -57,7 +59,7 @@ def patient(
 ) -> Iterator[dict[str, Node]]:
     """Nodes that give up only after half a minute; started first, so that the other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("patient")
-    spec = load_runspec(run_file).resolved(heldout_sha256=read_corpus(str(corpus)).heldout_sha256)
+    spec = publish(load_runspec(run_file), str(corpus), ShardStore(folder / "shards", cap=1 << 30))
     kept = folder / "other-corpus" / "runs" / spec.run_id
     kept.mkdir(parents=True)
     (kept / "run.spec").write_bytes(encode(spec))
@@ -88,7 +90,7 @@ def refused(*arguments: str | Path, code: int, **environ: str) -> str:
     [
         ("batch = 2", "bacth = 2", "[inner]: unknown key 'bacth'; did you mean 'batch'?"),
         ("batch = 2", "batch = 0", "[inner]: batch = 0 is not valid; expected 1 to 65536 sequences"),
-        ("[model]", "[modle]", "unknown table [modle]; known tables: run, task, model"),
+        ("[model]", "[modle]", "unknown table [modle]; known tables: run, task, data, model"),
         ("heads = 2", "heads = 5", "width = 32 is not a multiple of heads = 5"),
         ('name = "tiny"', "", "[run]: 'name' is missing"),
         ("seed = 3", "seed = ", "not valid TOML"),
@@ -194,15 +196,28 @@ def in_a_small_disk(size: str, folder: Path) -> tuple[str, ...]:
 
 
 def test_full_disk_stops_checkpoints_and_not_the_training(tmp_path: Path, corpus: Path, run_file: Path) -> None:
-    disk = in_a_small_disk("256k", tmp_path / "disk")
+    disk = in_a_small_disk("96m", tmp_path / "disk")
     node = Node(
         tmp_path / "disk" / "node", run_file, "--checkpoint-every", "1", corpus=corpus, program=(*disk, str(PROGRAM))
     )
     with node:
-        node.wait_for("round", lambda event: event["round"] == 2)
+        node.wait_for("ready")
+        seen_by_the_node = Path(f"/proc/{node.process.pid}/root/{tmp_path}/disk/full")
+        with contextlib.suppress(OSError), seen_by_the_node.open("wb", buffering=0) as full:
+            while True:
+                full.write(bytes(1 << 20))
+        node.wait_for("round", lambda event: event["round"] == 2, since=len(node.events))
         node.send(signal.SIGINT)
         assert node.wait() == 0
     assert "no space left" in node.log() and "Training goes on" in node.log() and "Traceback" not in node.log()
+
+
+def test_data_for_which_the_disk_or_the_cap_has_no_room_are_refused(
+    tmp_path: Path, corpus: Path, run_file: Path
+) -> None:
+    where = ("--data-dir", tmp_path / "home", "--port", "0", *LOCAL, "--corpus", corpus)
+    told = refused("run", run_file, *where, "--shards-cap", "0.0001", code=7)
+    assert "shards_cap allows 0.1 MB" in told and "--shards-cap" in told
 
 
 def test_node_that_cannot_start_on_a_full_disk_says_so(tmp_path: Path, run_file: Path) -> None:
@@ -236,8 +251,8 @@ def test_run_of_a_newer_schema_asks_for_an_update(patient: dict[str, Node]) -> N
     assert "another schema than 1; update swarmnode to join this run" in node.log()
 
 
-def test_run_whose_held_out_text_nobody_has_is_refused(patient: dict[str, Node]) -> None:
+def test_run_whose_data_nobody_has_is_refused(patient: dict[str, Node]) -> None:
     node = patient["other-corpus"]
-    assert node.wait() == 3
-    assert "nobody gave the run's held-out text" in node.log() and "--corpus" in node.log()
+    assert node.wait() == 8
+    assert "the index of the run's data cannot be had" in node.log() and "--corpus" in node.log()
     assert "Traceback" not in node.log()

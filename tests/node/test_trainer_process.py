@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -137,6 +138,46 @@ def test_killed_trainer_is_replaced_with_its_parameters(
         assert (await trainer.train(round=1, steps=1, seconds=60)).steps == 1
 
     _with_trainer(settings, use)
+
+
+def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    few, many, heldout = tmp_path / "few", tmp_path / "many", tmp_path / "heldout"
+    few.write_bytes(b"a" * 100)
+    many.write_bytes(b"b" * 50_000)
+    heldout.write_bytes(b"c" * 100)
+    spec = SPEC.resolved(heldout_sha256=hashlib.sha256(heldout.read_bytes()).hexdigest(), index="")
+    settings = replace(settings, corpus="/nowhere", heldout=str(heldout), texts=(str(few),), room=50_100)
+
+    async def learned(trainer: TrainerProcess, start: np.ndarray) -> bytes:
+        trainer.load(start)
+        await trainer.train(round=0, steps=100, seconds=60)
+        return await trainer.sample(b"b", length=3, temperature=0, seed=0)
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            start, first = trainer.parameters(), trainer.pid
+            with trio.fail_after(60):
+                assert await learned(trainer, start) == b"aaa"
+                async with trio.open_nursery() as training:
+                    training.start_soon(_train_forever, trainer)
+                    await _until_training(trainer, trainer.parameters())
+                    await trainer.feed([str(many)])
+                    training.cancel_scope.cancel()
+                assert await learned(trainer, start) == b"bbb"
+                assert first is not None
+                os.kill(first, signal.SIGKILL)
+                with pytest.raises(TrainerDied):
+                    await _train_forever(trainer)
+                assert await learned(trainer, start) == b"bbb"
+                assert trainer.restarts == 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 def test_same_seed_starts_from_the_same_bits(settings: TrainerSettings) -> None:

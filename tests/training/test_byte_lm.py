@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from pathlib import Path
@@ -83,6 +84,34 @@ def test_loss_is_in_bits_per_byte(corpus: str) -> None:
     task = _task(corpus)
     batch = task.draw(4, torch.Generator().manual_seed(1))
     assert task.loss(batch).item() == pytest.approx(task.model.loss(batch).item() / math.log(2))
+
+
+def _from_shards(folder: Path, texts: list[bytes], *, room: int, heldout: bytes = b"held out " * 9) -> ByteLM:
+    names = []
+    for number, text in enumerate([heldout, *texts]):
+        names.append(str(folder / f"{number}.shard"))
+        (folder / f"{number}.shard").write_bytes(text)
+    spec = _spec().resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest(), index="")
+    return ByteLM(spec, Assignment("run", "alice", "/nowhere", names[0], tuple(names[1:]), room))
+
+
+def test_shards_are_trained_on_as_far_as_they_are_here(tmp_path: Path) -> None:
+    task = _from_shards(tmp_path, [b"a" * 50, b"b" * 50], room=150)
+    assert set(task.draw(200, torch.Generator().manual_seed(1)).unique().tolist()) == {ord("a"), ord("b")}
+    (tmp_path / "more").write_bytes(b"c" * 50)
+    task.feed([str(tmp_path / "more")])
+    assert set(task.draw(200, torch.Generator().manual_seed(1)).unique().tolist()) == {*b"abc"}
+    with pytest.raises(CorpusError, match="more than were announced"):
+        task.feed([str(tmp_path / "more")])
+
+
+def test_held_out_text_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
+    task = _from_shards(tmp_path, [b"a" * 50], room=50)
+    assert task.evaluate(thorough=False) > 0
+    (tmp_path / "0.shard").write_bytes(b"another " * 9)
+    spec = _spec().resolved(heldout_sha256=hashlib.sha256(b"held out " * 9).hexdigest(), index="")
+    with pytest.raises(CorpusError, match="remove it"):
+        ByteLM(spec, Assignment("run", "alice", "", str(tmp_path / "0.shard"), (str(tmp_path / "1.shard"),), 50))
 
 
 def test_context_longer_than_the_text_is_explained(corpus: str) -> None:

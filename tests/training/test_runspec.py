@@ -43,8 +43,9 @@ def test_the_run_id_is_pinned() -> None:
         outer={"lr": 0.75, "momentum": 0.5},
         exchange={"group_size": 8, "weight_cap": 3, "deadline_floor": 1, "deadline_ceiling": 2},
         task={"heldout_sha256": "00"},
+        data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "ae7cb0de0301a23a71de86b4928d1c396f74de1397a3ddf3e60f0a493b46bde6"
+    assert fixed.run_id == "d4c0804b1f653ad5e05d78693423c74177c6a3f5e862a18af0ab05bbdbc75f3f"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +78,8 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
         ({"exchange": {"deadline_floor": 10, "deadline_ceiling": 5}}, ["deadline_floor", "above", "deadline_ceiling"]),
         ({"model": {"width": 100, "heads": 3}}, ["width = 100", "multiple of heads = 3"]),
         ({"run": {"name": "No Spaces"}}, ["name = 'No Spaces'", "lower case"]),
+        ({"data": {"source": "peers"}}, ["t.toml [data]", "source = 'peers'", "shards, local"]),
+        ({"data": {"index": "ab"}}, ["t.toml [data]", "index = 'ab'", "64 lower case hex digits", "leave it out"]),
         ({"run": {}}, ["'name' is missing"]),
         ({"outter": {}}, ["unknown table [outter]"]),
         ({"outer": 3}, ["outer = 3 is not a table"]),

@@ -7,6 +7,7 @@ Built in is `byte-lm`; any other one is a local file, `--task my_task.py:MyTask`
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +29,9 @@ class Assignment:
     run_id: str
     peer_id: str
     corpus: str = ""  # file or folder; empty is the task's own default
-    heldout: str = ""  # file with the run's held-out part where the corpus has another; empty for none
+    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
+    texts: tuple[str, ...] = ()  # files to train on instead of the corpus: shards of the run's data
+    room: int = 0  # bytes that these and all that `feed` will bring have together at the most
 
 
 class Task(Protocol):
@@ -41,6 +44,9 @@ class Task(Protocol):
     tokens_per_sample: int
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None: ...
+
+    def feed(self, texts: Sequence[str]) -> None:
+        """Train on these files as well; called between steps, only where the assignment has `texts`."""
 
     def draw(self, samples: int, generator: torch.Generator) -> torch.Tensor:
         """A training batch on the task's device; all of its chance comes from `generator` (a CPU one)."""

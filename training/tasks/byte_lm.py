@@ -1,18 +1,20 @@
 """The task byte-lm: a GPT learns to predict the next byte of the corpus.
 
-Training windows start anywhere in the node's own slice; the held-out loss is measured on windows spread evenly over the
+Training windows start anywhere in the node's own slice: shards of the run's data, of which more may come while it
+trains, or a part of its own corpus. The held-out loss is measured on windows spread evenly over the
 held-out part, the same on every node, so losses of different nodes can be compared digit by digit.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from swarmnode.training.corpus import CorpusError, corpus_for_run
+from swarmnode.training.corpus import CorpusError, corpus_for_run, read_heldout
 from swarmnode.training.gpt import GPT
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment
@@ -26,20 +28,42 @@ class ByteLM:
     """A language model on bytes. Raises CorpusError where the corpus cannot be used."""
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
-        heldout = Path(assignment.heldout) if assignment.heldout else None
-        corpus = corpus_for_run(assignment.corpus, heldout_sha256=spec.task.heldout_sha256, heldout=heldout)
         self.device = device
         self.tokens_per_sample = spec.model.context
         self._window = torch.arange(spec.model.context + 1)
-        self._training = _as_tensor(corpus.slice_for(assignment.run_id, assignment.peer_id), len(self._window))
-        self._heldout = _as_tensor(corpus.heldout, len(self._window))
+        if assignment.texts:
+            self._text = torch.empty(assignment.room, dtype=torch.uint8)  # (room,), taken from the system as it fills
+            self._filled = 0
+            self.feed(assignment.texts)
+            heldout = read_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256)
+        else:
+            fetched = Path(assignment.heldout) if assignment.heldout else None
+            corpus = corpus_for_run(assignment.corpus, heldout_sha256=spec.task.heldout_sha256, heldout=fetched)
+            heldout = corpus.heldout
+            self._text = _as_tensor(corpus.slice_for(assignment.run_id, assignment.peer_id))
+            self._filled = len(self._text)
+        self._check_long_enough(self._filled)
+        self._heldout = _as_tensor(heldout)
+        self._check_long_enough(len(self._heldout))
         torch.manual_seed(spec.run.seed)
         self.model = GPT(spec.model).to(device)
 
+    def feed(self, texts: Sequence[str]) -> None:
+        """Train on these files as well. Raises CorpusError."""
+        for name in texts:
+            try:
+                text = Path(name).read_bytes()
+            except OSError as error:
+                raise CorpusError(f"text {name}: cannot be read: {error.strerror}; restart the node") from error
+            if self._filled + len(text) > len(self._text):
+                raise CorpusError(f"text {name}: {len(text)} bytes are more than were announced; restart the node")
+            self._text[self._filled : self._filled + len(text)] = _as_tensor(text)
+            self._filled += len(text)
+
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
-        starts = torch.randint(len(self._training) - len(self._window) + 1, (samples, 1), generator=generator)
-        return self._training[starts + self._window].long().to(self.device)
+        starts = torch.randint(self._filled - len(self._window) + 1, (samples, 1), generator=generator)
+        return self._text[starts + self._window].long().to(self.device)
 
     def loss(self, batch: Tensor) -> Tensor:
         """Bits per byte of the windows (B, context + 1)."""
@@ -62,12 +86,14 @@ class ByteLM:
         text = self.model.continue_text(start, length=length, temperature=temperature, generator=generator)
         return bytes(text.tolist())
 
+    def _check_long_enough(self, size: int) -> None:
+        if size < len(self._window):
+            raise CorpusError(
+                f"{size} bytes of text are too few for windows of {len(self._window)} bytes; name a larger corpus with "
+                "--corpus or lower [model] context"
+            )
 
-def _as_tensor(text: bytes, window: int) -> Tensor:
-    """Text as uint8 (n,), checked to hold one window."""
-    if len(text) < window:
-        raise CorpusError(
-            f"{len(text)} bytes of text are too few for windows of {window} bytes; name a larger corpus with --corpus "
-            "or lower [model] context"
-        )
+
+def _as_tensor(text: bytes) -> Tensor:
+    """Text as uint8 (n,)."""
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
