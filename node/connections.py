@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
@@ -14,11 +16,24 @@ from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
 from swarmnode.node.libp2p_patches.yamux_session import Session
+from swarmnode.node.limits import ConnectionLimits
+from swarmnode.node.metered_tcp import metered_stream_of
+from swarmnode.node.pace import Pacer
+from swarmnode.node.shares import Pool, Share
+from swarmnode.protocols.conduct import Conduct, Standing
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerEvent, PeerId
+from swarmnode.protocols.offences import Offences
 
 log = logging.getLogger(__name__)
 
 EVENTS = 256  # peer events kept for a reader that is behind
+
+PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
+CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
+STREAMS = Metric("swarmnode_streams", GAUGE, "streams that peers have open here")
+UNREAD = Metric("swarmnode_unread_bytes", GAUGE, "bytes that arrived and were not read yet, with what pieces cost")
+TURNED_AWAY = Metric("swarmnode_turned_away_total", COUNTER, "connections closed once their peer was known", "why")
 
 
 @dataclass(frozen=True)
@@ -35,12 +50,26 @@ class Connection:
 class Connections:
     """Kept up to date by py-libp2p's notifications. `arrived` is called for each new peer."""
 
-    def __init__(self, max_peers: int, arrived: Callable[[PeerId], None], drop: Callable[[INetConn], None]) -> None:
-        self._max_peers = max_peers
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        conduct: Conduct,
+        pacer: Pacer,
+        arrived: Callable[[PeerId], None],
+        drop: Callable[[INetConn], None],
+    ) -> None:
+        self._limits = limits
+        self._conduct = conduct
+        self._pacer = pacer
         self._arrived = arrived
         self._drop = drop
         self._of: dict[PeerId, dict[int, Connection]] = {}
+        self._shares: dict[PeerId, Share] = {}  # of those connected
+        self._pool = Pool(limits)
         self._feeds: set[_Feed] = set()
+        self._turned_away: Counter[str] = Counter()
+        self.offences = Offences("connections")
+        conduct.watch(self.offences)
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._of
@@ -78,10 +107,17 @@ class Connections:
         session = conn.muxed_conn
         assert isinstance(session, Session)
         peer = str(session.peer_id)
-        if peer not in self._of and len(self._of) >= self._max_peers:
-            log.info("refused %s: %d peers are enough", peer, self._max_peers)
+        if self._conduct.standing(peer) is Standing.BANNED:
+            log.debug("turned %s away: it is banned for a while", peer)
+            self._turned_away["banned"] += 1
             self._drop(conn)
             return
+        if peer not in self._of and len(self._of) >= self._limits.peers:
+            log.info("turned %s away: %d peers are enough", peer, self._limits.peers)
+            self._turned_away["enough peers"] += 1
+            self._drop(conn)
+            return
+        self._settle(peer, session)
         inbound = getattr(conn, "direction", None) == Direction.INBOUND
         direct = conn.get_connection_type() != ConnectionType.RELAYED
         connection = Connection(conn, session, trio.current_time(), inbound, direct)
@@ -96,8 +132,24 @@ class Connections:
         peer = str(conn.muxed_conn.peer_id)
         connections = self._of.get(peer, {})
         if connections.pop(id(conn), None) is not None and not connections:
-            del self._of[peer]
+            del self._of[peer], self._shares[peer]
             self._tell(PeerEvent(peer, up=False))
+
+    def _settle(self, peer: PeerId, session: Session) -> None:
+        """From now on the connection counts as its peer's."""
+        session.move_to(self._shares.setdefault(peer, Share(self._pool)))
+        session.complain = partial(self.offences.note, peer)
+        stream = metered_stream_of(session.secured_conn)
+        if stream is not None:
+            stream.settled(self._pacer.of(peer))
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PEERS, lambda: len(self._of))
+        metrics.show(CONNECTIONS, lambda: sum(map(len, self._of.values())))
+        metrics.show(STREAMS, lambda: self._pool.streams)
+        metrics.show(UNREAD, lambda: self._pool.unread)
+        metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in ("banned", "enough peers")})
+        self.offences.measure(metrics)
 
     def _tell(self, event: PeerEvent) -> None:
         for feed in self._feeds:

@@ -171,6 +171,8 @@ class DhtRecords:
             record = self._kademlia.records.read(key, raw)
         except BadRecord as error:
             log.debug("%s gave a bad record: %s", source, error)
+            if source is not None:
+                self._kademlia.blame(source, error)
             return
         best = self._best.pop(key, None)
         self._best[key] = record if best is None or rank(record) > rank(best) else best

@@ -25,6 +25,7 @@ from swarmnode.node import addresses as multiaddrs
 from swarmnode.node.connections import Connections
 from swarmnode.node.endpoint import FAMILIES, Endpoint, parse
 from swarmnode.node.libp2p_host import UPGRADE
+from swarmnode.protocols.conduct import Conduct, Standing
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,17 @@ class Dialler:
     """Dials run in the nursery given to `run_in`; callers that come while a dial is under way share its result."""
 
     def __init__(
-        self, me: PeerId, swarm: Swarm, connections: Connections, mine: Callable[[], tuple[Address, ...]]
+        self,
+        me: PeerId,
+        swarm: Swarm,
+        connections: Connections,
+        conduct: Conduct,
+        mine: Callable[[], tuple[Address, ...]],
     ) -> None:
         self._me = me
         self._swarm = swarm
         self._connections = connections
+        self._conduct = conduct
         self._mine = mine
         self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
         self._under_way: dict[PeerId | Address, _Dial] = {}
@@ -73,7 +80,10 @@ class Dialler:
         return tuple(address for address in dict.fromkeys(told) if parse(address))[:MAX_ADDRESSES]
 
     async def dial(self, peer: PeerId) -> None:
-        """Connect to `peer` where it is known to be. Raises Unreachable."""
+        """Connect to `peer` where it is known to be. Raises Unreachable, also where the peer is banned."""
+        if self._conduct.standing(peer) is Standing.BANNED:
+            await trio.lowlevel.checkpoint()
+            raise Unreachable(f"{peer} broke rules, and this node keeps away from it for a while: see swarmnode peers")
         try:
             await self._share(peer, partial(self._reach, peer))
         except Unreachable:

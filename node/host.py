@@ -32,12 +32,17 @@ from swarmnode.node.dht_records import DhtRecords
 from swarmnode.node.dialling import Dialler, peer_id
 from swarmnode.node.endpoint import EXPECTED, parse
 from swarmnode.node.gossip import Gossip
+from swarmnode.node.handshakes import Handshakes
 from swarmnode.node.hoststream import Libp2pStream, Refused, agree
 from swarmnode.node.kademlia import Kademlia
 from swarmnode.node.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.libp2p_patches.agent_versions import KEY as AGENT
 from swarmnode.node.metered_tcp import Meter
+from swarmnode.node.nat.circuit import Circuits
+from swarmnode.node.pace import Pacer
 from swarmnode.node.providers import Providers
+from swarmnode.protocols.conduct import Conduct
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
     Address,
     MessageHandler,
@@ -60,6 +65,9 @@ log = logging.getLogger(__name__)
 
 CLOSING = 1.5  # seconds to say goodbye to everybody
 
+BYTES = Metric("swarmnode_bytes_total", COUNTER, "bytes at the sockets, all overheads included", "direction")
+HANDLER_FAILURES = Metric("swarmnode_handler_failures_total", COUNTER, "faults of stream handlers", "protocol")
+
 
 class Libp2pNetwork:
     """A node's place in the libp2p network. Use after `run()` has called `started()`."""
@@ -69,19 +77,25 @@ class Libp2pNetwork:
         self._identity = identity
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
+        self._handshakes = Handshakes(settings.connections.handshakes)
+        self.conduct = Conduct(settings.limits.conduct, trio.current_time)
+        self.conduct.on_ban(self._hang_up)
+        self.pacer = Pacer(settings.limits.rates, self.conduct)
         self._made = False  # py-libp2p asks for the addresses while it is being made
-        self._host: IHost = make_host(identity, settings, self._meter, self._announced)
+        self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
         self._made = True
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self._swarm = network
-        self._connections = Connections(settings.max_peers, self._arrived, self._drop)
+        self._connections = Connections(settings.connections, self.conduct, self.pacer, self._arrived, self._drop)
         self._swarm.register_notifee(Watcher(self._connections))
-        self._dialler = Dialler(self.me, self._swarm, self._connections, lambda: self.addresses)
+        self._dialler = Dialler(self.me, self._swarm, self._connections, self.conduct, lambda: self.addresses)
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._gossip = Gossip(self)
-        self._kademlia = Kademlia(self._host, self)
+        self.circuits = Circuits(self, self._swarm)
+        self._kademlia = Kademlia(self._host, self, limits=settings.limits.dht)
+        self.conduct.watch(self._kademlia.offences)
         self._providers = Providers(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
 
@@ -223,6 +237,9 @@ class Libp2pNetwork:
         async def handle(incoming: INetStream) -> None:
             muxed = incoming.muxed_stream  # type: ignore[attr-defined]
             stream = Libp2pStream(muxed, str(muxed.muxed_conn.peer_id))
+            if self.conduct.refusal(stream.peer) is not None:
+                muxed.abort()
+                return
             try:
                 await handler(stream)
             except NetworkError as error:
@@ -249,6 +266,9 @@ class Libp2pNetwork:
     async def provide(self, key: bytes) -> None:
         await self._providers.provide(key)
 
+    def withdraw(self, key: bytes) -> None:
+        self._providers.withdraw(key)
+
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         found = await self._providers.find(key, limit)
         for peer, addresses in found.items():
@@ -272,6 +292,17 @@ class Libp2pNetwork:
         finally:
             self._nursery = None
             self._dialler.run_in(None)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
+        metrics.show(HANDLER_FAILURES, lambda: self._failures)
+        for part in (self._handshakes, self._connections, self.conduct, self.pacer, self._kademlia, self._providers):
+            part.measure(metrics)
+
+    def _hang_up(self, peer: PeerId) -> None:
+        """The peer is banned."""
+        for connection in self._connections.of(peer):
+            self._drop(connection.conn)
 
     def _arrived(self, peer: PeerId) -> None:
         if self._nursery is not None:

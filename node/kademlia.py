@@ -1,9 +1,9 @@
 """This node's part in the Kademlia DHT: py-libp2p's `KadDHT` answers others, in server mode, within limits of ours.
 
-Upstream's routing table, provider store and handlers are used as they are, but for
-- values: only records of `protocols.dht_records` are kept, in `RecordStore`, which evicts nothing that is alive;
+Upstream's routing table and handlers are used as they are, but for
+- values and providers: kept in stores of our own (`dht_stores`), which are bounded;
 - streams: upstream admits 12 at once and waits for ever for what they say, so 12 silent streams of one stranger end
-  a node's part in the DHT. Here each peer may have `STREAMS`, each for `STREAM` seconds.
+  a node's part in the DHT. Here each peer may have some, each for a while, and with questions of a bounded size.
 
 Upstream's own lookups are not used. They answer from the local store first (so a node that provides a key finds only
 itself, and a reader of a value sees no newer one for a day), wait up to 10 s for each dead peer, follow whatever closer
@@ -17,6 +17,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,155 +30,94 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.pb.kademlia_pb2 import Record as StoredRecord
-from libp2p.kad_dht.value_store import ValueStore
 from libp2p.peer.id import ID
-from libp2p.records.validator import NamespacedValidator, Validator
+from libp2p.records.validator import NamespacedValidator
 from multiaddr import Multiaddr
 
 from swarmnode.node.addresses import with_peer
-from swarmnode.protocols.dht_records import NAMESPACE, BadRecord, Record, Verify, supersedes, unseal
+from swarmnode.node.dht_stores import Providers as ProviderKeys
+from swarmnode.node.dht_stores import RecordStore, RecordValidator
+from swarmnode.node.limits import DhtLimits
+from swarmnode.protocols.dht_records import NAMESPACE, BadRecord
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.lookup import sorted_by_distance
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
+from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.wire import WireError
 
 log = logging.getLogger(__name__)
 
-STREAMS = 8  # of one peer at once; each may hold one message of at most 4 MiB (upstream's limit), so 32 MiB a peer
-STREAM = 30.0  # seconds that a stream of a peer lives; go-libp2p keeps one open to use it again, and opens another then
 ASKS = 4  # questions of ours in flight to one peer: half of what a peer of our kind admits
 ASK = 2.0  # seconds to open a stream, dialling included
 REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
 CLOSER = 20  # closer peers taken from an answer: Kademlia's k
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
-RECORDS = 4096  # kept for others in all
-RECORDS_PER_AUTHOR = 16
-RECORD_BYTES = 32 << 20  # of all values kept
+LIMITS = DhtLimits()
+
+QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
+_asking: ContextVar[PeerId | None] = ContextVar("_asking", default=None)  # whose stream the task answers
 
 Providers = dict[PeerId, tuple[Address, ...]]
-
-
-class RecordStore(ValueStore):
-    """Records kept for others. A store that is full refuses; it never gives up a live record for a new one."""
-
-    def __init__(self, host: IHost, verify: Verify, now: Callable[[], float]) -> None:
-        super().__init__(host=host, local_peer_id=host.get_id())
-        self._verify = verify
-        self._now = now
-        self._records: dict[bytes, Record] = {}
-        self._raw: dict[bytes, bytes] = {}
-        self._size = 0
-        self._per_author: Counter[PeerId] = Counter()
-        self._last: tuple[bytes, bytes, Record] | None = None  # key, bytes, what they hold: just verified
-        self.refusals: Counter[str] = Counter()  # by reason
-
-    def read(self, key: bytes, raw: bytes) -> Record:
-        """As `unseal`; the last one read costs no second signature check."""
-        if self._last is not None and self._last[:2] == (key, raw) and self._last[2].expires > self._now() * 1000:
-            return self._last[2]
-        try:
-            record = unseal(key, raw, verify=self._verify, now=self._now())
-        except BadRecord as error:
-            self.refusals[error.why] += 1
-            raise
-        self._last = (key, raw, record)
-        return record
-
-    def keep(self, key: bytes, raw: bytes) -> Record:
-        """Keep a record. Raises BadRecord where it is none, is older than the one kept, or finds no room."""
-        record = self.read(key, raw)
-        old = self.held(key)
-        if not supersedes(record, old):
-            self.refusals["older"] += 1
-            raise BadRecord("older", f"sequence {old.sequence if old else 0} is here already")
-        if old is None:
-            self.cleanup_expired()
-            if len(self._records) >= RECORDS or self._per_author[record.author] >= RECORDS_PER_AUTHOR:
-                self.refusals["full"] += 1
-                raise BadRecord("full", "there is no room for another record")
-        size = self._size + len(raw) - len(self._raw.get(key, b""))
-        if size > RECORD_BYTES:
-            self.refusals["full"] += 1
-            raise BadRecord("full", "there is no room for another record")
-        self._per_author[record.author] += key not in self._records
-        self._records[key], self._raw[key], self._size = record, raw, size
-        return record
-
-    def held(self, key: bytes) -> Record | None:
-        """The live record under `key`."""
-        record = self._records.get(key)
-        return record if record is not None and record.expires > self._now() * 1000 else None
-
-    # What KadDHT's handler calls.
-
-    def put_record(self, key: bytes, record: StoredRecord) -> None:
-        self.keep(key, record.value)
-
-    def get(self, key: bytes) -> StoredRecord | None:
-        return StoredRecord(key=key, value=self._raw[key]) if self.held(key) is not None else None
-
-    def remove(self, key: bytes) -> bool:
-        record = self._records.pop(key, None)
-        if record is None:
-            return False
-        self._size -= len(self._raw.pop(key))
-        self._per_author[record.author] -= 1
-        if not self._per_author[record.author]:
-            del self._per_author[record.author]
-        return True
-
-    def cleanup_expired(self) -> int:
-        expired = [key for key in self._records if self.held(key) is None]
-        for key in expired:
-            self.remove(key)
-        return len(expired)
-
-
-class _RecordValidator(Validator):
-    """Answers KadDHT's handler for the namespace of our records."""
-
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
-
-    def validate(self, key: str, value: bytes) -> None:
-        self._store.read(key.encode(), value)
-
-    def select(self, key: str, values: list[bytes]) -> int:
-        old, new = (self._store.read(key.encode(), value) for value in values)
-        if supersedes(new, old):
-            return 1
-        self._store.refusals["older"] += 1
-        return 0
 
 
 class Kademlia(KadDHT):
     """Serves the DHT as soon as it is made, and asks one peer at a time on behalf of lookups."""
 
-    def __init__(self, host: IHost, network: Network, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        host: IHost,
+        network: Network,
+        *,
+        limits: DhtLimits = LIMITS,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._limits = limits
+        self.offences = Offences(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
         self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._network = network
-        self.records = RecordStore(host, network.verify, now)
-        validator = NamespacedValidator({NAMESPACE: _RecordValidator(self.records)}, strict_validation=True)
+        self.records = RecordStore(host, network.verify, now, limits=limits, refused=self._refused)
+        validator = NamespacedValidator({NAMESPACE: RecordValidator(self.records)}, strict_validation=True)
         super().__init__(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
         self.value_store = self.records
+        self.provider_store: ProviderKeys = ProviderKeys(host, limits)
 
     async def handle_stream(self, stream: INetStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
-        if self._streams[peer] >= STREAMS:
-            log.debug("Kademlia: %s has more than %d streams", peer, STREAMS)
+        if self.offences.refuses(peer) is not None:
+            await stream.reset()
+            return
+        if self._streams[peer] >= self._limits.streams:
+            self.offences.note(peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             await stream.reset()
             return
         self._streams[peer] += 1
+        _asking.set(peer)
         try:
-            with trio.move_on_after(STREAM) as scope:
-                await self._do_handle_stream(stream)
+            with trio.move_on_after(self._limits.stream) as scope:
+                await self._do_handle_stream(_Measured(stream, self._limits.message))  # type: ignore[arg-type]
             if scope.cancelled_caught:
                 await stream.reset()
         finally:
             self._streams[peer] -= 1
             if not self._streams[peer]:
                 del self._streams[peer]
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(QUESTIONS, self._streams.total)
+        for part in (self.records, self.provider_store, self.offences):
+            part.measure(metrics)
+
+    def blame(self, peer: PeerId, error: BadRecord) -> None:
+        """`peer` gave what is no valid record: an offence, where no honest node would have."""
+        if error.why != "expired":
+            self.offences.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
+
+    def _refused(self, error: BadRecord) -> None:
+        peer = _asking.get()
+        if peer is not None:
+            self.blame(peer, error)
 
     def speakers(self) -> list[PeerId]:
         """Connected peers that said in identify that they speak Kademlia."""
@@ -256,6 +196,7 @@ class Kademlia(KadDHT):
                     raise NetworkError(f"{peer} closed the stream without an answer")
                 return Message.FromString(bytes(raw or b""))
             except (WireError, DecodeError) as error:
+                self.offences.note(peer, str(error))
                 raise NetworkError(f"{peer} broke the rules of Kademlia: {error}") from None
             finally:
                 with trio.CancelScope(shield=True):  # aclose never waits long
@@ -272,6 +213,29 @@ class Kademlia(KadDHT):
             if addresses and not self._network.known_addresses(peer):
                 self._network.learn(peer, addresses)
         return closer
+
+
+class _Measured:
+    """A stream on which no question is longer than `most` bytes: upstream allows 4 MiB for each."""
+
+    def __init__(self, stream: INetStream, most: int) -> None:
+        self._stream = stream
+        self._most = most
+        self._read = 0  # since the last answer
+
+    async def read(self, n: int | None = None) -> bytes:
+        chunk = await self._stream.read(n)
+        self._read += len(chunk)
+        if self._read > self._most:
+            raise NetworkError(f"a question of more than {self._most} bytes")
+        return chunk
+
+    async def write(self, data: bytes) -> None:
+        self._read = 0
+        await self._stream.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _named(told: Any) -> tuple[PeerId, tuple[Address, ...]]:

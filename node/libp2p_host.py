@@ -11,7 +11,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from libp2p import new_host
@@ -21,12 +21,14 @@ from libp2p.identity.identify import identify
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.rcmgr.connection_limits import ConnectionLimits
+from libp2p.rcmgr.connection_limits import ConnectionLimits as EstablishedLimits
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
+from swarmnode.node.handshakes import Handshakes
+from swarmnode.node.limits import ConnectionLimits, Limits
 from swarmnode.node.metered_tcp import Meter, MeteredTCP
 from swarmnode.protocols.network import NetworkError
 
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_PER_PEER = 4  # both sides may dial at once, and dial again when one side lost its end
-STREAMS_PER_PEER = 256
-UPGRADE = 5.0  # seconds for the handshakes of a connection
+UPGRADE = ConnectionLimits().handshake  # seconds for the handshakes of a connection
 
 
 class PortTaken(NetworkError):
@@ -55,20 +55,32 @@ class HostSettings:
     down: float = 0.0
     max_peers: int = 64
     agent: str = "swarmnode"
+    limits: Limits = field(default_factory=Limits)  # its `connections.peers` gives way to `max_peers`
+
+    @property
+    def connections(self) -> ConnectionLimits:
+        """The limits on connections, with the owner's number of peers."""
+        return replace(self.limits.connections, peers=self.max_peers)
 
 
 def make_host(
-    identity: Identity, settings: HostSettings, meter: Meter, announced: Callable[[list[Multiaddr]], list[Multiaddr]]
+    identity: Identity,
+    settings: HostSettings,
+    meter: Meter,
+    handshakes: Handshakes,
+    announced: Callable[[list[Multiaddr]], list[Multiaddr]],
 ) -> Any:
     """A host that does not listen yet. `announced` gives the addresses to tell others."""
     _quiet_libp2p()
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
-    most = 2 * settings.max_peers  # two sides that dial at once hold two connections for a while
+    limits = settings.connections
+    most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
+    pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
     host = new_host(
         key_pair=keys,
-        transports=[MeteredTCP(meter)],
+        transports=[MeteredTCP(meter, handshakes)],
         sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
         muxer_preference="YAMUX",
         addrs_factory=announced,
@@ -78,15 +90,13 @@ def make_host(
             min_connections=0,
             low_watermark=0,
             high_watermark=most,
-            max_connections_per_peer=CONNECTIONS_PER_PEER,
-            inbound_upgrade_timeout=UPGRADE,
-            outbound_upgrade_timeout=UPGRADE,
+            max_connections_per_peer=limits.per_peer,
+            inbound_upgrade_timeout=limits.handshake,
+            outbound_upgrade_timeout=limits.handshake,
         ),
         resource_manager=ResourceManager(
-            limits=ResourceLimits(max_connections=2 * most, max_streams=most * STREAMS_PER_PEER),
-            connection_limits=ConnectionLimits(
-                max_established_per_peer=CONNECTIONS_PER_PEER, max_established_total=most
-            ),
+            limits=ResourceLimits(max_connections=2 * most + pending, max_streams=most * limits.streams),
+            connection_limits=EstablishedLimits(max_established_per_peer=limits.per_peer, max_established_total=most),
             enable_metrics=False,
             enable_memory_limits=False,
             enable_circuit_breaker=False,
@@ -96,6 +106,7 @@ def make_host(
     swarm = host.get_network()
     assert isinstance(swarm, Swarm)
     swarm.retry_config = RetryConfig(max_retries=0)
+    swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
     swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]
     return host
 

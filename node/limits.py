@@ -46,10 +46,10 @@ class RateLimits:
     slowest member. The others get what a home or office network carries, which a busy machine can still encrypt.
     """
 
-    member: float = 0.0
-    stranger: float = 128.0 * MIB  # the line rate of gigabit Ethernet: a fifth of a core
-    strangers: float = 256.0 * MIB  # all together: two such links, half a core
-    slowed: float = 64.0 * KIB  # a peer whose standing fell: 400 small calls a second, half a call of 128 KiB
+    member: float = 0.0  # bytes a second; see above
+    stranger: float = 128.0 * MIB  # bytes a second, each: the line rate of gigabit Ethernet: a fifth of a core
+    strangers: float = 256.0 * MIB  # bytes a second, all together: two such links, half a core
+    slowed: float = 64.0 * KIB  # bytes a second, a peer whose standing fell: 400 small calls, or half a large one
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DhtLimits:
     stream: float = 30.0  # seconds that a stream of a peer lives
     message: int = 64 * KIB  # bytes of a question: a record of 16 KiB and twenty peers with addresses take 40
     records: int = 4096  # values kept for others in all
-    records_per_author: int = 16
+    records_per_author: int = 16  # as many as a node of our kind puts: 256 KiB
     record_bytes: int = 32 * MIB  # of all values kept
     provider_keys: int = 8192  # keys with providers in all, of at most 20 each: 60 MiB at the very worst
     keys_per_provider: int = 128  # twice what a node of our kind announces

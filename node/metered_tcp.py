@@ -1,4 +1,6 @@
-"""TCP for libp2p that counts every byte at the socket and holds it to the volunteer's caps.
+"""TCP for libp2p that counts every byte at the socket and holds it to the volunteer's caps and the peer's pace.
+
+An inbound connection has a place among the handshakes until it is `settled`: then its peer is known, and its pace.
 
 Reads are buffered and exact: py-libp2p's `read_exactly` gives up after 100 pieces (`io/utils.py:54`), which a slow link
 reaches within one frame.
@@ -6,7 +8,10 @@ reaches within one frame.
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol
 
 import trio
 from libp2p.abc import IRawConnection
@@ -18,7 +23,10 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
+from swarmnode.node.handshakes import Handshakes
+
 PIECE = 64 * 1024  # bytes written or read at once, and so what a cap lets through in one go
+UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
 
 
@@ -26,19 +34,32 @@ class TokenBucket:
     """Lets `rate` bytes per second through on average; 0 means no cap."""
 
     def __init__(self, rate: float) -> None:
-        self._rate = rate
+        self.rate = rate
         self._tokens = rate * BURST
         self._filled_at = -float("inf")
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes may pass. Debts are allowed, so callers queue up in the order in which they came."""
-        if not self._rate:
+        if not self.rate:
             return
         now = trio.current_time()
-        self._tokens = min(self._rate * BURST, self._tokens + (now - self._filled_at) * self._rate) - size
+        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate) - size
         self._filled_at = now
         if self._tokens < 0:
-            await trio.sleep(-self._tokens / self._rate)
+            await trio.sleep(-self._tokens / self.rate)
+
+
+class Pace(Protocol):
+    """How fast a peer may be read and written."""
+
+    def free(self) -> bool:
+        """Whether it need never wait now."""
+
+    async def received(self, size: int) -> None:
+        """Wait before more is read."""
+
+    async def sending(self, size: int) -> None:
+        """Wait before this is written."""
 
 
 class Meter:
@@ -52,45 +73,97 @@ class Meter:
 
 
 class MeteredStream(ReadWriteCloser):
-    """One TCP connection."""
+    """One TCP connection, on a socket of its own: trio's streams cost each small message three more system calls."""
 
     def __init__(self, stream: trio.SocketStream, meter: Meter) -> None:
-        self._stream = stream
+        self._remote = _remote_of(stream)
         self._meter = meter
         self._received = bytearray()
-        self._remote = _remote_of(stream)
+        self._socket = socket.socket(fileno=stream.socket.detach())
+        self._socket.setblocking(False)
+        self._pace: Pace | None = None
+        self._when_settled: Callable[[], None] | None = None
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+
+    def when_settled(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` when the peer is known."""
+        self._when_settled = listener
+
+    def settled(self, pace: Pace) -> None:
+        """The peer is known now, and how fast it may be."""
+        self._pace = pace
+        if self._when_settled is not None:
+            self._when_settled()
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
+        for start in range(0, len(view), PIECE):
+            piece = view[start : start + PIECE]
+            if self._pace is not None:
+                await self._pace.sending(len(piece))
+            await self._meter.up.take(len(piece))
+            while piece := piece[self._sent(piece) :]:
+                await self._until(trio.lowlevel.wait_writable)
+        await trio.lowlevel.checkpoint()
+
+    def write_now(self, data: bytes) -> int:
+        """How many bytes of `data` went without waiting; none where there is a cap, which may have to be waited for."""
+        capped = self._meter.up.rate or (self._pace is not None and not self._pace.free())
+        return 0 if capped else self._sent(data)
+
+    def _sent(self, data: bytes | memoryview) -> int:
         try:
-            for start in range(0, len(view), PIECE):
-                piece = view[start : start + PIECE]
-                await self._meter.up.take(len(piece))
-                await self._stream.send_all(piece)
-                self._meter.bytes_out += len(piece)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            size = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
             raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
+        self._meter.bytes_out += size
+        return size
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly `n` bytes, fewer only at the connection's end; without `n` whatever is there."""
         wanted = 1 if n is None else n
         while len(self._received) < wanted:
+            await self._until(trio.lowlevel.wait_readable)
             try:
-                chunk = await self._stream.receive_some(PIECE)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                chunk = self._socket.recv(PIECE)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
                 raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
             if not chunk:
                 break
             self._meter.bytes_in += len(chunk)
-            self._received += chunk
             await self._meter.down.take(len(chunk))  # what is not read backs up into the sender's TCP
+            if self._pace is not None:
+                await self._pace.received(len(chunk))
+            if n is None and not self._received:
+                return chunk
+            self._received += chunk
         size = len(self._received) if n is None else n
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
 
+    async def _until(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
+        if self._socket.fileno() < 0:
+            raise ConnectionClosedError("TCP connection closed here", transport="tcp")
+        try:
+            await ready(self._socket)
+        except trio.ClosedResourceError as error:
+            raise ConnectionClosedError("TCP connection closed here", transport="tcp") from error
+
+    def abort(self) -> None:
+        """Close at once: whoever reads or writes finds the connection lost."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
     async def close(self) -> None:
-        await self._stream.aclose()
+        self.abort()
+        await trio.lowlevel.checkpoint()
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self._remote
@@ -105,16 +178,28 @@ def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:
     return str(host), int(port)
 
 
+def metered_stream_of(secured: Any) -> MeteredStream | None:
+    """The TCP connection below a secured one; None where it runs over something else."""
+    for layer in ("conn", "read_writer", "read_write_closer", "stream"):  # session, Noise, its framing, raw connection
+        secured = getattr(secured, layer, None)
+    return secured if isinstance(secured, MeteredStream) else None
+
+
 class MeteredTCP(TCP):
     """The stock TCP transport with metered connections in both directions."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, handshakes: Handshakes) -> None:
         super().__init__()
         self._meter = meter
+        self._handshakes = handshakes
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
         async def metered(connection: Any) -> None:
-            await handler_function(MeteredStream(connection.stream, self._meter))
+            stream = MeteredStream(connection.stream, self._meter)
+            host = (stream.get_remote_address() or ("", 0))[0]
+            with self._handshakes.place(host, stream.abort) as handshake:
+                stream.when_settled(partial(self._handshakes.settle, handshake))
+                await handler_function(stream)
 
         return super().create_listener(metered)
 

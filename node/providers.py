@@ -16,6 +16,7 @@ from libp2p.peer.peerinfo import PeerInfo
 from swarmnode.node.kademlia import CLOSER, Kademlia
 from swarmnode.node.kademlia import Providers as Found
 from swarmnode.protocols.lookup import LookupLimits, lookup
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ REACH = CLOSER  # closest peers that hold a record (Kademlia's k)
 REPEAT = 600.0  # seconds between announcements of a key; records live for 48 h upstream, peers do not
 PACE = (9, 10.5)  # announcements, seconds: a peer drops the eleventh in 10 s
 MAX_KEYS = 64  # that one node keeps announced
+
+PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node announces in the DHT")
 
 
 class Providers:
@@ -45,7 +48,7 @@ class Providers:
             await self._kademlia.fill_table()
             now = trio.current_time()
             for key, at in list(self._keys.items()):
-                if now - at >= REPEAT:
+                if key in self._keys and now - at >= REPEAT:
                     await self._announce(key)
             self._kademlia.provider_store.cleanup_expired()
             with trio.move_on_after(REPEAT / 10):
@@ -63,6 +66,14 @@ class Providers:
             raise ValueError(f"a node announces at most {MAX_KEYS} keys")
         self._keys[key] = -float("inf")
         await self._announce(key)
+
+    def withdraw(self, key: bytes) -> None:
+        """Announce `key` no more, and do not name this node for it."""
+        self._keys.pop(key, None)
+        self._kademlia.provider_store.withdraw(key, self._host.get_id())
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PROVIDED, lambda: len(self._keys))
 
     async def find(self, key: bytes, limit: int) -> Found:
         """Providers of `key` other than this node with their addresses, at most `limit`."""
@@ -98,6 +109,8 @@ class Providers:
             if len(self._recent) == PACE[0]:
                 await trio.sleep_until(self._recent[0] + PACE[1])
             self._recent.append(trio.current_time())
+        if key not in self._keys:
+            return  # withdrawn meanwhile
         here = PeerInfo(self._host.get_id(), self._host.get_addrs())
         self._kademlia.provider_store.add_provider(key, here)  # for those who ask this node
         answered = await self._look_up(key, {}, limit=1 << 30)
@@ -114,5 +127,5 @@ class Providers:
         async with trio.open_nursery() as nursery:
             for peer in closest:
                 nursery.start_soon(tell, peer)
-        if closest:
+        if closest and key in self._keys:
             self._keys[key] = trio.current_time()

@@ -401,6 +401,9 @@ class SimNetwork:
         await trio.sleep(self._world.round_trip(self.me, self.me))
         self._world.provide(key, self.me)
 
+    def withdraw(self, key: bytes) -> None:
+        self._world.forget_provider(self.me, key)
+
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         """As promised. Like a DHT, it answers only a node that has a connection."""
         await trio.sleep(self._world.round_trip(self.me, self.me))

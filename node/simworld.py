@@ -205,8 +205,9 @@ class SimWorld:
     def provide(self, key: bytes, peer: PeerId) -> None:
         self._providers.setdefault(key, {})[peer] = None
 
-    def forget_provider(self, peer: PeerId) -> None:
-        for providers in self._providers.values():
+    def forget_provider(self, peer: PeerId, key: bytes | None = None) -> None:
+        """The peer provides `key` no more, or nothing at all."""
+        for providers in self._providers.values() if key is None else [self._providers.get(key, {})]:
             providers.pop(peer, None)
 
     def providers(self, key: bytes, asker: PeerId, limit: int) -> tuple[PeerId, ...]:

@@ -48,13 +48,13 @@ class ConductLimits:
     """How much a peer may offend."""
 
     load: float = 1.0  # points for too much at once
-    load_every: float = 1.0  # seconds in which overload counts once: 20 s of it slow a peer, a minute refuses it
+    load_every: float = 1.0  # seconds in which overload counts once: 16 s of it slow a peer, 45 s refuse it, 3 min ban it
     breach: float = 10.0  # points: two of them may be a bug that a release has, eight are a purpose
     lie: float = 20.0  # points: proved, but a bad disk or bad memory lies as well
     half_life: float = 60.0  # seconds; a peer that overloads for ever comes to 87 points
-    slowed: float = 20.0  # points from which on a peer is served slowly
-    refused: float = 40.0  # points from which on it gets no new streams and no calls
-    banned: float = 80.0  # points at which it is disconnected
+    slowed: float = 15.0  # points from which on a peer is served slowly
+    refused: float = 35.0  # points from which on it gets no new streams and no calls
+    banned: float = 75.0  # points at which it is disconnected
     first_ban: float = 60.0  # seconds; each further one is twice as long
     longest_ban: float = 3600.0  # seconds
     forgiven: float = 6 * 3600.0  # seconds after a ban in which the next one counts as further

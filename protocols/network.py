@@ -140,6 +140,9 @@ class Network(Protocol):
     async def provide(self, key: bytes) -> None:
         """Announce, and keep announced while this node runs, that this node has something under `key` (32 bytes)."""
 
+    def withdraw(self, key: bytes) -> None:
+        """Announce `key` no more. Those who were told forget it in their own time."""
+
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         """Peers that announced `key`; their addresses are learned. Empty where nobody did or nobody answered."""
 

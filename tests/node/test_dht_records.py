@@ -17,7 +17,8 @@ from swarmnode.node.addresses import public_key
 from swarmnode.node.dht_records import REPUBLISH, DhtRecords
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.kademlia import RECORDS_PER_AUTHOR, Kademlia
+from swarmnode.node.kademlia import Kademlia
+from swarmnode.node.limits import DhtLimits
 from swarmnode.protocols.dht_records import (
     MAX_LIFETIME,
     MAX_VALUE,
@@ -206,7 +207,7 @@ def test_refused_stores_leave_the_live_value_alone() -> None:
             live = stored.record
             key = live.key
             forged = seal(attacker.network.sign, Record(author.me, "head", b"lie", 1 << 61, live.expires))
-            bad = [forged, old, b"", b"\xff" * 100, b"x" * (1 << 18)]
+            bad = [forged, old, b"", b"\xff" * 100, b"x" * (1 << 15), b"x" * (1 << 18)]
             for raw in bad:
                 try:
                     assert not await attacker.kademlia.put(storer.me, key, raw)
@@ -225,9 +226,9 @@ def test_a_full_store_refuses_and_keeps_what_lives() -> None:
         clock = Clock()
         async with nodes_in_a_ring(2, clock) as (storer, _):
             author, store = Author(), storer.kademlia.records
-            for number in range(RECORDS_PER_AUTHOR + 3):
+            for number in range(DhtLimits().records_per_author + 3):
                 record = Record(author.peer_id, f"n{number}", b"v", 1, int((NOW + 60) * 1000))
-                if number < RECORDS_PER_AUTHOR:
+                if number < DhtLimits().records_per_author:
                     store.keep(record.key, author.sealed(record))
                     continue
                 with pytest.raises(BadRecord, match="no room"):

@@ -1,0 +1,83 @@
+"""How fast each peer may send and be sent to: members of a run freely, strangers at a LAN's rate, the slowed slowly.
+
+Nothing is refused: a peer beyond its rate is not read from, so its TCP waits, and what it is sent waits here, in
+outboxes that have bounds. Whoever is slowed for what it did is served in the little that it is read and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
+import trio
+
+from swarmnode.node.limits import RateLimits
+from swarmnode.node.metered_tcp import TokenBucket
+from swarmnode.protocols.conduct import Conduct, Standing
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+
+WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
+IN, OUT = "in", "out"
+
+
+class Pacer:
+    """The rates of all peers of a host."""
+
+    def __init__(self, limits: RateLimits, conduct: Conduct) -> None:
+        self._limits = limits
+        self._conduct = conduct
+        self._paces: WeakValueDictionary[PeerId, Pace] = WeakValueDictionary()
+        self._strangers = {direction: TokenBucket(limits.strangers) for direction in (IN, OUT)}
+        self._waited = dict.fromkeys((IN, OUT), 0.0)
+        self.is_member: Callable[[PeerId], bool] = lambda peer: True  # a node without a run is among friends
+
+    def of(self, peer: PeerId) -> Pace:
+        """What all connections of `peer` go by."""
+        pace = self._paces.get(peer)
+        if pace is None:
+            pace = self._paces[peer] = Pace(self, peer)
+        return pace
+
+    def free(self, peer: PeerId) -> bool:
+        """Whether the peer may send and be sent to as fast as it goes."""
+        return not self._limits.member and self.is_member(peer) and self._conduct.standing(peer) is Standing.GOOD
+
+    async def wait(self, pace: Pace, direction: str, size: int) -> None:
+        """Return when `size` bytes of the peer may have passed."""
+        if self.free(pace.peer):
+            return
+        member = self.is_member(pace.peer)
+        bucket = pace.buckets[direction]
+        bucket.rate = self._limits.member if member else self._limits.stranger
+        if self._conduct.standing(pace.peer) is not Standing.GOOD:
+            bucket.rate = self._limits.slowed
+        began = trio.current_time()
+        await bucket.take(size)
+        if not member:
+            await self._strangers[direction].take(size)
+        self._waited[direction] += trio.current_time() - began
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(WAITED, lambda: self._waited)
+
+
+class Pace:
+    """One peer's, for the sockets."""
+
+    def __init__(self, pacer: Pacer, peer: PeerId) -> None:
+        self.peer = peer
+        self.buckets = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
+        self._pacer = pacer
+
+    def free(self) -> bool:
+        """Whether it need never wait now."""
+        return self._pacer.free(self.peer)
+
+    async def received(self, size: int) -> None:
+        """Wait before more is read."""
+        await self._pacer.wait(self, IN, size)
+
+    async def sending(self, size: int) -> None:
+        """Wait before this is written."""
+        await self._pacer.wait(self, OUT, size)
