@@ -4,7 +4,11 @@ A node offers the states of its last rounds in chunks. Whoever needs one asks me
 chunk hashes), takes the state that is asked for, or the one that most of them stand on, and fetches its chunks from all
 members who gave the same manifest: each free fetcher takes the next chunk, a chunk that fails goes to another member,
 and every chunk is checked against its hash as it arrives. At the end the state hash is recomputed: no head count
-replaces it. A member that dies or lies costs its chunks another try, nothing else.
+replaces it. A member that dies or lies costs its chunks another try, nothing else. An attempt that ends early is taken
+up again when the same state is asked for.
+
+A state is no shard: members know it by its state hash before anybody has hashed it as a shard, it lives in memory for
+some rounds, and on disk as a checkpoint; a shard of it would be hashed, written and synced once more in every round.
 """
 
 from __future__ import annotations
@@ -65,6 +69,15 @@ class _Served:
     manifest: Manifest | None = None
 
 
+@dataclass
+class _Attempt:
+    """A state of which some chunks are here, each verified; memory that nobody else holds."""
+
+    manifest: Manifest
+    buffer: bytearray
+    missing: set[int]
+
+
 class CatchUp:
     """Serves and fetches the states of one run."""
 
@@ -78,6 +91,7 @@ class CatchUp:
         self._runner = runner
         self._layout = layout
         self._served: OrderedDict[str, _Served] = OrderedDict()
+        self._unfinished: _Attempt | None = None
         self._hashing = trio.Lock()
         rpc.serve("catchup.manifest", ManifestQuery, self._on_manifest)
 
@@ -139,12 +153,23 @@ class CatchUp:
     async def _fetch_by(
         self, manifest: Manifest, sources: list[PeerId], progress: Callable[[int, int], None] | None
     ) -> tuple[int, str, OuterState]:
+        attempt, self._unfinished = self._unfinished, None
+        if attempt is None or attempt.manifest != manifest:
+            attempt = _Attempt(manifest, bytearray(manifest.size), set(range(len(manifest.chunks))))
         logger.info(
-            "fetching the state of round %d: %d bytes, sources: %d", manifest.round, manifest.size, len(sources)
+            "fetching the state of round %d: %d bytes, chunks that are missing: %d of %d, sources: %d",
+            manifest.round,
+            manifest.size,
+            len(attempt.missing),
+            len(manifest.chunks),
+            len(sources),
         )
-        buffer = bytearray(manifest.size)
-        await self._fetch_chunks(manifest, sources, memoryview(buffer), progress)
-        state = await self._runner(lambda: self._restore(manifest, buffer))
+        try:
+            await self._fetch_chunks(attempt, sources, progress)
+        except BaseException:
+            self._unfinished = attempt
+            raise
+        state = await self._runner(lambda: self._restore(manifest, attempt.buffer))
         return manifest.round, manifest.state_hash, state
 
     async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, Manifest]:
@@ -180,19 +205,16 @@ class CatchUp:
         )
 
     async def _fetch_chunks(
-        self,
-        manifest: Manifest,
-        sources: list[PeerId],
-        buffer: memoryview,
-        progress: Callable[[int, int], None] | None,
+        self, attempt: _Attempt, sources: list[PeerId], progress: Callable[[int, int], None] | None
     ) -> None:
-        waiting = deque(range(len(manifest.chunks)))
-        done = 0
-        unfinished = len(waiting)
+        manifest, missing = attempt.manifest, attempt.missing
+        if not missing:
+            return
+        buffer = memoryview(attempt.buffer)
+        waiting = deque(sorted(missing))
         finished = trio.Event()
 
         async def fetcher(peer: PeerId) -> None:
-            nonlocal done, unfinished
             while not finished.is_set():
                 if not waiting:
                     # another member's chunk may still fail and come back
@@ -207,19 +229,19 @@ class CatchUp:
                     logger.info("chunk %d of the state from %s: %s", index, peer, error)
                     waiting.append(index)
                     return  # this member is of no use now; the others take its chunks
-                done += len(part)
-                unfinished -= 1
+                missing.remove(index)
                 if progress is not None:
-                    progress(done, manifest.size)
-                if unfinished == 0:
+                    left = sum(min(CHUNK, manifest.size - i * CHUNK) for i in missing)
+                    progress(manifest.size - left, manifest.size)
+                if not missing:
                     finished.set()
 
         async with trio.open_nursery() as nursery:
             for peer in sources:
                 for _ in range(FETCHERS):
                     nursery.start_soon(fetcher, peer)
-        if unfinished:
-            raise CatchUpFailed(f"{unfinished} of {len(manifest.chunks)} chunks of the state could not be fetched")
+        if missing:
+            raise CatchUpFailed(f"{len(missing)} of {len(manifest.chunks)} chunks of the state could not be fetched")
 
     async def _fetch_chunk(self, peer: PeerId, manifest: Manifest, index: int, part: memoryview) -> None:
         digest = manifest.chunks[index]

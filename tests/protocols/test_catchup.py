@@ -90,6 +90,33 @@ def test_a_member_that_dies_costs_its_chunks_another_try(simulated: Simulated) -
     simulated(main)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_attempt_that_ended_early_is_taken_up_again_for_the_same_state_only(simulated: Simulated, same: bool) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, first, second = await nodes(world, nursery, 3)
+        wanted = serve(first, 7, a_state(1))
+        asked = serve(second, 7, a_state(1)) if same else serve(second, 8, a_state(2))
+        progress: list[int] = []
+
+        async def kill() -> None:
+            while not progress:  # noqa: ASYNC110 (the first chunk has no event)
+                await trio.sleep(0.01)
+            world.kill(first.me)
+
+        world.link(late.me, first.me, bandwidth=1e6)
+        nursery.start_soon(kill)
+        with pytest.raises(CatchUpFailed):
+            await late.catch_up.fetch([first.me], state_hash=wanted, progress=lambda done, _: progress.append(done))
+        before, progress[:] = progress[-1], []
+        _, hash, got = await late.catch_up.fetch(
+            [second.me], state_hash=asked, progress=lambda done, _: progress.append(done)
+        )
+        assert hash == asked and got.parameters.tobytes() == a_state(1 if same else 2).parameters.tobytes()
+        assert (progress[0] > before) == (len(progress) < 5) == same
+
+    simulated(main)
+
+
 def test_another_state_than_the_one_asked_for_is_not_taken(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         late, member = await nodes(world, nursery, 2)
