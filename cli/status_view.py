@@ -98,10 +98,19 @@ def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> li
     if run.get("compute_share") is not None:
         speed += f", {run['compute_share']:.0%} of the time computing"
     lines.append(line("speed", speed))
+    if run.get("data"):
+        lines.append(line("data", _data(run["data"])))
     if run.get("state_hash"):
         outcome = f"   last round {run['outcome'].lower()}" if run.get("outcome") else ""
         lines.append(line("state", f"{run['state_hash'][:16]}{outcome}"))
     return lines
+
+
+def _data(data: dict[str, Any]) -> str:
+    if data["source"] == "local":
+        return "this node's own text"
+    fetched = f", {size(data['fetched'])} of it fetched" if data["fetched"] else ""
+    return f"{data['shards']} of {data['wanted']} shards here, {size(data['bytes'])}{fetched}"
 
 
 def _loss(run: dict[str, Any], colour: bool) -> str:

@@ -44,6 +44,7 @@ STATUS: dict[str, Any] = {
         "loss_history": [[r, 5.0 - 0.14 * r] for r in range(19)],
         "tokens_per_second": 12345.0,
         "compute_share": 0.83,
+        "data": {"source": "shards", "shards": 12, "wanted": 16, "bytes": 2_300_000, "fetched": 1_500_000},
         "state_hash": "ab" * 32,
         "outcome": "Partial",
         "missing": [PEER_ID],

@@ -25,6 +25,7 @@ def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> 
         "private",
         "18.4 MB",
         "-0.140",
+        "12 of 16 shards here, 2.3 MB, 1.5 MB of it fetched",
     ):
         assert part in shown.stdout, part
     assert "█" in shown.stdout and "▁" in shown.stdout and "\x1b" not in shown.stdout
@@ -42,7 +43,10 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
         "rounds": 10**6,
         "loss": 1e30,
     }
-    others = ({**answer, "run": None, "trainer": None}, {**answer, "run": {**run, "loss": None}})
+    others = (
+        {**answer, "run": None, "trainer": None},
+        {**answer, "run": {**run, "loss": None, "data": {**run["data"], "source": "local"}}},
+    )
     for status in (answer, wild, *others):
         lines = render(status).split("\n")
         coloured = render(status, colour=True)
