@@ -21,6 +21,7 @@ hash of sets: an element counted 2^16 times is as if it were not there, so calle
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ FINGERPRINT_SIZE = 16  # bytes
 SALT_SIZE = 32  # bytes, a key of blake3
 _TAG = b"swarmnode/lthash/1\0"  # with an element of 40 bytes still one block of blake3
 _LANE = np.dtype("<u2")
+_AT_ONCE = 128  # elements whose vectors are in memory together: 256 KiB
 
 Sum: TypeAlias = NDArray[np.uint16]  # (LANES,)
 
@@ -49,9 +51,10 @@ def vector(element: bytes) -> Sum:
 
 def sum_of(elements: Iterable[bytes]) -> Sum:
     """The sum of distinct elements; some 1.8 µs each."""
-    raw = b"".join([blake3(_TAG + element).digest(length=VECTOR_SIZE) for element in elements])
-    rows = np.frombuffer(raw, _LANE).reshape(-1, LANES)  # (elements, LANES)
-    total: Sum = np.add.reduce(rows, axis=0, dtype=_LANE)
+    total, rest = zero(), iter(elements)
+    while raw := b"".join([blake3(_TAG + e).digest(length=VECTOR_SIZE) for e in islice(rest, _AT_ONCE)]):
+        rows = np.frombuffer(raw, _LANE).reshape(-1, LANES)  # (elements, LANES)
+        total += np.add.reduce(rows, axis=0, dtype=_LANE)
     return total
 
 

@@ -1,0 +1,445 @@
+"""Range-based set reconciliation: two replicas find what each lacks, in bytes that grow with the difference.
+
+After Meyer 2022 (arXiv 2212.13567); negentropy is its best-known form. The initiator asks about ranges of ranks
+(`ranges`), the responder answers; ranges whose fingerprints differ are cut into smaller ones until what differs is
+listed. The responder keeps nothing between frames but its snapshot and its budget. In the end the initiator knows
+`need`, what only the responder has, and `have`, what only it has itself; fetching and offering these is not done here.
+
+    I -> R   hello: the cut-off, a nonce, the fingerprint of everything
+    R -> I   equal; or a nonce, the fingerprint of everything, and its parts
+    I -> R   asks: parts of what differs, or lists of short ids where little is left
+    R -> I   answers: parts of what differs; ranks that the initiator lacks, and places in its lists of what R lacks
+
+Cut-off: only what expires after a time T is compared, so that a replica that has swept and one that has not agree. T
+is the later of what both sides hold, and the first answer says it; a peer more than a minute off is refused.
+
+Salt: everything after the hello is salted by a hash of T and both nonces, so the nonce of one honest side suffices
+that nobody knew the salt while the elements were made. Hence what travels can be short: marks of 8 bytes, short ids of
+6. That one of them errs has a chance of some 10^-10 a session with 100 differences. The fingerprint of everything, 16
+bytes, tells: then `agreed` is False, and the next session, under another salt, finds what was missed. What a salted
+hash gives and what not, see `lthash`: a peer that lies gets what it asks for and hides what it likes. It cannot make
+this side go on: each side counts frames, bytes and work and raises `Exhausted` beyond its budget; what the initiator
+learned until then is of use.
+
+Ranges are cut into at most 16 parts and listed at 32 ranks: 100 000 ranks take 6 half rounds, 16 times as many take 2
+more. `bench/reconcile.py` measures bytes and time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from blake3 import blake3
+
+from swarmnode.crdt import lthash
+from swarmnode.crdt.hlc import MAX_AHEAD, MAX_TIME
+from swarmnode.crdt.lthash import FINGERPRINT_SIZE
+from swarmnode.crdt.ranges import END, START, RangeTree, separator
+from swarmnode.crdt.reconcile_frames import (
+    ANSWERS,
+    ASKS,
+    DIFFER,
+    EQUAL,
+    HELLO,
+    MARK_SIZE,
+    MAX_FRAME,
+    NONCE_SIZE,
+    SETTLED,
+    SHORT_SIZE,
+    Answer,
+    Ask,
+    Compare,
+    Listing,
+    ListIt,
+    Malformed,
+    Parts,
+    Reader,
+    ReconcileError,
+    Settled,
+    Told,
+    Whole,
+    Writer,
+    answers_frame,
+)
+
+MIN_PARTS, MAX_PARTS = 2, 16
+LIST_AT = 32  # own ranks of a range at or below which they are listed rather than cut
+LIST_ASKED = 128  # at most MAX_LISTING; the same where the responder has so little that it asked for a list
+WHOLE_AT = 1  # ranks at or below which the responder tells all at once
+WINDOW = 2048  # ranks of its own that the responder looks at for one answer to a listing
+MIN_FRAME = 4096  # bytes; any one answer fits beside the bits of all others
+_COMPARE_WORK = 64  # ranks hashed for one mark, on average at most
+_TAG = b"swarmnode/reconcile/1\0"
+
+Snapshot = Callable[[int], RangeTree]  # all that expires after a cut-off in ms
+
+
+class Exhausted(ReconcileError):
+    """The peer wanted more of this side than its budget; a lie, or so much that it takes several sessions."""
+
+
+class CutoffRefused(ReconcileError):
+    """The peer's cut-off lies so far from this side's that a clock must be wrong, and much would be left out."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one session may cost this side at most. What it holds in memory is a small multiple of `size`."""
+
+    frames: int = 512  # received
+    size: int = 8 << 20  # bytes, received and sent
+    work: int = 4_000_000  # ranks hashed, about; some 1 µs each
+    frame: int = MAX_FRAME  # bytes of a frame made here
+
+    def __post_init__(self) -> None:
+        if not MIN_FRAME <= self.frame <= MAX_FRAME:
+            raise ValueError(f"frame is {self.frame}; expected {MIN_FRAME} to {MAX_FRAME} bytes")
+
+
+class _Meter:
+    """What a session has cost so far. Raises Exhausted beyond the budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.frames = self.size = self.work = 0
+
+    def received(self, frame: bytes) -> None:
+        self.frames += 1
+        if self.frames > self._budget.frames:
+            raise Exhausted(f"more than {self._budget.frames} frames in one session")
+        self.moved(frame)
+
+    def moved(self, frame: bytes) -> None:
+        self.size += len(frame)
+        if self.size > self._budget.size:
+            raise Exhausted(f"more than {self._budget.size} bytes in one session")
+
+    def worked(self, ranks: int) -> None:
+        self.work += ranks
+        if self.work > self._budget.work:
+            raise Exhausted(f"more than {self._budget.work} ranks hashed in one session")
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A range about which the initiator knows too little. `mark`: of the own side, where it is not known to differ."""
+
+    lo: bytes
+    hi: bytes
+    mark: bytes | None = None
+    asked: bool = False  # for a list
+
+
+class Initiator:
+    """The side that asks. Send `open()`, then what `receive` returns for each frame that comes, until it is None.
+
+    snapshot: the own set after a cut-off; called again where the responder holds a later one
+    cutoff: ms since the epoch
+    nonce: 8 random bytes, fresh for each session
+    """
+
+    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, budget: Budget | None = None) -> None:
+        _check(cutoff, nonce)
+        self.cutoff = cutoff  # the session's, once the responder has answered
+        self.need: set[bytes] = set()  # ranks that only the responder has
+        self.have: set[bytes] = set()  # ranks that only this side has
+        self.agreed = False  # at the end: the responder's set is exactly this one with `need` and without `have`
+        self._budget = budget or Budget()
+        self._meter = _Meter(self._budget)
+        self._snapshot = snapshot
+        self._tree = snapshot(cutoff)
+        self._nonce = nonce
+        self._salt = b""
+        self._theirs = b""  # fingerprint of all that the responder has
+        self._open: list[_Open] = []  # ascending
+        self._asks: list[Ask] = []  # the first of `_open`, as they were put
+        self._expected: tuple[int, ...] = ()  # kinds of the next frame
+
+    def open(self) -> bytes:
+        """The first frame."""
+        self._expected = (EQUAL, DIFFER)
+        ours = self._tree.fingerprint(START, END, _hello_salt(self.cutoff, self._nonce))
+        frame = bytes([HELLO]) + self.cutoff.to_bytes(6, "big") + self._nonce + ours
+        self._meter.moved(frame)
+        return frame
+
+    def receive(self, frame: bytes) -> bytes | None:
+        """The next frame for the responder; None at the end. Raises Malformed, Exhausted and CutoffRefused."""
+        self._meter.received(frame)
+        reader = Reader(frame)
+        kind = reader.raw(1)[0]
+        if kind not in self._expected:
+            raise Malformed(f"a frame of kind {kind} out of turn")
+        self._expected = ()
+        if kind == ANSWERS:
+            self._learn(self._asks, reader.answers(self._asks))
+        else:
+            self._begin(reader, kind)
+        if reader:
+            raise Malformed("a frame goes on behind its end")
+        if not self._open:
+            self.agreed = kind == EQUAL or self._is_explained()
+            return None
+        reply = self._ask()
+        self._meter.moved(reply)
+        self._expected = (ANSWERS,)
+        return reply
+
+    def _begin(self, reader: Reader, kind: int) -> None:
+        later = reader.number(MAX_TIME)
+        if later > MAX_AHEAD:
+            raise CutoffRefused(f"the responder's cut-off is {later} ms ahead; at most {MAX_AHEAD}")
+        self.cutoff += later
+        if kind == EQUAL:
+            return
+        if later:
+            self._tree = self._snapshot(self.cutoff)
+        nonce = reader.raw(NONCE_SIZE)
+        self._salt = _session_salt(self.cutoff, self._nonce, nonce)
+        self._theirs = reader.raw(FINGERPRINT_SIZE)
+        everything = Compare(START, END, b"")
+        self._open = [_Open(START, END)]
+        self._learn([everything], [reader.answer(everything)])
+
+    def _learn(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> None:
+        """Take in answers to the first of `asks`, which are about the first of what is open."""
+        rest = [_Open(a.lo, a.hi, a.mark if isinstance(a, Compare) else None) for a in asks[len(answers) :]]
+        behind = asks[-1].hi
+        found: list[_Open] = []
+        for ask, answer in zip(asks[: len(answers)], answers, strict=True):
+            if isinstance(answer, ListIt):
+                found.append(_Open(ask.lo, ask.hi, asked=True))
+            elif isinstance(answer, Parts):
+                found += self._differing(ask, answer)
+            elif isinstance(answer, Whole):
+                own = self._tree.keys(ask.lo, ask.hi)
+                self.have.update(set(own).difference(answer.ranks))
+                self.need.update(set(answer.ranks).difference(own))
+            elif isinstance(answer, Told):
+                assert isinstance(ask, Listing)
+                hi = answer.below or ask.hi
+                own = self._tree.keys(ask.lo, ask.hi)
+                self.have.update(own[place] for place in answer.positions if own[place] < hi)
+                self.need.update(rank for rank in answer.ranks if rank not in self._tree)
+                if answer.below:
+                    found.append(_Open(answer.below, ask.hi))
+        self._open = found + rest + [o for o in self._open if o.lo >= behind]
+
+    def _differing(self, ask: Ask, parts: Parts) -> list[_Open]:
+        cuts = [ask.lo, *parts.bounds, ask.hi]
+        self._meter.worked(_COMPARE_WORK * len(parts.marks))
+        return [
+            _Open(lo, hi)
+            for (lo, hi), mark in zip(pairwise(cuts), parts.marks, strict=True)
+            if _mark(self._tree, lo, hi, self._salt) != mark
+        ]
+
+    def _ask(self) -> bytes:
+        """Ask about as much of what is open, from the low end, as a frame holds."""
+        out = Writer(bytes([ASKS]))
+        self._asks = []
+        group: list[Ask] = []
+        size = 1
+        for o in self._open:
+            new = self._asks_about(o)
+            size += sum(_size(ask) for ask in new)
+            if size > self._budget.frame and self._asks:
+                break
+            for ask in new:
+                if group and (group[-1].hi != ask.lo or type(group[-1]) is not type(ask)):
+                    out.asks(group)
+                    group = []
+                group.append(ask)
+            self._asks += new
+        out.asks(group)
+        return out.frame()
+
+    def _asks_about(self, o: _Open) -> list[Ask]:
+        if o.mark is not None:
+            return [Compare(o.lo, o.hi, o.mark)]
+        count = self._tree.count(o.lo, o.hi)
+        if count <= (LIST_ASKED if o.asked else LIST_AT):
+            self._meter.worked(count)
+            return [Listing(o.lo, o.hi, tuple(_short(rank, self._salt) for rank in self._tree.keys(o.lo, o.hi)))]
+        cuts = [o.lo, *self._tree.split(o.lo, o.hi, fan_out(count)), o.hi]
+        self._meter.worked(_COMPARE_WORK * (len(cuts) - 1))
+        return [Compare(lo, hi, _mark(self._tree, lo, hi, self._salt)) for lo, hi in pairwise(cuts)]
+
+    def _is_explained(self) -> bool:
+        """Whether what was learned turns the own set into the responder's."""
+        total, count = self._tree.sum()
+        total = total + lthash.sum_of(self.need) - lthash.sum_of(self.have)
+        count += len(self.need) - len(self.have)
+        return lthash.fingerprint(total, count, self._salt) == self._theirs
+
+
+class Responder:
+    """The side that answers: `receive` makes the one frame that goes back for each that comes.
+
+    Arguments as of `Initiator`. The session ends when the initiator asks no more, or with `done`: the sets are equal.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, budget: Budget | None = None) -> None:
+        _check(cutoff, nonce)
+        self.cutoff = cutoff
+        self.done = False
+        self._budget = budget or Budget()
+        self._meter = _Meter(self._budget)
+        self._snapshot = snapshot
+        self._nonce = nonce
+        self._tree: RangeTree | None = None
+        self._salt = b""
+
+    def receive(self, frame: bytes) -> bytes:
+        """The answer to a frame. Raises Malformed, Exhausted and CutoffRefused."""
+        self._meter.received(frame)
+        reader = Reader(frame)
+        kind = reader.raw(1)[0]
+        if kind == HELLO and self._tree is None:
+            reply = self._begin(reader)
+        elif kind == ASKS and self._tree is not None and not self.done:
+            reply = self._answer_all(self._tree, reader.asks())
+        else:
+            raise Malformed(f"a frame of kind {kind} out of turn")
+        self._meter.moved(reply)
+        return reply
+
+    def _begin(self, reader: Reader) -> bytes:
+        asked = int.from_bytes(reader.raw(6), "big")
+        nonce, theirs = reader.raw(NONCE_SIZE), reader.raw(FINGERPRINT_SIZE)
+        if reader:
+            raise Malformed("a hello goes on behind its end")
+        if abs(asked - self.cutoff) > MAX_AHEAD:
+            raise CutoffRefused(f"the initiator's cut-off is {asked - self.cutoff} ms ahead; at most ±{MAX_AHEAD}")
+        self.cutoff = max(asked, self.cutoff)
+        self._tree = tree = self._snapshot(self.cutoff)
+        self.done = tree.fingerprint(START, END, _hello_salt(asked, nonce)) == theirs
+        out = Writer(bytes([EQUAL if self.done else DIFFER]))
+        out.number(self.cutoff - asked)
+        if not self.done:
+            self._salt = _session_salt(self.cutoff, nonce, self._nonce)
+            out.raw(self._nonce)
+            out.raw(tree.fingerprint(START, END, self._salt))
+            out.answer(self._differs(tree, START, END))
+        return out.frame()
+
+    def _answer_all(self, tree: RangeTree, asks: Sequence[Ask]) -> bytes:
+        """Answers to as many asks as fit."""
+        body = Writer()
+        settled: list[bool] = []
+        room = self._budget.frame - len(asks) // 8 - 8
+        for ask in asks:
+            before = body.place()
+            answer = self._compare(tree, ask) if isinstance(ask, Compare) else self._match(tree, ask, room - len(body))
+            if answer is None:
+                break
+            settled.append(isinstance(answer, Settled))
+            body.answer(answer)
+            if len(body) > room:
+                body.back(before)
+                settled.pop()
+                break
+        return answers_frame(settled, body)
+
+    def _compare(self, tree: RangeTree, ask: Compare) -> Answer:
+        self._meter.worked(_COMPARE_WORK)
+        if _mark(tree, ask.lo, ask.hi, self._salt) == ask.mark:
+            return SETTLED
+        return self._differs(tree, ask.lo, ask.hi)
+
+    def _differs(self, tree: RangeTree, lo: bytes, hi: bytes) -> Answer:
+        count = tree.count(lo, hi)
+        if count <= WHOLE_AT:
+            return Whole(tuple(tree.keys(lo, hi)))
+        if count <= LIST_AT:
+            return ListIt()
+        bounds = tree.split(lo, hi, fan_out(count))
+        cuts = [lo, *bounds, hi]
+        self._meter.worked(_COMPARE_WORK * len(bounds))
+        return Parts(tuple(bounds), tuple(_mark(tree, a, b, self._salt) for a, b in pairwise(cuts)))
+
+    def _match(self, tree: RangeTree, ask: Listing, room: int) -> Answer | None:
+        """What is told of a listing in at most `room` bytes; None where that is nothing."""
+        own = tree.keys(ask.lo, ask.hi, WINDOW + 1)
+        self._meter.worked(len(own) + len(ask.shorts))
+        below = None
+        if len(own) > WINDOW:
+            below = separator(own[-2], own[-1])
+            own.pop()
+        shorts = [_short(rank, self._salt) for rank in own]
+        known, listed = set(shorts), set(ask.shorts)
+        lacking = [rank for rank, short in zip(own, shorts, strict=True) if short not in listed]
+        positions = tuple(place for place, short in enumerate(ask.shorts) if short not in known)
+        if not lacking and not positions and below is None:
+            return SETTLED
+        fit = (room - 3 * len(positions) - 60) // 41
+        if fit < len(lacking):
+            if fit < 1:
+                return None
+            below = separator(lacking[fit - 1], lacking[fit])
+            del lacking[fit:]
+        return Told(tuple(lacking), positions, below)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """Bytes of the frames of a session, in turn; the initiator's come first."""
+
+    frames: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.frames)
+
+    @property
+    def half_rounds(self) -> int:
+        return len(self.frames)
+
+
+def converse(initiator: Initiator, responder: Responder) -> Transcript:
+    """Run a session between two sides in one place. Raises what either side raises."""
+    sizes = []
+    frame: bytes | None = initiator.open()
+    while frame is not None:
+        reply = responder.receive(frame)
+        sizes += [len(frame), len(reply)]
+        frame = initiator.receive(reply)
+    return Transcript(tuple(sizes))
+
+
+def fan_out(count: int) -> int:
+    """Into how many parts to cut a range of `count` ranks.
+
+    With one difference in it, k parts cost about 11 k bytes and listing the one that differs 6 count / k: least at
+    sqrt(0.55 count).
+    """
+    return max(MIN_PARTS, min(MAX_PARTS, round(math.sqrt(0.55 * count))))
+
+
+def _check(cutoff: int, nonce: bytes) -> None:
+    if not 0 <= cutoff <= MAX_TIME or len(nonce) != NONCE_SIZE:
+        raise ValueError(f"cut-off {cutoff} and a nonce of {len(nonce)} bytes; expected 48 bits and {NONCE_SIZE} bytes")
+
+
+def _hello_salt(cutoff: int, nonce: bytes) -> bytes:
+    return blake3(_TAG + cutoff.to_bytes(6, "big") + nonce).digest()
+
+
+def _session_salt(cutoff: int, nonce: bytes, answer: bytes) -> bytes:
+    return blake3(_TAG + cutoff.to_bytes(6, "big") + nonce + answer).digest()
+
+
+def _mark(tree: RangeTree, lo: bytes, hi: bytes, salt: bytes) -> bytes:
+    return tree.fingerprint(lo, hi, salt)[:MARK_SIZE]
+
+
+def _short(rank: bytes, salt: bytes) -> bytes:
+    return blake3(rank, key=salt).digest(length=SHORT_SIZE)
+
+
+def _size(ask: Ask) -> int:
+    """Bytes that an ask takes at most, with the head of a group."""
+    return len(ask.lo) + len(ask.hi) + 12 + (MARK_SIZE if isinstance(ask, Compare) else SHORT_SIZE * len(ask.shorts))
