@@ -31,6 +31,7 @@ import trio
 from blake3 import blake3
 
 from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.runner import Runner
@@ -43,6 +44,9 @@ MAX_KEY = 16  # parts of a key
 HASH_THREADS = 2  # a fetched buffer is hashed once it is whole, while its sender has nothing to do
 
 Key = tuple[str | int, ...]  # ("part", run id, round, ballot, index)
+
+STREAMS = Metric("swarmnode_bulk_streams", GAUGE, "streams on which peers fetch buffers from here")
+OFFERS = Metric("swarmnode_bulk_offers", GAUGE, "buffers that peers may fetch")
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +192,11 @@ class Bulk:
                 desk.scope.cancel()
             for peer in list(self._idle):
                 await self._drop_idle(peer)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(STREAMS, lambda: len(self._desks))
+        metrics.show(OFFERS, lambda: len(self._offers))
+        self.offences.measure(metrics)
 
     # -- fetching
 

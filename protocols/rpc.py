@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, Stream
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc_callee import Desk, Items, Method, Office
@@ -82,6 +83,11 @@ __all__ = [
 
 PING = "ping"  # the method that every Rpc serves
 NORMAL = RpcLimits()
+
+CALLS = Metric("swarmnode_calls", GAUGE, "calls of peers that are carried out here now")
+HELD = Metric("swarmnode_calls_held_bytes", GAUGE, "bytes of their requests, and of answers that find no room")
+REFUSED = Metric("swarmnode_calls_refused_total", COUNTER, 'calls of peers that were answered "busy"', "why")
+STREAMS = Metric("swarmnode_call_streams", GAUGE, "streams that carry calls", "direction")
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -172,6 +178,14 @@ class Rpc:
             self._nursery = None
             for desk in list(self._serving):
                 desk.scope.cancel()
+
+    def measure(self, metrics: Metrics) -> None:
+        office = self._office
+        metrics.show(CALLS, office.carried_out.total)
+        metrics.show(HELD, office.held.total)
+        metrics.show(REFUSED, lambda: {why: office.refused[why] for why in ("closed", "over its limits")})
+        metrics.show(STREAMS, lambda: {"in": len(self._serving), "out": len(self._lines)})
+        self.offences.measure(metrics)
 
     def _add(self, name: str, method: Method) -> None:
         if name in self._office.methods:

@@ -67,6 +67,7 @@ class Office:
     carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
     uploads: Counter[PeerId] = field(default_factory=Counter)  # those of them that are uploads
     held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
+    refused: Counter[str] = field(default_factory=Counter)  # calls, by why
     failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
 
     def closed(self, peer: PeerId, call: Frame) -> str | None:
@@ -191,6 +192,7 @@ class Desk:
         if excess is not None:
             self._complain(excess, Kind.LOAD)
         if closed is not None or excess is not None:
+            self._office.refused["closed" if closed is not None else "over its limits"] += 1
             self._outbox.put(Frame(FAIL, call.id, code="busy", text=closed or excess or ""))
             return
         if not (call.timeout > 0 and math.isfinite(call.timeout)):
