@@ -77,6 +77,7 @@ class MeteredStream(ReadWriteCloser):
 
     def __init__(self, stream: trio.SocketStream, meter: Meter) -> None:
         self._remote = _remote_of(stream)
+        self.local_port = int(stream.socket.getsockname()[1])
         self._meter = meter
         self._received = bytearray()
         self._socket = socket.socket(fileno=stream.socket.detach())

@@ -1,0 +1,181 @@
+"""Getting rid of a relay: DCUtR over TCP simultaneous open (https://github.com/libp2p/specs/blob/master/relay/DCUtR.md).
+
+    B, who was dialled through the relay      A, who dialled
+    CONNECT (B's addresses)            ->
+                                       <-     CONNECT (A's addresses)          B measures the round trip
+    SYNC                               ->
+    waits half a round trip, then dials A     dials B as soon as SYNC arrives
+
+Both dial from their listening ports, so both NATs have seen a packet go out when the other's comes in. Where the two
+dials meet in one TCP connection neither was accepted by a listener: then A speaks first and B answers. From the second
+attempt on B speaks first as well: where the dials did not meet, its own may have reached A's listener, which waits for
+that. Tried at most `ATTEMPTS` times; a failure is remembered, so that symmetric pairs stay relayed without trying for
+ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
+from multiaddr import Multiaddr
+
+from swarmnode.node.endpoint import parse
+from swarmnode.node.nat.messages import BadMessage, receive, send
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream
+
+logger = logging.getLogger(__name__)
+
+DCUTR = "/libp2p/dcutr"
+ATTEMPTS = 3  # 97.6 % of the punches that succeed in the wild do so at the first (2510.27500)
+MAX_ADDRESSES = 8  # of the other side that are dialled at once
+DIAL_WITHIN = 3.0  # s; a SYN is sent again after 1 s, so this spans two
+RETRY_AFTER = 600.0  # s after a failure, doubled each time
+RETRY_AT_MOST = 6 * 3600.0  # s
+MAX_REMEMBERED = 1024  # peers that could not be punched through to
+
+
+@dataclass
+class _Failure:
+    times: int
+    until: float  # trio time before which it is not tried again
+
+
+class HolePuncher:
+    """Tries to replace relayed connections by direct ones.
+
+    `mine` gives the addresses where this node may be met, mapped ones first; `source` the address and port to dial
+    from; `is_direct(peer)` whether there is a direct connection already.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        swarm: Swarm,
+        *,
+        mine: Callable[[], tuple[Address, ...]],
+        source: Callable[[], tuple[str, int] | None],
+        is_direct: Callable[[PeerId], bool],
+    ) -> None:
+        self._network = network
+        self._swarm = swarm
+        self._mine = mine
+        self._source = source
+        self._is_direct = is_direct
+        self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
+        self.succeeded = 0
+        self.failed = 0
+        network.serve(DCUTR, self._on_dcutr)
+
+    def worth_trying(self, peer: PeerId) -> bool:
+        """False for a while after a failure, longer each time."""
+        failure = self._failures.get(peer)
+        return failure is None or trio.current_time() >= failure.until
+
+    def forget_failures(self) -> None:
+        """This node's own network changed, and with it what is possible."""
+        self._failures.clear()
+
+    async def punch(self, peer: PeerId) -> bool:
+        """As B: get a direct connection to `peer`, which dialled this node through a relay; whether there is one."""
+        for attempt in range(1, ATTEMPTS + 1):
+            if self._is_direct(peer):
+                return True
+            try:
+                if await self._attempt(peer, speaks_first=attempt > 1):
+                    logger.info("direct connection to %s at attempt %d", peer, attempt)
+                    self.succeeded += 1
+                    self._failures.pop(peer, None)
+                    return True
+            except NetworkError as error:
+                logger.debug("no hole punched to %s: %s", peer, error)
+                break  # it does not take part; trying again would change nothing
+        self.failed += 1
+        self._remember(peer)
+        return False
+
+    async def _attempt(self, peer: PeerId, *, speaks_first: bool) -> bool:
+        stream = await self._network.open_stream(peer, DCUTR)
+        try:
+            began = trio.current_time()
+            await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
+            answer = await receive(stream, pb.HolePunch)
+            round_trip = trio.current_time() - began
+            if answer.type != pb.HolePunch.CONNECT:
+                raise BadMessage(f"{peer} answered no CONNECT")
+            await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
+            await trio.sleep(round_trip / 2)
+            return await self._dial(peer, _unpacked(answer), speaks_first=speaks_first)
+        finally:
+            await stream.aclose()
+
+    async def _on_dcutr(self, stream: Stream) -> None:
+        """As A."""
+        peer = stream.peer
+        request = await receive(stream, pb.HolePunch)
+        if request.type != pb.HolePunch.CONNECT:
+            raise BadMessage(f"{peer} began hole punching with no CONNECT")
+        await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
+        if (await receive(stream, pb.HolePunch)).type != pb.HolePunch.SYNC:
+            raise BadMessage(f"{peer} sent no SYNC")
+        if await self._dial(peer, _unpacked(request), speaks_first=True):
+            self._failures.pop(peer, None)
+
+    async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool) -> bool:
+        """Dial all `places` at once; True as soon as there is a direct connection, also one that came in."""
+        source = self._source()
+
+        async def dial(place: Address, done: trio.CancelScope) -> None:
+            dial = self._swarm.dial_addr if speaks_first else self._swarm.dial_addr_as_responder
+            try:
+                await dial(Multiaddr(place), ID.from_string(peer), source=source)
+            except (SwarmException, OSError) as error:
+                logger.debug("dial of %s at %s failed: %s", peer, place, error)
+            else:
+                done.cancel()
+
+        async def came_in(done: trio.CancelScope) -> None:
+            with self._network.watch_peers() as events:
+                while not self._is_direct(peer):
+                    with trio.move_on_after(0.1):  # a second connection of a connected peer is no event
+                        await events.receive()
+            done.cancel()
+
+        with trio.move_on_after(DIAL_WITHIN):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(came_in, nursery.cancel_scope)
+                for place in places[:MAX_ADDRESSES]:
+                    nursery.start_soon(dial, place, nursery.cancel_scope)
+        return self._is_direct(peer)
+
+    def _packed(self) -> list[bytes]:
+        return [Multiaddr(address.partition("/p2p/")[0]).to_bytes() for address in self._mine()[:MAX_ADDRESSES]]
+
+    def _remember(self, peer: PeerId) -> None:
+        before = self._failures.pop(peer, None)
+        times = 1 if before is None else before.times + 1
+        wait = min(RETRY_AFTER * 2 ** (times - 1), RETRY_AT_MOST)
+        self._failures[peer] = _Failure(times, trio.current_time() + wait)
+        while len(self._failures) > MAX_REMEMBERED:
+            self._failures.popitem(last=False)
+
+
+def _unpacked(message: pb.HolePunch) -> tuple[Address, ...]:
+    """The addresses in a CONNECT that this node can dial."""
+    places = []
+    for raw in message.ObsAddrs[:MAX_ADDRESSES]:
+        try:
+            place = str(Multiaddr(bytes(raw))).partition("/p2p/")[0]
+        except ValueError:
+            continue  # a kind of address that is not known here
+        endpoint = parse(place)
+        if endpoint is not None and not endpoint.is_name:
+            places.append(place)
+    return tuple(dict.fromkeys(places))
