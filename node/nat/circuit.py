@@ -162,7 +162,7 @@ def _raw(stream: Stream, *, initiator: bool) -> _Raw:
     return _Raw(CircuitStream(stream), initiator, ConnectionType.RELAYED, [address])
 
 
-def _name(status: pb.Status) -> str:
+def _name(status: pb.Status.ValueType) -> str:
     try:
         return str(pb.Status.Name(status))
     except ValueError:

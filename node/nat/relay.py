@@ -198,7 +198,7 @@ class RelayServer:
             logger.debug("a circuit of %s and %s ended: %s", source.peer, sink.peer, error)
             circuit.cancel()
 
-    async def _refuse(self, stream: Stream, status: pb.Status, why: str) -> None:
+    async def _refuse(self, stream: Stream, status: pb.Status.ValueType, why: str) -> None:
         self.refused[pb.Status.Name(status)] += 1
         logger.debug("refused %s: %s", stream.peer, why)
         await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=status))
