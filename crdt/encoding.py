@@ -16,6 +16,7 @@ Value: TypeAlias = bool | int | float | str | bytes | tuple["Value", ...] | Mapp
 
 MAX_SIZE = 4096  # bytes; state of which every node holds a copy must be small
 MAX_DEPTH = 6  # containers inside one another
+_LEAVES = (int, str, bytes, bool, type(None))
 
 
 class EncodingError(ValueError):
@@ -45,9 +46,21 @@ def decode(raw: bytes, *, max_size: int = MAX_SIZE) -> Value:
         value: Value = msgpack.unpackb(raw, use_list=False, strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise EncodingError(f"malformed: {error or type(error).__name__}") from error
-    if encode(value, max_size=max_size) != raw:
+    if not _is_sorted(value, MAX_DEPTH) or msgpack.packb(value, use_single_float=False) != raw:
         raise EncodingError("not in canonical form")
     return value
+
+
+def _is_sorted(value: Any, depth: int) -> bool:
+    """Whether a decoded value is as `_sorted` leaves it; that makes no copy, since peers have much decoded here."""
+    kind = type(value)
+    if kind is dict:
+        keys = list(value)
+        texts = all(type(key) is str for key in keys)
+        return depth > 0 and texts and keys == sorted(keys) and all(_is_sorted(v, depth - 1) for v in value.values())
+    if kind is tuple:
+        return depth > 0 and all(_is_sorted(item, depth - 1) for item in value)
+    return kind in _LEAVES or (kind is float and math.isfinite(value))  # which leaves out extension types
 
 
 def _sorted(value: Any, depth: int) -> Any:

@@ -69,7 +69,7 @@ REPLACEABLE = (
 EVIDENCE = Kind("evidence", ttl=30 * DAY, slots=len(WRITE_ONCE), max_size=2 * (MAX_RECORD + SEAL))
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*REPLACEABLE, *WRITE_ONCE, EVIDENCE)}
-MAX_PER_AUTHOR = 2 << 20  # bytes; the slots of all kinds of record, each full, and their signatures
+MAX_PER_AUTHOR = 2_400_000  # bytes; the slots of all kinds of record, each full, and their signatures
 
 _KEY = re.compile(r"[!-~]+")  # keys are shown in terminals
 _MOMENT = re.compile(r"[0-9]{8}/[0-9A-Za-z._-]{1,64}")

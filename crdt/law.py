@@ -77,19 +77,21 @@ def judge(kind: Kind, standing: Iterable[O], new: Ordered) -> Ruling[O]:
     order, held = (new.hlc, new.id), 0
     least: O | None = None
     rival: O | None = None  # the greatest under the key
+    least_order = rival_order = order
     for one in standing:
-        if one.id == new.id:
+        here = (one.hlc, one.id)
+        if here == order:
             return Ruling(Merged.KNOWN)
         held += 1
-        if least is None or (one.hlc, one.id) < (least.hlc, least.id):
-            least = one
-        if one.key == new.key and (rival is None or (one.hlc, one.id) > (rival.hlc, rival.id)):
-            rival = one
+        if least is None or here < least_order:
+            least, least_order = one, here
+        if one.key == new.key and (rival is None or here > rival_order):
+            rival, rival_order = one, here
     if rival is not None and not kind.write_once:
-        return Ruling(Merged.OLDER) if (rival.hlc, rival.id) > order else Ruling(Merged.STORED, gone=rival)
+        return Ruling(Merged.OLDER) if rival_order > order else Ruling(Merged.STORED, gone=rival)
     if held < kind.slots or least is None:
         return Ruling(Merged.STORED, rival=rival)
-    if (least.hlc, least.id) > order:
+    if least_order > order:
         return Ruling(Merged.QUOTA, rival=rival)
     return Ruling(Merged.STORED, gone=least, rival=rival)
 

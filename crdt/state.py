@@ -92,12 +92,13 @@ class State:
     def get(self, author: str, key: str, now: int) -> Element | None:
         """The greatest element under a key that has not expired, tombstones included, the pool looked at as well."""
         pooled = [one for one in self.pool.of(author) if one.key == key]
-        found = [one for one in (*self._standing(author, key), *pooled) if one.expiry > now]
+        horizon = law.advance(self._horizon, now)
+        found = [one for one in (*self._standing(author, key), *pooled) if one.expiry > horizon]
         return max(found, key=lambda one: one.order, default=None)
 
     def live(self, now: int) -> tuple[Element, ...]:
         """All of the state that has not expired, tombstones left out, in order of (hlc, id): what `views` fold."""
-        return tuple(one for one in self.held(now) if not one.tombstone)
+        return tuple(one for one in self.held(law.advance(self._horizon, now)) if not one.tombstone)
 
     def held(self, cutoff: int) -> tuple[Element, ...]:
         """All of the state that expires after `cutoff`, tombstones included, in order of (hlc, id)."""

@@ -12,14 +12,19 @@ NOW = 1_700_000_000_000
 times = st.integers(0, 2**48 - 2**20)
 
 
-@given(st.lists(st.tuples(st.booleans(), times, times)))
-def test_stamps_grow_when_real_time_steps_back_and_stamps_arrive(steps: list[tuple[bool, int, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["tick", "observe", "restart"]), times, times)))
+def test_stamps_grow_when_real_time_steps_back_stamps_arrive_and_the_clock_starts_again(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """A restart begins from the high-water mark."""
     clock, last = HybridClock(), -1
-    for tick, now, heard in steps:
-        if tick:
+    for step, now, heard in steps:
+        if step == "tick":
             stamp = clock.tick(now)
             assert stamp > last
             last = stamp
+        elif step == "restart":
+            clock = HybridClock(clock.last)
         elif time_of(stamp_at(heard)) <= now + MAX_AHEAD:
             clock.observe(stamp_at(heard), now)
             last = max(last, stamp_at(heard))

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.kinds import EVIDENCE, KINDS
 from swarmnode.crdt.record import InvalidRecord, Record, check, open_record, seal, write
 
 RUN = "ab" * 32
@@ -72,6 +73,15 @@ def test_real_ed25519_signatures_check_under_the_record_tag() -> None:
         {"author": "not base58 0OIl"},
         {"author": "1" * 129},
         {"key": "unknown"},
+        {"key": "evidence/commit", "ttl": EVIDENCE.ttl},
+        {"key": "note", "ttl": KINDS["note"].ttl},
+        {"key": "note/", "ttl": KINDS["note"].ttl},
+        {"key": "note/two words", "ttl": KINDS["note"].ttl},
+        {"key": "note/\x1b[2J", "ttl": KINDS["note"].ttl},
+        {"key": "commit/1/0", "ttl": KINDS["commit"].ttl},
+        {"key": "commit/00000001", "ttl": KINDS["commit"].ttl},
+        {"key": "commit/00000001/0/1", "ttl": KINDS["commit"].ttl},
+        {"key": "commit/00000001/0", "ttl": KINDS["commit"].ttl, "value": None},
         {"key": "member/2"},
         {"key": "member" + "r" * 200},
         {"ttl": 60_001},

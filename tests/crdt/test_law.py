@@ -1,0 +1,75 @@
+"""The merge law on bare orders, and the times around it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
+from swarmnode.crdt.kinds import Discipline, Kind
+from swarmnode.crdt.law import MAX_STEP_BACK, Merged, Order, Ruling, advance, judge, state_hash, untimely
+
+NOTE = Kind("note", 1_000, 2, 512)
+COMMIT = Kind("commit", 1_000, 2, 512, Discipline.WRITE_ONCE)
+A1, A2, B1, C9 = (Order(key, hlc, bytes([hlc]) * 32) for key, hlc in (("a", 1), ("a", 2), ("b", 3), ("c", 9)))
+
+orders = st.builds(
+    lambda key, hlc, other: Order(key, hlc, hashlib.sha256(f"{key} {hlc} {other}".encode()).digest()),
+    st.sampled_from("abc"),
+    st.integers(0, 3),
+    st.booleans(),
+)
+
+
+def test_a_greater_order_replaces_under_its_key() -> None:
+    assert judge(NOTE, [A1], A2) == Ruling(Merged.STORED, gone=A1)
+    assert judge(NOTE, [A2], A1) == Ruling(Merged.OLDER)
+    assert judge(NOTE, [A2, B1], A2) == Ruling(Merged.KNOWN)
+
+
+def test_full_slots_give_way_to_the_greater_only() -> None:
+    assert judge(NOTE, [A2, B1], C9) == Ruling(Merged.STORED, gone=A2)
+    assert judge(NOTE, [B1, C9], A1) == Ruling(Merged.QUOTA)
+    assert judge(NOTE, [B1, C9], B1._replace(hlc=4)) == Ruling(Merged.STORED, gone=B1)
+
+
+def test_two_words_under_a_write_once_key_both_stand_and_are_named() -> None:
+    assert judge(COMMIT, [A1], A2) == Ruling(Merged.STORED, rival=A1)
+    assert judge(COMMIT, [A2], A1) == Ruling(Merged.STORED, rival=A2)
+    assert judge(COMMIT, [A2, B1], A1) == Ruling(Merged.QUOTA, rival=A2)
+    assert judge(COMMIT, [A2, B1], Order("a", 7, bytes(32))) == Ruling(
+        Merged.STORED, gone=A2, rival=A2
+    )  # the rival leaves as the new one comes, and is named all the same
+    assert judge(COMMIT, [A1, A2], Order("b", 7, bytes(32))) == Ruling(Merged.STORED, gone=A1)
+
+
+@given(st.lists(orders, max_size=6), orders, st.randoms(use_true_random=False))
+def test_the_order_of_what_stands_does_not_matter(standing: list[Order], new: Order, random: object) -> None:
+    shuffled = list(standing)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert judge(COMMIT, standing, new) == judge(COMMIT, shuffled, new)
+
+
+def test_untimely_elements_are_told_apart() -> None:
+    now = 1_000_000
+    at = stamp_at(now)
+    assert untimely(at, now + 1, now=now, horizon=now) is None
+    assert untimely(at, now, now=now, horizon=now) is Merged.EXPIRED
+    assert untimely(at, now + 1, now=now, horizon=now + 1) is Merged.EXPIRED
+    assert untimely(stamp_at(now + MAX_AHEAD), 2 * now, now=now, horizon=now) is None
+    assert untimely(stamp_at(now + MAX_AHEAD + 1), 2 * now, now=now, horizon=now) is Merged.AHEAD
+
+
+def test_the_horizon_follows_the_clock_forward_and_only_far_back() -> None:
+    start = 10 * MAX_STEP_BACK
+    assert advance(start, start + 1) == start + 1
+    assert advance(start, start - MAX_STEP_BACK) == start
+    assert advance(start, start - MAX_STEP_BACK - 1) == start - MAX_STEP_BACK - 1
+
+
+def test_state_hashes_are_those_of_every_implementation() -> None:
+    assert state_hash(0, []) == "5e40e919901987faf08be1b5acee2e8c89bca8542a22d8f231b9f7a93b653bc0"
+    two = state_hash(258, [bytes(32), b"\1" * 32])
+    assert two == "b0f9606664bd5d84a11683581dfc12342bdd79a5578397d360bfdb58d206630a"
