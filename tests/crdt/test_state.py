@@ -122,6 +122,14 @@ def test_a_tombstone_hides_the_value_for_as_long_as_it_would_have_lived() -> Non
     assert state.merge(value, T0).verdict is Merged.EXPIRED  # nor when the clock is set back
 
 
+def test_what_expired_is_not_read_again_when_the_clock_is_set_back_before_a_sweep() -> None:
+    note = make_record("A", "note/a", T0)
+    state = joined([note])
+    state.merge(make_record("A", "note/b", note.expiry), note.expiry)
+    assert state.get("A", "note/a", T0) is None
+    assert [one.key for one in state.live(T0)] == ["note/b"]
+
+
 def test_a_clock_that_had_run_far_ahead_does_not_close_the_state() -> None:
     state = State(RUN, kinds=KINDS)
     state.sweep(T0 + MAX_STEP_BACK + 1)
