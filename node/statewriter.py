@@ -42,7 +42,9 @@ class Writer:
         self._connection = connection
         self._path = path
         self._kinds = kinds
-        self._counts = self._counted()  # elements by (author, kind)
+        self._authors: dict[str, int] = {}  # numbers in the database by name
+        self._counts: Counter[tuple[str, str]] = Counter()  # elements by (author, kind)
+        self._recall()
 
     def load(self) -> dict[str, list[Rank]]:
         """The ranks of all elements, by kind, in order. Raises Damaged or Unwritable."""
@@ -85,17 +87,17 @@ class Writer:
         """Delete what expired by `horizon`, ms. Raises Damaged or Unwritable."""
         with self._transaction():
             for rank in ranks:
-                for author, kind in self._connection.execute(
-                    "DELETE FROM element WHERE rank = ? RETURNING author, kind", (rank,)
-                ):
-                    self._counts[author, kind] -= 1
+                self._connection.execute("DELETE FROM element WHERE rank = ?", (rank,))
+            self._connection.execute(
+                "DELETE FROM author WHERE NOT EXISTS (SELECT 1 FROM element WHERE author = number)"
+            )
             self._connection.execute("INSERT OR REPLACE INTO about VALUES ('horizon', ?)", (str(horizon),))
-        self._counts = +self._counts
+        self._recall()
 
     def give_back(self, pages: int) -> None:
         """Give unused pages of the file back to the disk, so many at the most. Raises Damaged or Unwritable."""
         with self._told():
-            self._connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+            self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")  # `execute` would stop after one
 
     def pin(self, ranks: Sequence[Rank], until_round: int) -> None:
         """Keep copies of these elements; a later round replaces an earlier one. Raises Damaged or Unwritable."""
@@ -119,20 +121,21 @@ class Writer:
 
     def _merge(self, element: Element, applied: Applied) -> tuple[Merged, Element | None]:
         """The verdict on an element, and another one that it contradicts."""
-        author, kind, key = element.author, self._kinds[element.kind], element.key
-        held = self._counts[author, kind.name]
-        found = self._connection.execute(
-            "SELECT rank FROM element WHERE author = ? AND kind = ? AND key = ?", (author, kind.name, key)
-        )
+        kind, key = self._kinds[element.kind], element.key
+        author = self._number(element.author)
+        slot = (element.author, kind.name)
+        found = self._connection.execute("SELECT rank FROM element WHERE author = ? AND key = ?", (author, key))
         standing = [_order(key, rank) for (rank,) in found]
+        held = self._counts[slot]
         if held >= kind.slots and (kind.write_once or not standing):
             least_key, least = self._connection.execute(
-                "SELECT key, min(rank) FROM element WHERE author = ? AND kind = ?", (author, kind.name)
+                "SELECT key, min(rank) FROM element WHERE author = ? AND key >= ? AND key < ?",
+                (author, kind.name, f"{kind.name}0"),  # from `kind` or `kind/` to before what would follow `/`
             ).fetchone()
             if least_key != key:
                 standing.append(_order(least_key, least))
-        others = held - len(standing)
-        ruling = law.judge(replace(kind, slots=kind.slots - others) if others else kind, standing, element)
+            kind = replace(kind, slots=kind.slots - held + len(standing))
+        ruling = law.judge(kind, standing, element)
         rival = self._read(rank_of(ruling.rival.hlc, ruling.rival.id)) if ruling.rival is not None else None
         if ruling.verdict is Merged.STORED:
             if ruling.gone is not None:
@@ -140,7 +143,7 @@ class Writer:
                 self._connection.execute("DELETE FROM element WHERE rank = ?", (gone,))
                 applied.steps.append((False, kind.name, gone))
             else:
-                self._counts[author, kind.name] += 1
+                self._counts[slot] += 1
             rank = rank_of(element.hlc, element.id)
             self._connection.execute(
                 "INSERT INTO element (rank, author, kind, key, sealed) VALUES (?, ?, ?, ?, ?)",
@@ -150,11 +153,20 @@ class Writer:
             applied.stored.append(element)
         return ruling.verdict, rival
 
+    def _number(self, name: str) -> int:
+        """The number of an author, who gets one where there is none yet."""
+        number = self._authors.get(name)
+        if number is None:
+            number = self._connection.execute("INSERT INTO author (name) VALUES (?)", (name,)).lastrowid
+            assert number is not None
+            self._authors[name] = number
+        return number
+
     def _convict(self, evidence: Evidence, applied: Applied) -> None:
         """Merge evidence where it is worth telling."""
         (standing,) = self._connection.execute(
-            "SELECT max(rank) FROM element WHERE author = ? AND kind = ? AND key = ?",
-            (evidence.author, evidence.kind, evidence.key),
+            "SELECT max(rank) FROM element WHERE author = ? AND key = ?",
+            (self._number(evidence.author), evidence.key),
         ).fetchone()
         if needed(None if standing is None else int.from_bytes(standing[:8], "big"), evidence):
             self._merge(evidence, applied)
@@ -165,10 +177,13 @@ class Writer:
 
     # -- transactions
 
-    def _counted(self) -> Counter[tuple[str, str]]:
+    def _recall(self) -> None:
+        """Take authors and counts from the database."""
         with self._told():
+            self._authors = dict(self._connection.execute("SELECT name, number FROM author"))
+            names = {number: name for name, number in self._authors.items()}
             rows = self._connection.execute("SELECT author, kind, count(*) FROM element GROUP BY author, kind")
-            return Counter({(author, kind): count for author, kind, count in rows})
+            self._counts = Counter({(names[author], kind): count for author, kind, count in rows})
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -188,7 +203,7 @@ class Writer:
             except BaseException:
                 if self._connection.in_transaction:  # a full disk has ended it already
                     self._connection.execute("ROLLBACK")
-                self._counts = self._counted()
+                self._recall()
                 raise
 
 
