@@ -1,0 +1,168 @@
+"""News of the state goes from neighbour to neighbour: whole to a few, by rank to some more, who ask for what they lack.
+
+What the state stores, from whomever it came, waits `COLLECT` seconds for more, then goes to peers chosen anew each
+time: `EAGER` of them get the elements, `LAZY` others their ranks. Nobody is sent what it sent, offered or was sent
+before. What came by repair goes by rank only: others may long have it.
+
+Why not `Network.publish`, which floods: a flood passes on what nobody has verified, to everybody it knows, and what
+one receiver misses stays missed. Here a false element ends at the first honest node, each node's work does not grow
+with its neighbours, and an offer from one peer mends what another's loss left out.
+
+Who may fail when, and what is then true: a peer that does not answer holds up nobody, it is passed over while a push
+to it is under way; what it misses, and what is above the limits, repair brings. An author's elements are passed on at
+`AUTHOR` a second at most, so one who signs a thousand a second costs his neighbours, not the swarm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.crdt.elements import Element
+from swarmnode.protocols.budget import Allowance, Budget
+from swarmnode.protocols.neighbours import Neighbours
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.rpc import CallError, Rpc
+from swarmnode.protocols.statebackend import Change, Rank, StateBackend, rank_of
+from swarmnode.protocols.statewire import MAX_RANKS, Push, Pushed, batches, joined, split
+
+COLLECT = 0.2  # seconds that news waits for more of it; with the way to the next node, the time of one hop
+EAGER = 4  # peers that get the elements
+LAZY = 8  # further peers that get their ranks
+EAGER_BYTES = 64 * 1024  # of elements in one push; the rest goes by rank
+CALL_TIMEOUT = 5.0  # seconds
+AUTHOR = Allowance(rate=10, burst=512)  # elements of one author passed on; a burst fills the slots of any kind
+WAITING = 4096  # elements that wait to be passed on; beyond, repair brings them
+KNOWN = 4096  # elements for which it is remembered who has them
+HOLDERS = 64  # peers remembered for each
+
+
+@dataclass(frozen=True)
+class _News:
+    rank: Rank
+    sealed: bytes | None  # None: to be offered by rank only
+
+
+class Known:
+    """Which peers have which elements, as far as this node can tell."""
+
+    def __init__(self) -> None:
+        self._holders: OrderedDict[Rank, set[PeerId]] = OrderedDict()
+        self._repaired: OrderedDict[Rank, None] = OrderedDict()
+
+    def holds(self, peer: PeerId, ranks: Iterable[Rank]) -> None:
+        """`peer` sent, offered or was sent these."""
+        for rank in ranks:
+            holders = self._holders.setdefault(rank, set())
+            self._holders.move_to_end(rank)
+            if len(holders) < HOLDERS:
+                holders.add(peer)
+            if len(self._holders) > KNOWN:
+                self._holders.popitem(last=False)
+
+    def repaired(self, ranks: Iterable[Rank]) -> None:
+        """These come by repair: they are no news to many."""
+        for rank in ranks:
+            self._repaired[rank] = None
+            if len(self._repaired) > KNOWN:
+                self._repaired.popitem(last=False)
+
+    def came_by_repair(self, rank: Rank) -> bool:
+        return rank in self._repaired
+
+    def has(self, peer: PeerId, rank: Rank) -> bool:
+        return peer in self._holders.get(rank, ())
+
+
+class Pusher:
+    """Passes on what one state stores; `run` until cancelled."""
+
+    def __init__(
+        self,
+        backend: StateBackend,
+        rpc: Rpc,
+        *,
+        neighbours: Neighbours,
+        rng: random.Random,
+    ) -> None:
+        self._backend = backend
+        self._rpc = rpc
+        self._neighbours = neighbours
+        self._rng = rng
+        self._authors = Budget[str](AUTHOR)
+        self._waiting: OrderedDict[Rank, Element] = OrderedDict()
+        self._busy: set[PeerId] = set()
+        self._changes: trio.MemoryReceiveChannel[Change] | None = None
+        self.known = Known()
+        self.dropped = 0  # elements that were not passed on, for their author's budget or for want of room
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pass on news until cancelled."""
+        with self._backend.watch() as self._changes:
+            task_status.started()
+            try:
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        if not self._waiting:
+                            self._collect(await self._changes.receive())
+                        await trio.sleep(COLLECT)
+                        self._spread(nursery)
+            finally:
+                self._changes = None
+
+    async def flush(self) -> None:
+        """Pass on now what waits, and return when that is done, as before this node leaves."""
+        await trio.lowlevel.checkpoint()  # `run` may have been handed a change that it has not looked at
+        async with trio.open_nursery() as nursery:
+            self._spread(nursery)
+
+    def _collect(self, change: Change) -> None:
+        element = change.element
+        if self._authors.take(element.author, 1):
+            self._waiting[rank_of(element.hlc, element.id)] = element
+        else:
+            self.dropped += 1
+        self.dropped += change.lost
+
+    def _spread(self, nursery: trio.Nursery) -> None:
+        """Start the pushes of one batch, to peers that are not busy with the last."""
+        with contextlib.suppress(trio.WouldBlock):
+            while self._changes is not None and len(self._waiting) < WAITING:
+                self._collect(self._changes.receive_nowait())
+        batch: list[_News] = []
+        room = EAGER_BYTES
+        while self._waiting and len(batch) < MAX_RANKS:
+            rank, element = self._waiting.popitem(last=False)
+            sealed = None if self.known.came_by_repair(rank) else element.sealed
+            room -= len(sealed or b"")
+            batch.append(_News(rank, sealed if room >= 0 else None))
+        idle = [peer for peer in self._neighbours.here() if peer not in self._busy]
+        chosen = self._rng.sample(idle, min(len(idle), EAGER + LAZY))
+        for number, peer in enumerate(chosen):
+            news = [each for each in batch if not self.known.has(peer, each.rank)]
+            if news:
+                self._busy.add(peer)
+                nursery.start_soon(self._tell, peer, news, number < EAGER)
+
+    async def _tell(self, peer: PeerId, batch: Sequence[_News], eager: bool) -> None:
+        whole = [news for news in batch if eager and news.sealed is not None]
+        offered = [news.rank for news in batch if not eager or news.sealed is None]
+        try:
+            wanted = await self._push(peer, tuple(news.sealed for news in whole if news.sealed), offered)
+            self.known.holds(peer, (news.rank for news in batch))
+            asked = set(offered).intersection(wanted)
+            for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
+                await self._push(peer, sealed, ())
+        except CallError as error:
+            self._neighbours.failed(peer, error)  # what it misses, repair brings
+        finally:
+            self._busy.discard(peer)
+
+    async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+        push = Push(self._backend.run_id, sealed, joined(ranks))
+        return split((await self._rpc.call(peer, "state.push", push, Pushed, timeout=CALL_TIMEOUT)).wanted)

@@ -1,0 +1,87 @@
+"""Two hundred nodes with one state: news is everywhere within hops, a swarm that was cut in two becomes one."""
+
+from __future__ import annotations
+
+import random
+
+import trio
+from statenodes import StateNode, connect, ring_and_chords, start
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.statebackend import rank_of
+from swarmnode.protocols.statepush import COLLECT
+from swarmnode.protocols.statesync import REPAIR_EVERY
+
+NODES = 200
+DEGREE = 10
+LATENCY = 0.05  # seconds
+LOSS = 0.05
+HOP = COLLECT + LATENCY
+SETTLE = 15.0  # seconds: the greetings of all connections are over
+
+
+async def write_some(nodes: list[StateNode], rng: random.Random, count: int, name: str) -> list[bytes]:
+    """So many notes by random nodes; their ranks."""
+    ranks = []
+    for number in range(count):
+        record = await rng.choice(nodes).sync.write(f"note/{name}-{number}", number)
+        ranks.append(rank_of(record.hlc, record.id))
+    return ranks
+
+
+def share(nodes: list[StateNode], ranks: list[bytes]) -> float:
+    return sum(node.state.has(rank) for node in nodes for rank in ranks) / len(nodes) / len(ranks)
+
+
+def test_a_record_reaches_99_percent_within_five_hops_and_all_by_the_next_repair() -> None:
+    async def main() -> None:
+        rng = random.Random(1)
+        async with trio.open_nursery() as nursery:
+            nodes = await start(nursery, SimWorld(latency=LATENCY), NODES, loss=LOSS)
+            await connect(ring_and_chords(nodes, DEGREE, rng))
+            await trio.sleep(SETTLE)
+            ranks = await write_some(nodes, rng, 5, "news")
+            await trio.sleep(5 * HOP)
+            assert share(nodes, ranks) >= 0.99
+            await trio.sleep(REPAIR_EVERY - 5 * HOP)
+            assert share(nodes, ranks) == 1.0
+            assert len({node.hash() for node in nodes}) == 1
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def cut_and_heal(seconds: float) -> None:
+    """Both halves of a swarm write while they are apart for so long; one repair interval later all hold all."""
+
+    async def main() -> None:
+        rng = random.Random(2)
+        async with trio.open_nursery() as nursery:
+            world = SimWorld(latency=LATENCY)
+            nodes = await start(nursery, world, NODES, loss=LOSS)
+            pairs = ring_and_chords(nodes, DEGREE, rng)
+            await connect(pairs)
+            await trio.sleep(SETTLE)
+            halves = rng.sample(nodes, NODES // 2), []
+            halves = (halves[0], [node for node in nodes if node not in halves[0]])
+            world.partition([[node.me for node in half] for half in halves])
+            ranks = await write_some(halves[0], rng, 40, "left") + await write_some(halves[1], rng, 40, "right")
+            await trio.sleep(seconds)
+            assert abs(share(halves[0], ranks[:40]) - 1) + share(halves[0], ranks[40:]) < 0.01
+            world.heal()
+            healed = trio.current_time()
+            await connect(pairs)  # as whoever keeps connections to members does
+            await trio.sleep(healed + REPAIR_EVERY - trio.current_time())
+            assert share(nodes, ranks) == 1.0
+            assert len({node.hash() for node in nodes}) == 1
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_a_swarm_cut_for_a_minute_is_one_within_a_repair_interval() -> None:
+    cut_and_heal(60.0)  # connections across the cut broke, and are made anew
+
+
+def test_a_swarm_cut_so_shortly_that_connections_held_is_one_within_a_repair_interval() -> None:
+    cut_and_heal(10.0)

@@ -1,0 +1,123 @@
+"""Nodes that keep one replicated state in step on simnet, in virtual time, with states in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.record import Record, write
+from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.protocols.conduct import Conduct, ConductLimits
+from swarmnode.protocols.memorystate import MemoryState
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.statewire import Pushed
+
+RUN = "ab" * 32
+EPOCH = 1_700_000_000_000  # ms; what clocks show at virtual time 0
+
+
+def now() -> int:
+    return EPOCH + int(1000 * trio.current_time())
+
+
+class LossyRpc(Rpc):
+    """Calls of which a share of the pushes vanishes: their sender is answered as if they had arrived."""
+
+    def __init__(self, network: SimNetwork, *, loss: float = 0.0) -> None:
+        super().__init__(network)
+        self._loss = loss
+        self._rng = random.Random(f"loss {network.me}")
+
+    async def call(self, peer: str, method: str, request: Any, reply: type[Any], *, timeout: float) -> Any:
+        if method == "state.push" and self._rng.random() < self._loss:
+            await trio.sleep(0.1)
+            return Pushed()
+        return await super().call(peer, method, request, reply, timeout=timeout)
+
+
+@dataclass
+class StateNode:
+    """One node: a state, what keeps it in step, and who judges peers."""
+
+    network: SimNetwork
+    rpc: Rpc
+    state: MemoryState
+    sync: StateSync
+    conduct: Conduct
+    clock: Callable[[], int]
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def me(self) -> str:
+        return self.network.me
+
+    @classmethod
+    def make(
+        cls,
+        network: SimNetwork,
+        *,
+        loss: float = 0.0,
+        admitted: Callable[[str], bool] = lambda author: True,
+        clock: Callable[[], int] = now,
+        seed: int = 0,
+    ) -> StateNode:
+        rpc = LossyRpc(network, loss=loss)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, now=clock, admitted=admitted)
+        rng = random.Random(f"{seed} {network.me}")
+        sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=clock, rng=rng)
+        conduct = Conduct(ConductLimits(), trio.current_time)
+        conduct.watch(sync.offences)
+        return cls(network, rpc, state, sync, conduct, clock)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Everything but the network, which runs already or is run by who made it."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.rpc.run)
+                await nursery.start(self.state.run)
+                await nursery.start(self.sync.run)
+                task_status.started()
+                await trio.sleep_forever()
+
+    def signs(self, key: str, value: Value, *, ahead: int = 0) -> Record:
+        """A record of this node's that it has told nobody; `ahead` ms of its time."""
+        stamp = stamp_at(self.clock() + ahead, random.Random(f"{key} {value!r}").getrandbits(16))
+        return write(RUN, self.me, key, value, hlc=stamp, sign=self.network.sign)
+
+    def hash(self, *, after: int = 10_000) -> str:
+        """The hash of what still lives in `after` ms."""
+        return self.state.state_hash(now() + after)
+
+
+async def start(nursery: trio.Nursery, world: SimWorld, count: int, **options: Any) -> list[StateNode]:
+    """`count` running nodes that nobody has connected."""
+    nodes = [StateNode.make(world.node(f"node {number}"), **options) for number in range(count)]
+    for node in nodes:
+        await nursery.start(node.network.run)
+        await nursery.start(node.run)
+    return nodes
+
+
+async def connect(pairs: Iterable[tuple[StateNode, StateNode]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for one, other in pairs:
+            nursery.start_soon(one.network.connect, other.me)
+
+
+def ring_and_chords(nodes: list[StateNode], degree: int, rng: random.Random) -> list[tuple[StateNode, StateNode]]:
+    """A connected graph in which each node has about `degree` neighbours."""
+    pairs = [(node, nodes[number - 1]) for number, node in enumerate(nodes)]
+    for node in nodes:
+        for _ in range(degree // 2 - 1):
+            other = rng.choice(nodes)
+            if other is not node:
+                pairs.append((node, other))
+    return pairs
