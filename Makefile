@@ -16,14 +16,14 @@ ROOMS := cli crdt node protocols training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench attacks ci venv clean
+.PHONY: swarm test check lint format typecheck bench attacks crashes ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | attacks | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | attacks | crashes | ci | clean"
 
 venv: .venv/.installed
 
@@ -80,6 +80,10 @@ bench: .venv/.installed-bench
 # Each attack in full, beside an undefended node; minutes. Prints the table and writes docs/attacks.md.
 attacks: .venv/.installed
 	$(BIN)/python tests/attacks
+
+# The state store killed 50 times in the middle of its work.
+crashes: .venv/.installed
+	STATE_KILLS=50 $(BIN)/python -m pytest tests/node/test_statestore_crashes.py --timeout 900 $(TEST_ARGS)
 
 ci:
 	.ci/run
