@@ -70,6 +70,8 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
     if json_output:
         print_json(answer)
         return
+    for kept in answer["kept_out"]:
+        say(f"{short_peer(kept['peer_id'])} is kept out for {duration(kept['for_s'])} more: {plain(kept['why'], 80)}")
     if not answer["peers"]:
         print("no peers yet. Print the line for another machine with: swarmnode id --join")
         return
@@ -81,12 +83,13 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
             duration(peer["age_s"]),
             "-" if peer["round"] is None else str(peer["round"]),
             "yes" if peer["member"] else "no",
+            peer["standing"],
             plain(peer["agent"] or "-", 24),
             plain(peer["address"].partition("/p2p/")[0], 48),
         )
         for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
     ]
-    heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "AGENT", "ADDRESS")
+    heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "STANDING", "AGENT", "ADDRESS")
     print(table(heads, rows, right=frozenset({1, 3, 4})))
 
 

@@ -52,7 +52,7 @@ class Api:
     def server(self) -> ControlServer:
         methods = {
             name: getattr(self, name)
-            for name in ("status", "peers", "ping", "sample", "evaluate", "pause", "resume", "stop", "leave")
+            for name in ("status", "peers", "metrics", "ping", "sample", "evaluate", "pause", "resume", "stop", "leave")
         }
         daemon = self._daemon
         methods |= ShardsApi(daemon.shards, daemon.shard_store, runner=in_thread).methods()
@@ -154,7 +154,11 @@ class Api:
         head = daemon.head()
         seated = {*head.voters, *head.joiners} if head is not None else set()
         now = trio.current_time()
+        conduct = daemon.network.conduct
         return {
+            "kept_out": [
+                {"peer_id": kept.peer, "for_s": round(kept.seconds, 1), "why": kept.why} for kept in conduct.kept_out()
+            ],
             "peers": [
                 {
                     "peer_id": view.peer,
@@ -165,10 +169,25 @@ class Api:
                     "rtt_ms": round(1000 * rtt, 2) if (rtt := daemon.liveness.rtts.get(view.peer)) else None,
                     "agent": view.agent,
                     "member": view.peer in members,
+                    "standing": conduct.standing(view.peer).word,
                     "round": head.round if head is not None and view.peer in seated else None,
                 }
                 for view in daemon.network.peers()
-            ]
+            ],
+        }
+
+    async def metrics(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        metrics = self._daemon.metrics
+        samples: dict[str, list[dict[str, Any]]] = {}
+        for sample in metrics.samples():
+            label = {sample.metric.label: sample.of} if sample.metric.label else {}
+            samples.setdefault(sample.metric.name, []).append({"labels": label, "value": sample.value})
+        return {
+            "text": metrics.text(),
+            "metrics": [
+                {"name": metric.name, "kind": metric.kind, "help": metric.help, "samples": samples.get(metric.name, [])}
+                for metric in metrics.declared()
+            ],
         }
 
     async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datasets import DataSet
 from swarmnode.node.host import HostSettings
+from swarmnode.node.limits import Limits
 from swarmnode.node.runs import ChosenRun
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.shardstore import ShardStore
@@ -40,7 +41,7 @@ from swarmnode.training.runspec import RunSpec
 FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 
 
-def host_settings(config: NodeConfig, *, agent: str) -> HostSettings:
+def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSettings:
     """Where the host listens and what it may use; `agent` is what it calls itself."""
     return HostSettings(
         listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
@@ -50,6 +51,7 @@ def host_settings(config: NodeConfig, *, agent: str) -> HostSettings:
         down=config.down_bytes,
         max_peers=config.max_peers,
         agent=agent,
+        limits=limits,
     )
 
 

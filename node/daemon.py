@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ from swarmnode.node.discovery import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
 from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
+from swarmnode.node.limits import Limits
 from swarmnode.node.logs import LogRing, adopt, setup_logs
+from swarmnode.node.metrics import metrics_of
 from swarmnode.node.reasons import reason_of
 from swarmnode.node.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.session import Session
@@ -56,12 +60,14 @@ from swarmnode.protocols.exchange.messages import Head
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 
 logger = logging.getLogger(__name__)
 
+MEMBERS_FOR = 1.0  # seconds for which the list of members is good enough to pace peers by
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
 AGENT = f"swarmnode/{__version__}"
 
@@ -139,18 +145,24 @@ class Daemon:
         self.logs = logs
         self.socket = datadir.prepare_socket()
         self.store = RunStore(datadir)
-        self.network = Libp2pNetwork(identity, host_settings(config, agent=AGENT))
-        self.rpc = Rpc(self.network)
-        self.bulk = Bulk(self.network, runner=in_thread)
+        limits = Limits()
+        self.network = Libp2pNetwork(identity, host_settings(config, agent=AGENT, limits=limits))
+        self.network.pacer.is_member = self._is_member
+        self.rpc = Rpc(self.network, limits=limits.rpc)
+        self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
-        self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread)
+        self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards)
+        self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
         self._book = AddressBook(datadir.address_book)
+        self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
         self._api = Api(self)
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
         self.membership: Membership | None = None
+        self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
+        self._members_at = -math.inf
         self.trainer: TrainerProcess | None = None
         self.session: Session | None = None
         self.left = trio.Event()  # the session is over and saved
@@ -310,7 +322,22 @@ class Daemon:
         session = list(self.session.warnings.values()) if self.session is not None else []
         session += list(self.data.warnings.values()) if self.data is not None else []
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
-        return session + (failed if not self.network.peers() else [])
+        return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
+
+    def _conduct_warnings(self) -> list[str]:
+        """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""
+        worse = Counter(standing.word for _, standing in self.network.conduct.below_good())
+        told = ", ".join(f"{count} {word}" for word, count in sorted(worse.items()))
+        return [f"peers that broke rules or ask too much: {told} (swarmnode peers)"] if told else []
+
+    def _is_member(self, peer: PeerId) -> bool:
+        """Whether the peer takes part in this node's run, so that its bytes are not held up."""
+        if self.membership is None:
+            return False
+        now = trio.current_time()
+        if now - self._members_at > MEMBERS_FOR:
+            self._members, self._members_at = frozenset(self.membership.members()), now
+        return peer in self._members
 
     def join_line(self) -> str:
         """A command for another machine."""

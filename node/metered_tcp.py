@@ -48,12 +48,24 @@ class TokenBucket:
         if self._tokens < 0:
             await trio.sleep(-self._tokens / self.rate)
 
+    def take_now(self, size: int) -> bool:
+        """Whether `size` bytes may pass without waiting; then they have."""
+        if not self.rate:
+            return True
+        now = trio.current_time()
+        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate)
+        self._filled_at = now
+        if self._tokens < size:
+            return False
+        self._tokens -= size
+        return True
+
 
 class Pace(Protocol):
     """How fast a peer may be read and written."""
 
-    def free(self) -> bool:
-        """Whether it need never wait now."""
+    def send_now(self, size: int) -> bool:
+        """Whether so much may be written without waiting; then it counts as written."""
 
     async def received(self, size: int) -> None:
         """Wait before more is read."""
@@ -110,7 +122,7 @@ class MeteredStream(ReadWriteCloser):
 
     def write_now(self, data: bytes) -> int:
         """How many bytes of `data` went without waiting; none where there is a cap, which may have to be waited for."""
-        capped = self._meter.up.rate or (self._pace is not None and not self._pace.free())
+        capped = self._meter.up.rate or (self._pace is not None and not self._pace.send_now(len(data)))
         return 0 if capped else self._sent(data)
 
     def _sent(self, data: bytes | memoryview) -> int:

@@ -39,24 +39,25 @@ class Pacer:
             pace = self._paces[peer] = Pace(self, peer)
         return pace
 
-    def free(self, peer: PeerId) -> bool:
-        """Whether the peer may send and be sent to as fast as it goes."""
-        return not self._limits.member and self.is_member(peer) and self._conduct.standing(peer) is Standing.GOOD
-
     async def wait(self, pace: Pace, direction: str, size: int) -> None:
-        """Return when `size` bytes of the peer may have passed."""
-        if self.free(pace.peer):
-            return
-        member = self.is_member(pace.peer)
-        bucket = pace.buckets[direction]
-        bucket.rate = self._limits.member if member else self._limits.stranger
-        if self._conduct.standing(pace.peer) is not Standing.GOOD:
-            bucket.rate = self._limits.slowed
+        """Return when `size` bytes of the peer may pass."""
         began = trio.current_time()
-        await bucket.take(size)
-        if not member:
-            await self._strangers[direction].take(size)
+        for bucket in self._buckets(pace, direction):
+            await bucket.take(size)
         self._waited[direction] += trio.current_time() - began
+
+    def at_once(self, pace: Pace, direction: str, size: int) -> bool:
+        """Whether `size` bytes of the peer may pass now; then they count."""
+        return all(bucket.take_now(size) for bucket in self._buckets(pace, direction))
+
+    def _buckets(self, pace: Pace, direction: str) -> tuple[TokenBucket, ...]:
+        """What the peer's bytes must pass now."""
+        own = pace.buckets[direction]
+        member = self.is_member(pace.peer)
+        own.rate = self._limits.member if member else self._limits.stranger
+        if self._conduct.standing(pace.peer) is not Standing.GOOD:
+            own.rate = self._limits.slowed
+        return (own,) if member else (own, self._strangers[direction])
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(WAITED, lambda: self._waited)
@@ -70,9 +71,9 @@ class Pace:
         self.buckets = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
         self._pacer = pacer
 
-    def free(self) -> bool:
-        """Whether it need never wait now."""
-        return self._pacer.free(self.peer)
+    def send_now(self, size: int) -> bool:
+        """Whether so much may be written without waiting; then it counts as written."""
+        return self._pacer.at_once(self, OUT, size)
 
     async def received(self, size: int) -> None:
         """Wait before more is read."""

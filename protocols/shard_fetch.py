@@ -33,7 +33,7 @@ from contextlib import suppress
 import trio
 
 from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBroken
-from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channel, Channels
@@ -214,7 +214,7 @@ class Fetch:
     def _lied(self, peer: PeerId, what: str) -> None:
         self._banned.add(peer)
         self._counts["lies"] += 1
-        self._offences.note(peer, what)
+        self._offences.note(peer, what, Kind.LIE)
 
     async def _refresh(self, source: Source) -> None:
         """Learn which chunks a half-complete provider has by now."""

@@ -34,8 +34,9 @@ from pathlib import Path
 import trio
 
 from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
-from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channels
@@ -62,6 +63,9 @@ from swarmnode.protocols.shard_wire import (
 )
 from swarmnode.protocols.wire import WireError, decode, encode
 
+SHARDS = Metric("swarmnode_shards_total", COUNTER, "what happened with chunks of shards, some of it in bytes", "what")
+STREAMS = Metric("swarmnode_shard_streams", GAUGE, "streams on which peers fetch chunks from here")
+ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node announces in the DHT")
 MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
 
 log = logging.getLogger(__name__)
@@ -216,7 +220,7 @@ class Shards:
             return await self._channels.read_one(peer, shard, index)
         except WireError as error:
             self.counts["lies"] += 1
-            self.offences.note(peer, str(error))
+            self.offences.note(peer, str(error), Kind.LIE)
             raise Unavailable(f"{peer} sent a chunk that is not the one asked for: {error}") from None
         except NetworkError as error:
             raise Unavailable(f"{peer} does not send the chunk: {error}") from error
@@ -265,6 +269,12 @@ class Shards:
             job.done.set()
             if self._fetches.get(job.shard) is job:
                 del self._fetches[job.shard]
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(SHARDS, lambda: self.counts)
+        metrics.show(STREAMS, lambda: len(self._desks))
+        metrics.show(ANNOUNCED, lambda: len(self._announced))
+        self.offences.measure(metrics)
 
     # -- announcing
 
@@ -321,14 +331,14 @@ class Shards:
         self.counts["misses"] += missing
         if not missing or self._allowance.take(peer, missing, trio.current_time()):
             return True
-        self.offences.note(peer, "asks on and on for shards that are not here")
+        self.offences.note(peer, "asks on and on for shards that are not here", Kind.LOAD)
         return False
 
     async def _serve_stream(self, stream: Stream) -> None:
         if self._nursery is None:
             return
         if sum(desk.stream.peer == stream.peer for desk in self._desks) >= self._limits.streams:
-            self.offences.note(stream.peer, f"more than {self._limits.streams} streams")
+            self.offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             return
         if len(self._desks) >= self._limits.streams_in_all:
             idle = next((desk for desk in self._desks if not desk.busy), None)

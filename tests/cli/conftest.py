@@ -87,7 +87,7 @@ class FakeDaemon:
                         token.run_sync_soon(nursery.cancel_scope.cancel)
 
                 self._stop = stop
-                names = ("status", "peers", "ping", "sample", "pause", "resume", "stop", "leave")
+                names = ("status", "peers", "metrics", "ping", "sample", "pause", "resume", "stop", "leave")
                 methods = {name: self._method(name) for name in names}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods, {"logs": self._logs}).run)
                 self._ready.set()
@@ -98,7 +98,11 @@ class FakeDaemon:
             if name == "status":
                 return self.status
             if name == "peers":
-                return {"peers": [peer(rtt_ms=12.3), peer(rtt_ms=None, round=None, member=False)]}
+                stranger = peer(rtt_ms=None, round=None, member=False, standing="slowed")
+                kept_out = [{"peer_id": PEER_ID, "for_s": 42.0, "why": "lied\x1b[2J"}]
+                return {"peers": [peer(rtt_ms=12.3), stranger], "kept_out": kept_out}
+            if name == "metrics":
+                return {"text": "swarmnode_peers 2\n", "metrics": [{"name": "swarmnode_peers"}]}
             if name == "ping" and params["peer"] != PEER_ID:
                 raise Declined(f"no peer {params['peer']} is known; see swarmnode peers", exit_code=1)
             if name == "ping":
@@ -129,6 +133,7 @@ def peer(**other: Any) -> dict[str, Any]:
         "agent": "swarmnode/0.1.0",
         "member": True,
         "round": 18,
+        "standing": "good",
         **other,
     }
 

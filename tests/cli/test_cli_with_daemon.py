@@ -59,6 +59,8 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
     table = swarmnode("peers").stdout
     assert "12 ms" in table and "1 min 15 s" in table and "/ip4/203.0.113.7/tcp/4077" in table
+    assert "good" in table and "slowed" in table
+    assert "is kept out for 42 s more: lied" in swarmnode("peers").stderr
     assert len(only_json(swarmnode("peers", "--json").stdout)["peers"]) == 2
     pinged = swarmnode("ping", answer["peer_id"], "-c", "2")
     assert pinged.returncode == OK and pinged.stdout.count("1.5 ms") == 3
@@ -68,8 +70,14 @@ def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daem
 
 def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode: Any, daemon: Any) -> None:
     assert "\x1b" not in swarmnode("sample", "def main(").stdout
+    assert "\x1b" not in swarmnode("peers").stderr
     assert "\x1b" not in swarmnode("logs", "--follow").stdout
     assert only_json(swarmnode("sample", "x", "--json").stdout)["text"].endswith("\x1b[2J")
+
+
+def test_metrics_are_for_prometheus_or_for_a_program(swarmnode: Any, daemon: Any) -> None:
+    assert swarmnode("metrics").stdout == "swarmnode_peers 2\n"
+    assert only_json(swarmnode("metrics", "--json").stdout) == [{"name": "swarmnode_peers"}]
 
 
 def test_id_prints_the_line_that_joins_this_node(swarmnode: Any, daemon: Any, answer: Any) -> None:

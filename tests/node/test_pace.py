@@ -47,7 +47,9 @@ def test_members_wait_for_nothing_and_strangers_go_at_their_rate() -> None:
         assert await seconds(paces, "anybody") == 0.0
         paces.is_member = lambda peer: peer == "member"
         assert await seconds(paces, "member") == 0.0
-        assert paces.of("member").free() and not paces.of("stranger").free()
+        assert all(paces.of("member").send_now(MIB) for _ in range(100))
+        assert paces.of("stranger").send_now(1000)
+        assert not paces.of("stranger").send_now(MIB)
         assert await seconds(paces, "stranger") == pytest.approx(4.0, rel=0.1)
 
     run(main)
@@ -84,7 +86,7 @@ def test_a_slowed_member_is_read_slowly_until_it_is_forgiven() -> None:
         paces, conduct = pacer()
         conduct.offended("member", "a lie", Kind.LIE)
         conduct.offended("member", "a lie", Kind.LIE)
-        assert not paces.of("member").free()
+        assert not paces.of("member").send_now(PIECE)
         assert await seconds(paces, "other") == 0.0
         assert await seconds(paces, "member", size=20 * PIECE) == pytest.approx(20.0, rel=0.1)
         await trio.sleep(2 * ConductLimits().half_life)

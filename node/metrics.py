@@ -1,0 +1,123 @@
+"""All metrics of a node, from its parts; `python -m swarmnode.node.metrics --document` prints their page."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Protocol
+
+from swarmnode import __version__
+from swarmnode.node.limits import Limits
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+
+VERSION = Metric("swarmnode_info", GAUGE, "always 1; the version of the node", "version")
+UPTIME = Metric("swarmnode_uptime_seconds", GAUGE, "seconds since the node started")
+RESIDENT = Metric("swarmnode_resident_bytes", GAUGE, "bytes of memory that the daemon holds; its trainer not included")
+LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/limits.py names", "limit")
+
+
+class Measured(Protocol):
+    """A part that has numbers to show."""
+
+    def measure(self, metrics: Metrics) -> None: ...
+
+
+def metrics_of(limits: Limits, *parts: Measured) -> Metrics:
+    """The metrics of a node that starts now and consists of `parts`."""
+    metrics = Metrics()
+    started = time.monotonic()
+    metrics.show(VERSION, lambda: {__version__: 1})
+    metrics.show(UPTIME, lambda: time.monotonic() - started)
+    metrics.show(RESIDENT, resident_bytes)
+    flat = flattened(limits)
+    metrics.show(LIMIT, lambda: flat)
+    for part in parts:
+        part.measure(metrics)
+    return metrics
+
+
+def flattened(limits: Limits) -> dict[str, float]:
+    """All limits that are numbers, as `part.name`."""
+    return {
+        f"{part.name}.{field.name}": float(value)
+        for part in dataclasses.fields(limits)
+        for field in dataclasses.fields(getattr(limits, part.name))
+        if isinstance(value := getattr(getattr(limits, part.name), field.name), int | float)
+    }
+
+
+def resident_bytes() -> float:
+    """Of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def document(metrics: Metrics) -> str:
+    """docs/metrics.md: every metric with its kind, label and meaning."""
+    lines = [
+        "# Metrics",
+        "",
+        "Written by `python -m swarmnode.node.metrics --document > docs/metrics.md`; change the declarations beside",
+        "what they measure, not this page.",
+        "",
+        "`swarmnode metrics` prints what a running node counts, in Prometheus' text format; `--json` prints it as a",
+        "list of metrics with their samples. The node opens no port for it. To collect it, let node_exporter read a",
+        "file:",
+        "",
+        "```",
+        "swarmnode metrics > /var/lib/node_exporter/swarmnode.prom.new",
+        "mv /var/lib/node_exporter/swarmnode.prom.new /var/lib/node_exporter/swarmnode.prom",
+        "```",
+        "",
+        "every 15 s or so, from a timer of the user that the node runs as, with node_exporter's option",
+        "`--collector.textfile.directory=/var/lib/node_exporter`. The file is moved into place because it may be read",
+        "at any time. node_exporter does not say which file a sample came from: give a second node on the machine a",
+        "node_exporter of its own.",
+        "",
+        "Peers are not labels: there can be any number of them. `swarmnode peers` shows how each one stands. A limit",
+        "is near where a gauge comes near the `swarmnode_limit` of its name, such as `swarmnode_unread_bytes` and",
+        "`connections.unread_in_all`.",
+        "",
+        "| metric | kind | label | meaning |",
+        "|---|---|---|---|",
+    ]
+    for metric in metrics.declared():
+        label = f"`{metric.label}`" if metric.label else ""
+        lines.append(f"| `{metric.name}` | {metric.kind} | {label} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def of_a_node_that_never_runs(folder: Path) -> Metrics:
+    """What a daemon's metrics declare; its parts may write below `folder`."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from swarmnode.node.host import HostSettings, Libp2pNetwork
+    from swarmnode.node.identity import Identity, peer_id_of
+    from swarmnode.node.shardstore import ShardStore
+    from swarmnode.protocols.bulk import Bulk
+    from swarmnode.protocols.rpc import Rpc
+    from swarmnode.protocols.runner import inline
+    from swarmnode.protocols.shards import Shards
+
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    network = Libp2pNetwork(identity, HostSettings(listen=()))
+    rpc = Rpc(network)
+    shards = Shards(network, rpc, ShardStore(folder / "shards", cap=1), runner=inline)
+    return metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards)
+
+
+if __name__ == "__main__":
+    import argparse
+    import tempfile
+
+    parser = argparse.ArgumentParser(prog="python -m swarmnode.node.metrics", description="Print docs/metrics.md.")
+    parser.add_argument("--document", action="store_true", required=True, help="print the page on standard output")
+    parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.write(1, document(of_a_node_that_never_runs(Path(folder))).encode())

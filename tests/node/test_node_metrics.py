@@ -1,0 +1,74 @@
+"""A node's metrics: listed in docs/metrics.md, readable by Prometheus, its own and no other node's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarmnode.node.limits import Limits
+from swarmnode.node.metrics import document, metrics_of, of_a_node_that_never_runs
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.conduct import Conduct, ConductLimits
+from swarmnode.protocols.metrics import COUNTER, GAUGE
+from swarmnode.protocols.rpc import Rpc
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+def test_every_metric_is_documented_and_no_other() -> None:
+    command = [sys.executable, "-m", "swarmnode.node.metrics", "--document"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert PAGE.read_text() == printed, "run: python -m swarmnode.node.metrics --document > docs/metrics.md"
+    assert printed.count("\n| `swarmnode_") > 25
+
+
+def test_names_say_what_kind_they_are_and_every_metric_says_what_it_means(tmp_path: Path) -> None:
+    for metric in of_a_node_that_never_runs(tmp_path).declared():
+        assert metric.name.startswith("swarmnode_")
+        assert metric.kind in (COUNTER, GAUGE)
+        assert metric.name.endswith("_total") == (metric.kind == COUNTER), metric.name
+        assert 10 < len(metric.help) < 100 and "\n" not in metric.help
+        assert f"| `{metric.name}` |" in document(of_a_node_that_never_runs(tmp_path))
+
+
+def test_prometheus_reads_what_is_printed(tmp_path: Path) -> None:
+    async def text() -> str:
+        return of_a_node_that_never_runs(tmp_path).text()
+
+    read = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(trio.run(text))
+        for sample in family.samples
+    }
+    assert read["swarmnode_peers",] == 0
+    assert read["swarmnode_resident_bytes",] > 1e6
+    assert read["swarmnode_limit", "rpc.serves"] == Limits().rpc.serves
+    assert read["swarmnode_limit", "connections.unread"] == Limits().connections.unread
+
+
+def test_simulated_nodes_in_one_process_count_apart() -> None:
+    async def main() -> list[str]:
+        world = SimWorld(latency=0.01)
+        async with trio.open_nursery() as nursery:
+            rpcs, texts = [], []
+            for number in range(2):
+                network = world.node(number)
+                await nursery.start(network.run)
+                rpcs.append(Rpc(network))
+                await nursery.start(rpcs[-1].run)
+            await rpcs[0].ping(world.node(1).me, timeout=5)
+            for rpc in rpcs:
+                conduct = Conduct(ConductLimits(), trio.current_time)
+                conduct.watch(rpc.offences)
+                texts.append(metrics_of(Limits(), rpc, conduct).text())
+            nursery.cancel_scope.cancel()
+        return texts
+
+    caller, callee = run_simulation(main)
+    assert 'swarmnode_call_streams{direction="out"} 1\n' in caller
+    assert 'swarmnode_call_streams{direction="in"} 0\n' in caller
+    assert 'swarmnode_call_streams{direction="in"} 1\n' in callee
