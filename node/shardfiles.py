@@ -17,6 +17,7 @@ from swarmnode.protocols.shard_tree import CHUNK, Manifest, ShardId, leaf
 from swarmnode.protocols.shard_wire import NoRoom, ShardError
 
 BATCH = 32  # chunks that one step of an intake copies: some ms, so that it can be cancelled between
+BLOCK = 4096  # bytes: what is written past the cache has a multiple of it
 SIZE = 8  # bytes before the leaves in a tree: the shard's size
 
 
@@ -76,6 +77,34 @@ def verified_chunks(part: Path, manifest: Manifest) -> int:
                 have |= 1 << index
             position = (index + 1) * CHUNK
     return have
+
+
+def write_chunks(path: Path, chunks: bytes | memoryview, offset: int) -> None:
+    """Write to an existing file, past the kernel's cache where file system, size and memory allow that.
+
+    Cached pages must be found, filled and written back, which costs the processor more than receiving the bytes does
+    (10 to 150 ms for 64 MB on a virtual machine, against 4 ms), and 4 GiB of them would push out everything else.
+    Raises OSError.
+    """
+    written = None
+    if hasattr(os, "O_DIRECT") and len(chunks) % BLOCK == 0:  # macOS has none
+        try:
+            written = _written(path, chunks, offset, os.O_DIRECT)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot, or not from there
+                raise
+    if written is None:
+        written = _written(path, chunks, offset)
+    if written != len(chunks):
+        raise OSError(errno.ENOSPC, "only a part was written")
+
+
+def _written(path: Path, chunks: bytes | memoryview, offset: int, how: int = 0) -> int:
+    descriptor = os.open(path, os.O_WRONLY | how)
+    try:
+        return os.pwrite(descriptor, chunks, offset)
+    finally:
+        os.close(descriptor)
 
 
 def take_room(descriptor: int, size: int) -> None:

@@ -1,19 +1,10 @@
-"""Shards on disk: files named by their ids, under a cap, readable again after any crash.
+"""Shards on disk: their contents, verified on the way in and on the way out, whole again after any crash.
 
-    shards/<id>.shard   a complete shard; its modification time is when it was last used
-    shards/<id>.part    one that is being fetched: verified chunks at their places, room for the others
-    shards/<id>.tree    size and leaf hashes of either
-    shards/<id>.pin     empty: do not evict
-    shards/.…           on its way in; left over where the daemon was killed
+Which files there are, and which of them go when room is short, is `node.shardindex`'s.
 
-The folder is the index: at start it is listed, nothing is read. A `.shard` was synced before it got that name; its
-`.tree` can be made again from it. A `.part` says nothing about which chunks it has: when the fetch goes on, the
-chunks that are there are hashed again (2 GB/s), which costs less than syncing a bitmap with each chunk would, and
-believes nobody.
-
-The cap counts whole sizes, half-fetched shards included, so a fetch that began has its room. Where room is short,
-half-fetched shards that nobody fetches go first, then unpinned ones, the one used longest ago first. Where even that
-would not do, nothing is evicted and the newcomer is refused. Open files stay readable after eviction.
+A `.shard` was synced before it got that name; its `.tree` can be made again from it. A `.part` says nothing about
+which chunks it has: when the fetch goes on, the chunks that are there are hashed again (2 GB/s and more), which costs
+less than syncing a bitmap with each chunk would, and believes nobody.
 
 All methods block but those that say so; they may be called from any thread.
 """
@@ -21,168 +12,56 @@ All methods block but those that say so; they may be called from any thread.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import re
 import tempfile
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from swarmnode.node.datadir import DataDirError, sync_directory
 from swarmnode.node.shardfiles import (
+    BATCH,
     FileIntake,
     StoreFull,
     explained,
     hashed,
     read_tree,
     verified_chunks,
+    write_chunks,
     write_tree,
 )
-from swarmnode.protocols.shard_tree import CHUNK, MAX_SIZE, Manifest, ShardId, chunk_count
-from swarmnode.protocols.shard_wire import Holding, NotHeld
+from swarmnode.node.shardindex import STAMP_EVERY, Collected, Entry, Kept, ShardIndex
+from swarmnode.protocols.shard_tree import CHUNK, MAX_SIZE, Manifest, ShardId, bits_of, chunk_count, run_length
+from swarmnode.protocols.shard_wire import NotHeld
 
-MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
-STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
+__all__ = ["Collected", "Kept", "ShardStore"]
+
 TREES = 16  # manifests kept in memory: 8 MiB of the largest
 
-_NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
 
-
-@dataclass(frozen=True)
-class Kept:
-    """One shard in the store, as a person sees it."""
-
-    shard: ShardId
-    size: int  # bytes
-    chunks: int
-    complete: bool
-    pinned: bool
-    used: float  # seconds since the epoch
-    fetching: bool
-
-
-@dataclass(frozen=True)
-class Collected:
-    """What a collection freed."""
-
-    shards: tuple[ShardId, ...]
-    size: int  # bytes
-
-
-@dataclass
-class _Entry:
-    size: int
-    complete: bool
-    used: float
-    pinned: bool = False
-    fetches: int = 0  # in progress; more than none keeps it from being evicted
-    have: int = 0  # bit set of verified chunks, where it is not complete
-    stamped: float = 0.0
-
-
-class ShardStore:
+class ShardStore(ShardIndex):
     """The shards under one folder, at most `cap` bytes of them. Opening raises Unreadable.
 
     `clock` gives seconds since the epoch.
     """
 
     def __init__(self, folder: Path, *, cap: int, clock: Callable[[], float] = time.time) -> None:
-        self.folder = folder
-        self.cap = cap
-        self._clock = clock
-        self._lock = threading.RLock()  # held for looks at the index, never for reading or writing chunks
-        self._entries: dict[ShardId, _Entry] = {}
-        self._taking_in: dict[Path, int] = {}  # files on their way in, and the bytes reserved for them
+        super().__init__(folder, cap=cap, clock=clock)
         self._trees: OrderedDict[ShardId, Manifest] = OrderedDict()
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._list()
-        except OSError as error:
-            raise explained(error, folder) from error
-
-    def _list(self) -> None:
-        """Make the index from the folder; files that belong to nothing are deleted."""
-        found: dict[str, dict[str, os.stat_result]] = {}
-        with os.scandir(self.folder) as files:
-            for file in files:
-                named = _NAME.fullmatch(file.name)
-                if named is not None:
-                    found.setdefault(named[1], {})[named[2]] = file.stat(follow_symlinks=False)
-                elif file.name.startswith("."):
-                    os.unlink(file.path)
-        for name, files_of in found.items():
-            whole = files_of.get("shard")
-            content = whole or (files_of.get("part") if "tree" in files_of else None)
-            if content is not None:
-                entry = _Entry(content.st_size, whole is not None, content.st_mtime, pinned="pin" in files_of)
-                self._entries[bytes.fromhex(name)] = entry
-            for suffix in files_of:
-                if content is None or (suffix == "part" and whole is not None):
-                    (self.folder / f"{name}.{suffix}").unlink()
-
-    # -- looking; from memory
-
-    def holding(self, shard: ShardId) -> Holding:
-        """What is here and verified. Does not block."""
-        entry = self._entries.get(shard)
-        if entry is None or not (entry.complete or entry.have):
-            return Holding()
-        if entry.complete:
-            return Holding(entry.size, True)
-        return Holding(entry.size, False, entry.have.to_bytes((chunk_count(entry.size) + 7) // 8, "little"))
-
-    def recent(self, limit: int) -> tuple[ShardId, ...]:
-        """Complete shards, pinned ones first, then those used last. Does not block."""
-        with self._lock:
-            whole = [(not entry.pinned, -entry.used, shard) for shard, entry in self._entries.items() if entry.complete]
-        return tuple(shard for _, _, shard in sorted(whole)[:limit])
-
-    def kept(self) -> tuple[Kept, ...]:
-        """All that is here, the one used last first. Does not block."""
-        with self._lock:
-            listed = [
-                Kept(
-                    shard,
-                    entry.size,
-                    chunk_count(entry.size) if entry.complete else entry.have.bit_count(),
-                    entry.complete,
-                    entry.pinned,
-                    entry.used,
-                    entry.fetches > 0,
-                )
-                for shard, entry in self._entries.items()
-            ]
-        return tuple(sorted(listed, key=lambda kept: (-kept.used, kept.shard)))
-
-    @property
-    def used(self) -> int:
-        """Bytes that count against the cap. Does not block."""
-        with self._lock:
-            return sum(entry.size for entry in self._entries.values()) + sum(self._taking_in.values())
-
-    def path(self, shard: ShardId) -> Path:
-        """The file of a complete shard, to be opened at once and never written. Raises NotHeld. Does not block."""
-        entry = self._entries.get(shard)
-        if entry is None or not entry.complete:
-            raise NotHeld(f"shard {shard.hex()} is not here, or not all of it")
-        return self._file(shard, "shard")
 
     # -- reading
 
     def manifest(self, shard: ShardId) -> Manifest:
         """Size and leaves, checked against the id. Raises NotHeld or Unreadable."""
         with self._lock:
+            if shard not in self._entries:
+                raise NotHeld(f"shard {shard.hex()} is not here")
             known = self._trees.pop(shard, None)
             if known is not None:
                 self._trees[shard] = known
                 return known
-        if shard not in self._entries:
-            raise NotHeld(f"shard {shard.hex()} is not here")
         try:
             manifest = read_tree(self._file(shard, "tree"))
             if manifest.id != shard:
@@ -194,26 +73,59 @@ class ShardStore:
         self._remember(manifest)
         return manifest
 
-    def read(self, shard: ShardId, index: int) -> bytes:
-        """Chunk `index`, verified. Raises NotHeld, also where the disk gives other bytes than were stored."""
+    def read(self, shard: ShardId, index: int, room: memoryview) -> int:
+        """Read chunks from `index` on into `room`, as many as fit and are here, verified; their bytes.
+
+        Raises NotHeld where the first is not here, also where the disk gives other bytes than were stored.
+        """
         entry = self._entries.get(shard)
         if entry is None or not (entry.complete or entry.have >> index & 1):
             raise NotHeld(f"chunk {index} of shard {shard.hex()} is not here")
         manifest = self.manifest(shard)
         if index >= manifest.chunks:
             raise NotHeld(f"shard {shard.hex()} has {manifest.chunks} chunks")
+        count, most = 1, min(len(room) // CHUNK, manifest.chunks - index)
+        while count < most and (entry.complete or entry.have >> index + count & 1):
+            count += 1
+        chunks = room[: run_length(manifest.size, index, count)]
         try:
             with self._opened(shard, entry) as file:
-                chunk = os.pread(file.fileno(), CHUNK, index * CHUNK)
+                got = os.preadv(file.fileno(), [chunks], index * CHUNK)
         except FileNotFoundError:
             raise NotHeld(f"shard {shard.hex()} was evicted in this moment") from None
         except OSError as error:
             raise explained(error, self._file(shard, "shard")) from error
-        if not manifest.fits(index, chunk):
+        if got != len(chunks) or not manifest.fit(index, chunks):
             self._damaged(shard)
-            raise NotHeld(f"shard {shard.hex()}: the disk changed chunk {index}; fetch the shard again to mend it")
+            raise NotHeld(
+                f"shard {shard.hex()}: the disk changed one of {count} chunks from {index} on; fetch it again "
+                "to mend it"
+            )
         self._stamp(shard, entry)
-        return chunk
+        with self._lock:
+            entry.checked |= bits_of(index, count)
+        return len(chunks)
+
+    def read_now(self, shard: ShardId, index: int, room: memoryview) -> int:
+        """What `read` gives where that takes neither the disk nor a hash, else 0. Does not block.
+
+        That is where the chunks were verified within the last minute and the kernel still has them in memory.
+        """
+        entry = self._entries.get(shard)
+        if entry is None or self._clock() - entry.stamped >= STAMP_EVERY or not hasattr(os, "RWF_NOWAIT"):  # not macOS
+            return 0
+        count = min(len(room) // CHUNK, chunk_count(entry.size) - index)
+        wanted = bits_of(index, max(0, count))
+        if not wanted or entry.checked & wanted != wanted:
+            return 0
+        chunks = room[: run_length(entry.size, index, count)]
+        try:
+            with self._opened(shard, entry) as file:
+                got = os.preadv(file.fileno(), [chunks], index * CHUNK, os.RWF_NOWAIT)
+        except OSError:  # what is wrong, and whether it matters, `read` will find
+            return 0
+        entry.used = self._clock()
+        return got if got == len(chunks) else 0
 
     def export(self, shard: ShardId, target: Path) -> None:
         """Copy a complete shard to a file, which appears whole and verified. Raises NotHeld, NoRoom or Unreadable."""
@@ -222,9 +134,10 @@ class ShardStore:
         try:
             descriptor, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
             try:
+                room = memoryview(bytearray(BATCH * CHUNK))
                 with os.fdopen(descriptor, "wb") as file:
-                    for index in range(manifest.chunks):
-                        file.write(self.read(shard, index))
+                    for index in range(0, manifest.chunks, BATCH):
+                        file.write(room[: self.read(shard, index, room)])
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(beside, target)
@@ -246,7 +159,7 @@ class ShardStore:
             entry = self._entries.get(shard)
             if entry is None:
                 self._make_room(manifest.size)
-                entry = self._entries[shard] = _Entry(manifest.size, False, self._clock())
+                entry = self._entries[shard] = Entry(manifest.size, False, self._clock())
                 fresh = True
             else:
                 fresh = False
@@ -265,23 +178,21 @@ class ShardStore:
         self._remember(manifest)
         return (1 << manifest.chunks) - 1 if entry.complete else entry.have
 
-    def write(self, shard: ShardId, index: int, chunk: bytes | memoryview) -> bool:
-        """Keep a chunk of a shard that was begun; False, and nothing kept, where it is not the right one.
+    def write(self, shard: ShardId, index: int, chunks: bytes | memoryview) -> bool:
+        """Keep chunks in a row of a shard that was begun; False, and nothing kept, where not all are the right ones.
 
         Raises NoRoom or Unreadable; what was written before stays good.
         """
         manifest = self.manifest(shard)
-        if not manifest.fits(index, chunk):
+        if not manifest.fit(index, memoryview(chunks)):
             return False
         path = self._file(shard, "part")
         try:
-            with open(path, "r+b", buffering=0) as file:
-                if os.pwrite(file.fileno(), chunk, index * CHUNK) != len(chunk):
-                    raise OSError(errno.ENOSPC, "only a part was written")
+            write_chunks(path, chunks, index * CHUNK)
         except OSError as error:
             raise explained(error, path) from error
         with self._lock:
-            self._entries[shard].have |= 1 << index
+            self._entries[shard].have |= bits_of(index, chunk_count(len(chunks)))
         return True
 
     def finish(self, shard: ShardId) -> None:
@@ -292,9 +203,7 @@ class ShardStore:
             if not entry.complete:
                 with open(part, "r+b") as file:
                     os.fsync(file.fileno())
-                os.replace(
-                    part, self._file(shard, "shard")
-                )  # a power cut may undo this: all of it is then hashed again
+                os.replace(part, self._file(shard, "shard"))  # a power cut may undo this: it is then hashed again
             part.unlink(missing_ok=True)  # where the same shard was put meanwhile
         except OSError as error:
             raise explained(error, part) from error
@@ -342,7 +251,7 @@ class ShardStore:
             os.replace(copy, self._file(shard, "shard"))
             self._taking_in.pop(copy, None)
             if entry is None:
-                entry = self._entries[shard] = _Entry(manifest.size, True, self._clock())
+                entry = self._entries[shard] = Entry(manifest.size, True, self._clock())
             elif not entry.complete and not entry.fetches:
                 self._file(shard, "part").unlink(missing_ok=True)
             entry.complete, entry.used = True, self._clock()
@@ -355,109 +264,13 @@ class ShardStore:
             if self._taking_in.pop(copy, None) is not None:
                 copy.unlink(missing_ok=True)
 
-    # -- keeping and losing
-
-    def pin(self, shard: ShardId, pinned: bool = True) -> None:
-        """Keep a shard whatever room is needed, or no longer. Raises NotHeld, NoRoom or Unreadable."""
-        path = self._file(shard, "pin")
-        with self._lock:
-            entry = self._entries.get(shard)
-            if entry is None:
-                raise NotHeld(f"shard {shard.hex()} is not here; get it first")
-            try:
-                if pinned:
-                    path.touch(mode=0o600)
-                else:
-                    path.unlink(missing_ok=True)
-                sync_directory(self.folder)
-            except OSError as error:
-                raise explained(error, path) from error
-            entry.pinned = pinned
-
-    def collect(self, *, unpinned: bool = False) -> Collected:
-        """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned."""
-        with self._lock:
-            doomed = [
-                shard
-                for shard, entry in self._entries.items()
-                if not entry.fetches and not entry.pinned and (unpinned or not entry.complete)
-            ]
-            size = sum(self._entries[shard].size for shard in doomed)
-            for shard in doomed:
-                self._forget(shard)
-            excess = self._evictable(max(0, self.used - self.cap)) or []
-            size += sum(self._entries[shard].size for shard in excess)
-            for shard in excess:
-                self._forget(shard)
-        return Collected((*doomed, *excess), size)
-
-    def _make_room(self, size: int) -> None:
-        """Evict until `size` more bytes fit. Raises StoreFull, with nothing evicted, where they cannot."""
-        over = self.used + size - self.cap
-        free = os.statvfs(self.folder)
-        short = size + MARGIN - free.f_bavail * free.f_frsize
-        doomed = self._evictable(max(over, short))
-        if doomed is None:
-            why = (
-                f"the cap of {self.cap} bytes" if over > short else f"the disk, of which {MARGIN >> 20} MiB stay free,"
-            )
-            raise StoreFull(
-                f"{self.folder}: {size} bytes more do not fit: {why} leaves no room, and the rest is pinned or in use. "
-                "Unpin or collect shards (swarmnode shards ls, gc), or raise the cap."
-            )
-        for shard in doomed:
-            self._forget(shard)
-
-    def _evictable(self, size: int) -> list[ShardId] | None:
-        """The shards to evict for `size` bytes, none too many; None where all together do not suffice."""
-        candidates = sorted(
-            (entry.complete, entry.used, shard)
-            for shard, entry in self._entries.items()
-            if not entry.pinned and not entry.fetches
-        )
-        chosen: list[ShardId] = []
-        for _, _, shard in candidates:
-            if size <= 0:
-                break
-            chosen.append(shard)
-            size -= self._entries[shard].size
-        return chosen if size <= 0 else None
-
-    def _forget(self, shard: ShardId) -> None:
-        with self._lock:
-            self._entries.pop(shard, None)
-            self._trees.pop(shard, None)
-            for suffix in ("shard", "part", "pin", "tree"):  # the tree last: without it the others mean nothing
-                self._file(shard, suffix).unlink(missing_ok=True)
-
-    def _damaged(self, shard: ShardId) -> None:
-        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
-        with self._lock:
-            entry = self._entries.get(shard)
-            if entry is not None:
-                if entry.complete:
-                    os.replace(self._file(shard, "shard"), self._file(shard, "part"))
-                entry.complete, entry.have = False, 0
-
-    def _stamp(self, shard: ShardId, entry: _Entry) -> None:
-        entry.used = self._clock()
-        if entry.complete and entry.used - entry.stamped >= STAMP_EVERY:
-            entry.stamped = entry.used
-            try:
-                os.utime(self._file(shard, "shard"), (entry.used, entry.used))
-            except FileNotFoundError:  # evicted in this moment
-                return
-
     # -- files
 
-    def _opened(self, shard: ShardId, entry: _Entry) -> BinaryIO:
+    def _opened(self, shard: ShardId, entry: Entry) -> BinaryIO:
         if not entry.complete:
             with contextlib.suppress(FileNotFoundError):  # finished in this moment
                 return open(self._file(shard, "part"), "rb", buffering=0)
         return open(self._file(shard, "shard"), "rb", buffering=0)
-
-    def _file(self, shard: ShardId, suffix: str) -> Path:
-        return self.folder / f"{shard.hex()}.{suffix}"
 
     def _remember(self, manifest: Manifest) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ Who may fail when, and what is then true:
 - it does not have what it said: the chunk is looked for elsewhere, and after a few it is dropped;
 - nobody is left: the scout goes on for `patience` seconds, then Unavailable; what has arrived stays in the store.
 
-Memory: one chunk for each provider, whatever the shard's size.
+Memory: one answer for each provider, whatever the shard's size.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channel, Channels
-from swarmnode.protocols.shard_plan import Plan, Source
-from swarmnode.protocols.shard_tree import Manifest, ShardId, chunk_length
+from swarmnode.protocols.shard_plan import Plan, Run, Source
+from swarmnode.protocols.shard_tree import Manifest, ShardId, chunk_count, run_length
 from swarmnode.protocols.shard_wire import (
     MANIFEST,
     Holding,
@@ -317,50 +317,52 @@ class Fetch:
             source.look = trio.Event()
             if chosen := plan.next_for(source, trio.current_time()):
                 source.work.set()
-                await channel.ask([Want(self._shard, index) for index in chosen])
+                await channel.ask([Want(self._shard, run.first, count=run.count) for run in chosen])
             least, most = LOOK_AGAIN
             with trio.move_on_after(min(most, max(least, source.pace.usual or least))):
                 await source.look.wait()
 
     async def _receive(self, plan: Plan, source: Source, channel: Channel) -> None:
-        """Take what the provider sends, chunk by chunk, until it has broken too many promises."""
+        """Take what the provider sends, answer by answer, until it has broken too many promises."""
         while source.broken_promises < EMPTY_PROMISES:
             if not source.asked:
                 source.work = trio.Event()
                 await source.work.wait()
                 continue
-            index, allowed = source.asked[0], source.pace.seconds()
-            chunk: memoryview | None = None
+            run, allowed = source.asked[0], source.pace.seconds()
+            given = 0
             with trio.move_on_after(allowed) as scope:
                 piece = await channel.piece()
                 if piece.size >= 0:
-                    if piece.size != chunk_length(plan.manifest.size, index):
-                        raise WireError(f"Piece: {piece.size} bytes for chunk {index}")
-                    chunk = await channel.raw(piece.size)
+                    given = chunk_count(piece.size)
+                    if not 1 <= given <= run.count or piece.size != run_length(plan.manifest.size, run.first, given):
+                        raise WireError(f"Piece: {piece.size} bytes for {run.count} chunks from {run.first} on")
+                    chunks = await channel.raw(piece.size)
             if scope.cancelled_caught:
                 raise StreamBroken(f"no chunk within {allowed:.1f} s")
-            if chunk is None:
+            if given:
+                source.pace.observe((trio.current_time() - source.moved_at) / given)
+                await self._keep(plan, Run(run.first, given), chunks)
+            if given < run.count:
                 source.broken_promises += 1
-            else:
-                source.pace.observe(trio.current_time() - source.moved_at)
-                await self._keep(plan, index, chunk)
             source.moved_at = trio.current_time()
-            plan.answered(source, lacks=chunk is None)
+            plan.answered(source, given)
 
-    async def _keep(self, plan: Plan, index: int, chunk: memoryview) -> None:
-        """Verify a chunk and write it. Raises WireError where it is wrong."""
-        if plan.here[index]:
-            self._counts["duplicates"] += 1
-            return
-        try:
-            right = await self._runner(lambda: self._store.write(self._shard, index, chunk))
-        except ShardError as error:
-            self._fail(error)
-            return
-        if not right:
-            raise WireError(f"chunk {index} does not have its hash")
-        if plan.arrived(index, len(chunk)):
+    async def _keep(self, plan: Plan, run: Run, chunks: memoryview) -> None:
+        """Verify chunks and write them. Raises WireError where one is wrong."""
+        if not plan.here[run.first : run.first + run.count].all():
+            try:
+                right = await self._runner(lambda: self._store.write(self._shard, run.first, chunks))
+            except ShardError as error:
+                self._fail(error)
+                return
+            if not right:
+                raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
+        before = plan.in_hand
+        new = plan.arrived(run)
+        self._counts["duplicates"] += run.count - new
+        if new:
             self._moved_at = trio.current_time()
-            self._counts["chunks_fetched"] += 1
-            self._counts["bytes_fetched"] += len(chunk)
+            self._counts["chunks_fetched"] += new
+            self._counts["bytes_fetched"] += plan.in_hand - before
             self._tell(plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import trio
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.shard_tree import Manifest, chunk_length
-from swarmnode.protocols.shard_wire import Holding, ShardLimits
+from swarmnode.protocols.shard_wire import RUN, Holding, ShardLimits
 from swarmnode.protocols.wire import WireError
 
 GUESS = 1.0  # seconds that a chunk is thought to take at a provider not yet measured
@@ -25,6 +26,18 @@ WORTH = 0.1  # seconds: what asking for a chunk twice must save, and by what a f
 Chunks = npt.NDArray[np.bool_]  # one value for each chunk of the shard
 
 
+@dataclass(frozen=True)
+class Run:
+    """Chunks in a row that are asked for at once."""
+
+    first: int
+    count: int
+
+    @property
+    def chunks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
 class Source:
     """One provider in one fetch."""
 
@@ -32,8 +45,8 @@ class Source:
         self.peer = peer
         self.has = has
         self.complete = bool(has.all())
-        self.asked: deque[int] = deque()  # chunks under way, in the order in which they will come
-        self.pace = AdaptiveDeadline(floor=limits.least_wait, ceiling=limits.first_chunk)
+        self.asked: deque[Run] = deque()  # what is under way, in the order in which it will come
+        self.pace = AdaptiveDeadline(floor=limits.least_wait, ceiling=limits.first_chunk)  # of one chunk
         self.moved_at = trio.current_time()  # when it last delivered, or was asked while it had nothing to do
         self.broken_promises = 0
         self.work = trio.Event()  # something was asked of it
@@ -47,10 +60,20 @@ class Source:
         usual = self.pace.usual
         return least if usual is None else min(most, max(least, math.ceil(self._limits.ahead / max(usual, 1e-6))))
 
+    @property
+    def under_way(self) -> int:
+        """Chunks that it was asked for and has not answered for."""
+        return sum(run.count for run in self.asked)
+
+    def run_length(self) -> int:
+        """Chunks to ask for at once: what it delivers in `answer` seconds, so a slow one is asked for single ones."""
+        usual = self.pace.usual
+        return 1 if usual is None else min(RUN, max(1, int(self._limits.answer / max(usual, 1e-6))))
+
     def expected(self, position: int, now: float) -> float:
         """Seconds until the chunk at `position` in its queue comes; infinite where it is overdue."""
         usual = self.pace.usual or GUESS
-        if self.asked and now - self.moved_at > OVERDUE * usual + WORTH:
+        if self.asked and now - self.moved_at > OVERDUE * usual * self.asked[0].count + WORTH:
             return math.inf
         return usual * (position + 1)
 
@@ -65,9 +88,10 @@ class Plan:
         self.sources: dict[PeerId, Source] = {}
         self._asked = np.zeros(manifest.chunks, np.int8)  # how many providers were asked for each chunk
         self._rarity = np.zeros(manifest.chunks, np.int32)  # how many providers have it
-        self._order = np.random.default_rng(seed).random(
-            manifest.chunks
-        )  # in [0, 1): decides between equally rare ones
+        groups = np.random.default_rng(seed).permutation(-(-manifest.chunks // RUN)).repeat(RUN)[: manifest.chunks]
+        places = np.arange(manifest.chunks) % RUN
+        # in [0, 1): decides between equally rare chunks; RUN neighbours stay together, to be asked for at once
+        self._order = (groups * RUN + places) / (len(groups) + RUN)
 
     @property
     def complete(self) -> bool:
@@ -83,8 +107,8 @@ class Plan:
     def remove(self, source: Source) -> None:
         """The provider is gone: what it was asked for is free again."""
         del self.sources[source.peer]
-        for index in source.asked:
-            self._asked[index] -= 1
+        for run in source.asked:
+            self._asked[run.first : run.first + run.count] -= 1
         self._rarity -= source.has
         self._look_again()
 
@@ -95,53 +119,59 @@ class Plan:
         source.has, source.complete = has, holding.complete
         self._look_again()
 
-    def answered(self, source: Source, *, lacks: bool = False) -> None:
-        """The provider answered for the chunk at the head of its queue; `lacks`: it does not have it after all."""
-        index = source.asked.popleft()
-        self._asked[index] -= 1
-        if lacks:
-            self._rarity[index] -= source.has[index]
-            source.has[index] = source.complete = False
+    def answered(self, source: Source, given: int) -> None:
+        """The provider answered what is at the head of its queue with `given` chunks; the one after them it lacks."""
+        run = source.asked.popleft()
+        self._asked[run.first : run.first + run.count] -= 1
+        if given < run.count:
+            lacking = run.first + given
+            self._rarity[lacking] -= source.has[lacking]
+            source.has[lacking] = source.complete = False
             self._look_again()
-        elif len(source.asked) <= source.window() // 2:
+        elif source.under_way <= source.window() // 2:
             source.look.set()
 
-    def arrived(self, index: int, size: int) -> bool:
-        """A chunk is written; False where another provider's copy was, in the same moment."""
-        if self.here[index]:
-            return False
-        self.here[index] = True
-        self.in_hand += size
-        return True
+    def arrived(self, run: Run) -> int:
+        """Chunks are written; how many of them were not here yet."""
+        new = [index for index in run.chunks if not self.here[index]]
+        self.here[new] = True
+        self.in_hand += sum(chunk_length(self.manifest.size, index) for index in new)
+        return len(new)
 
-    def next_for(self, source: Source, now: float) -> list[int]:
-        """The chunks to ask of the provider now, noted as asked: none while more than half of its window is used.
+    def next_for(self, source: Source, now: float) -> list[Run]:
+        """What to ask of the provider now, noted as asked: nothing while more than half of its window is used.
 
         So a write carries several requests, and wakes the provider once for them.
         """
-        window, chosen = source.window(), []
-        if len(source.asked) <= window // 2:
-            while len(source.asked) < window and (index := self._pick(source, now)) is not None:
+        window, chosen, under_way = source.window(), [], source.under_way
+        if under_way <= window // 2:
+            while under_way < window and (run := self._pick(source, now, under_way, window)) is not None:
                 if not source.asked:
                     source.moved_at = now
-                source.asked.append(index)
-                self._asked[index] += 1
-                chosen.append(index)
+                source.asked.append(run)
+                self._asked[run.first : run.first + run.count] += 1
+                under_way += run.count
+                chosen.append(run)
         return chosen
 
-    def _pick(self, source: Source, now: float) -> int | None:
-        """The rarest chunk that the provider has and nobody was asked for; else one to take from a slower provider."""
+    def _pick(self, source: Source, now: float, under_way: int, window: int) -> Run | None:
+        """The rarest chunk that the provider has and nobody was asked for, with neighbours that are just as rare; else
+        one to take from a slower provider."""
         free = source.has & ~self.here & (self._asked == 0)
         if free.any():
-            return int(np.where(free, self._rarity + self._order, np.inf).argmin())
-        latest, chosen = 2 * source.expected(len(source.asked), now) + WORTH, None
+            first = int(np.where(free, self._rarity + self._order, np.inf).argmin())
+            count, most = 1, min(source.run_length(), window - under_way, len(free) - first)
+            while count < most and free[first + count] and self._rarity[first + count] == self._rarity[first]:
+                count += 1
+            return Run(first, count)
+        latest, chosen = 2 * source.expected(under_way, now) + WORTH, None
         for other in self.sources.values():
             if other is source:
                 continue
-            for position, index in enumerate(other.asked):
+            for position, index in enumerate(index for run in other.asked for index in run.chunks):
                 due = other.expected(position, now)
                 if due > latest and source.has[index] and self._asked[index] == 1 and not self.here[index]:
-                    latest, chosen = due, index
+                    latest, chosen = due, Run(index, 1)
         return chosen
 
     def _look_again(self) -> None:

@@ -66,6 +66,16 @@ def chunk_length(size: int, index: int) -> int:
     return min(CHUNK, size - index * CHUNK)
 
 
+def bits_of(first: int, count: int) -> int:
+    """The bit set of `count` chunks in a row."""
+    return ((1 << count) - 1) << first
+
+
+def run_length(size: int, first: int, count: int) -> int:
+    """Bytes of `count` chunks in a row in a shard of `size` bytes, of which the last may be the shard's."""
+    return min(count * CHUNK, size - first * CHUNK)
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Size and leaves of one shard. Raises ValueError where the two do not fit each other or the limits."""
@@ -94,6 +104,12 @@ class Manifest:
             0 <= index < self.chunks
             and len(chunk) == chunk_length(self.size, index)
             and leaf(chunk) == self.leaves[index * HASH : (index + 1) * HASH]
+        )
+
+    def fit(self, first: int, chunks: memoryview) -> bool:
+        """Whether `chunks` are the chunks of this shard from `first` on, whole ones and at least one."""
+        return len(chunks) > 0 and all(
+            self.fits(first + at // CHUNK, chunks[at : at + CHUNK]) for at in range(0, len(chunks), CHUNK)
         )
 
     def proof(self, index: int) -> tuple[bytes, ...]:

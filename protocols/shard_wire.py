@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from swarmnode.protocols.shard_tree import MAX_CHUNKS, Manifest, ShardId, chunk_count
+from swarmnode.protocols.shard_tree import CHUNK, MAX_CHUNKS, Manifest, ShardId, chunk_count
 
 PROTOCOL = "/swarmnode/shards/1"
 HAVE = "shards.have"
 MANIFEST = "shards.manifest"
 MAX_MESSAGE = 4096  # bytes of a Want or a Piece
+RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
+RUN_BYTES = RUN * CHUNK
 
 
 class ShardError(Exception):
@@ -40,8 +42,8 @@ class ShardLimits:
 
     # serving
     streams: int = 4  # of one peer: one is enough for a fetch, and the old may outlive its successor's opening
-    streams_in_all: int = 64  # each holds at most one chunk in memory: 16 MiB; the one idle longest makes room
-    serve_stall: float = 30.0  # seconds that a chunk may wait for a peer that does not read
+    streams_in_all: int = 64  # each holds at most one answer in memory: 64 MiB; the one idle longest makes room
+    serve_stall: float = 30.0  # seconds that an answer may wait for a peer that does not read
     asked: int = 64  # shards in one `have`: their bitmaps together stay below 128 KiB
     misses: int = 4096  # shards or chunks that a peer may ask for in vain at once: four data sets of 1000 shards
     misses_refill: float = 64.0  # of these a second
@@ -49,9 +51,10 @@ class ShardLimits:
     announced: int = 32  # shards announced in the DHT: half of what the network lets a node announce
     # fetching
     fetches: int = 4  # shards at once; more wait
-    sources: int = 16  # providers of one shard at once: each has one chunk in memory, so 4 MiB
+    sources: int = 16  # providers of one shard at once: each has one answer in memory, so 16 MiB
     window: tuple[int, int] = (2, 16)  # chunks under way from one provider: two keep it busy, sixteen are 4 MiB
     ahead: float = 0.5  # seconds of work to have under way, at the provider's measured rate: a long round trip
+    answer: float = 0.25  # seconds that one answer takes at that rate: a slow provider is asked for single chunks
     first_chunk: float = 60.0  # seconds for a chunk before the rate is known: 35 kbit/s, on which nobody trains
     least_wait: float = 5.0  # seconds that a provider may be silent whatever its rate: a loaded machine's pause
     call: float = 10.0  # seconds for `have` and `manifest`
@@ -113,16 +116,20 @@ class Leaves:
 
 @dataclass(frozen=True)
 class Want:
-    """Asks for one chunk; with `prove` also for what it takes to verify it alone."""
+    """Asks for `count` chunks in a row, at most RUN; with `prove`, which goes for one, for what verifies it alone."""
 
     shard: bytes
     index: int
     prove: bool = False
+    count: int = 1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """`size` raw bytes follow; -1 where the chunk is not here. `of` (the shard's size) and `proof` where asked for."""
+    """`size` raw bytes follow: whole chunks from the first on, up to the first that is not here; -1 where none is.
+
+    `of` (the shard's size) and `proof` where asked for.
+    """
 
     size: int = -1
     of: int = 0
@@ -142,7 +149,7 @@ class Intake(Protocol):
 
 
 class Store(Protocol):
-    """Where shards are kept: `node.shardstore`. All but `holding` and `recent` may block on the disk."""
+    """Where shards are kept: `node.shardstore`. All but `holding`, `recent` and `read_now` may block on the disk."""
 
     def holding(self, shard: ShardId) -> Holding:
         """What is here and verified; from memory."""
@@ -153,8 +160,14 @@ class Store(Protocol):
     def manifest(self, shard: ShardId) -> Manifest:
         """Raises NotHeld."""
 
-    def read(self, shard: ShardId, index: int) -> bytes:
-        """A chunk, verified. Raises NotHeld."""
+    def read(self, shard: ShardId, index: int, room: memoryview) -> int:
+        """Read chunks from `index` on into `room`, as many as fit and are here, verified; their bytes.
+
+        Raises NotHeld where the first is not here.
+        """
+
+    def read_now(self, shard: ShardId, index: int, room: memoryview) -> int:
+        """What `read` gives, where that takes neither the disk nor a hash; else 0. Does not block."""
 
     def begin(self, manifest: Manifest) -> int:
         """Make room for a shard that is being fetched; the bit set of its chunks that are here already and verified.
@@ -162,8 +175,8 @@ class Store(Protocol):
         Raises NoRoom. Until `finish` or `suspend` it is not evicted.
         """
 
-    def write(self, shard: ShardId, index: int, chunk: bytes | memoryview) -> bool:
-        """Keep a chunk if it is the right one; False where its hash is wrong. Raises NoRoom."""
+    def write(self, shard: ShardId, index: int, chunks: bytes | memoryview) -> bool:
+        """Keep chunks in a row if all are right; False, and none kept, where a hash is wrong. Raises NoRoom."""
 
     def finish(self, shard: ShardId) -> None:
         """All chunks are here: from now on it is a shard like the others. Raises NoRoom."""

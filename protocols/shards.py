@@ -4,15 +4,16 @@ Calls (`protocols.rpc`):
 - `shards.have`: which of these shards, and which of their chunks as a bitmap, do you have?
 - `shards.manifest`: size and leaf hashes of one shard (see `protocols.shard_tree`).
 
-Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `Want(shard, index)`,
-as many as it likes to have under way, and the server answers each in turn with a `Piece` and, where it has the chunk,
-the raw bytes. Bulk offers whole buffers from memory under a key, with a hash over all of it; chunks are read from disk
-when asked for, come from half-fetched shards too, and have their hash in the tree: hence a protocol of its own.
+Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `Want(shard, index)`
+for one chunk or up to RUN in a row, as many as it likes to have under way, and the server answers each in turn with a
+`Piece` and, where it has chunks, the raw bytes. Bulk offers whole buffers from memory under a key, with a hash over all
+of it; chunks are read from disk when asked for, come from half-fetched shards too, and have their hash in the tree:
+hence a protocol of its own.
 
 Who may fail when, and what is then true:
 - nobody can push: a node stores only what it was asked, by its owner or its run, to fetch or to put;
-- a chunk is checked against its leaf before it is written, and again before it is served: a rotten disk loses the
-  shard, not this node's good name;
+- a chunk is checked against its leaf before it is written, and again before it is served, where that was not done
+  within the last minute: a rotten disk loses the shard, not this node's good name;
 - a peer that asks on and on for what is not here uses up its `misses`; then calls are refused as "busy", streams are
   closed and it is counted. One that breaks the form loses its stream; one that does not read loses it after
   `serve_stall`;
@@ -41,13 +42,15 @@ from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channels
 from swarmnode.protocols.shard_fetch import Fetch, Job
-from swarmnode.protocols.shard_tree import HASH, MAX_CHUNKS, ShardId
+from swarmnode.protocols.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
 from swarmnode.protocols.shard_wire import (
     HAVE,
     LIMITS,
     MANIFEST,
     MAX_MESSAGE,
     PROTOCOL,
+    RUN,
+    RUN_BYTES,
     Have,
     Holding,
     Holdings,
@@ -67,6 +70,8 @@ SHARDS = Metric("swarmnode_shards_total", COUNTER, "what happened with chunks of
 STREAMS = Metric("swarmnode_shard_streams", GAUGE, "streams on which peers fetch chunks from here")
 ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node announces in the DHT")
 MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
+HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
+SPARE_ROOMS = 4  # answers' memory kept for the next ones: fresh memory costs more than reading into it
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +109,7 @@ class Shards:
         self._slots = trio.Semaphore(limits.fetches)
         self._allowance = _Allowance(limits)
         self._desks: OrderedDict[_Desk, None] = OrderedDict()  # the one used longest ago first
+        self._rooms: list[memoryview] = []  # for answers, not in use now
         self._nursery: trio.Nursery | None = None
         self._to_announce: OrderedDict[ShardId, None] = OrderedDict()
         self._announced: set[ShardId] = set()
@@ -364,32 +370,44 @@ class Shards:
             want = decode(Want, raw, limit=MAX_MESSAGE)
             if len(want.shard) != HASH or not 0 <= want.index < MAX_CHUNKS:
                 raise WireError(f"Want: chunk {want.index} of an id of {len(want.shard)} bytes")
+            if not 1 <= want.count <= (1 if want.prove else RUN):
+                raise WireError(f"Want: {want.count} chunks at once")
             desk.busy = True
             self._desks.move_to_end(desk)
-            answer = await self._answer(desk.stream.peer, want)
-            with trio.move_on_after(self._limits.serve_stall) as scope:
-                await desk.stream.send_all(answer)
+            room = self._rooms.pop() if self._rooms else memoryview(bytearray(HEAD + RUN_BYTES))
+            try:
+                answer = await self._answer(desk.stream.peer, want, room)
+                with trio.move_on_after(self._limits.serve_stall) as scope:
+                    await desk.stream.send_all(answer)
+            finally:
+                if len(self._rooms) < SPARE_ROOMS:
+                    self._rooms.append(room)
             if scope.cancelled_caught:
                 raise WireError(f"took nothing for {self._limits.serve_stall:g} s")
             desk.busy = False
 
-    async def _answer(self, peer: PeerId, want: Want) -> bytes:
+    async def _answer(self, peer: PeerId, want: Want, room: memoryview) -> memoryview | bytes:
+        """The bytes to send: read into `room`, with the message right before them, so that nothing is moved again."""
+        chunks = room[HEAD : HEAD + want.count * CHUNK]
+        size = 0 if want.prove else self._store.read_now(want.shard, want.index, chunks)
         try:
-            piece, chunk = await self._runner(lambda: self._piece(want))
+            piece = Piece(size) if size else await self._runner(lambda: self._piece(want, chunks))
         except NotHeld:
             if not self._may_miss(peer, 1):
                 raise WireError("Want: too many in vain") from None
             return frame(encode(Piece()))
-        self.counts["chunks_served"] += 1
-        self.counts["bytes_served"] += len(chunk)
-        return b"".join((frame(encode(piece)), chunk))  # one write: the copy costs less than a frame of its own
+        self.counts["chunks_served"] += chunk_count(piece.size)
+        self.counts["bytes_served"] += piece.size
+        head = frame(encode(piece))
+        room[HEAD - len(head) : HEAD] = head
+        return room[HEAD - len(head) : HEAD + piece.size]
 
-    def _piece(self, want: Want) -> tuple[Piece, bytes]:
-        chunk = self._store.read(want.shard, want.index)
+    def _piece(self, want: Want, room: memoryview) -> Piece:
+        size = self._store.read(want.shard, want.index, room)
         if not want.prove:
-            return Piece(len(chunk)), chunk
+            return Piece(size)
         manifest = self._store.manifest(want.shard)
-        return Piece(len(chunk), manifest.size, manifest.proof(want.index)), chunk
+        return Piece(size, manifest.size, manifest.proof(want.index))
 
 
 @dataclass(eq=False)
