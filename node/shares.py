@@ -37,14 +37,17 @@ class Share:
 
     def keep(self, size: int) -> bool:
         """Account for `size` bytes more; False, and nothing, where the peer may not leave so many unread."""
-        limits, pool = self._pool.limits, self._pool
-        crowded = pool.unread > limits.unread_in_all // 2
-        most = limits.unread_in_all // 2 // limits.peers if crowded else limits.unread
-        if self.unread + size > most:
+        if size > self.room():
             return False
         self.unread += size
-        pool.unread += size
+        self._pool.unread += size
         return True
+
+    def room(self) -> int:
+        """Bytes that the peer may leave unread beside those that it has; negative once the node has become crowded."""
+        limits = self._pool.limits
+        crowded = self._pool.unread > limits.unread_in_all // 2
+        return (limits.unread_in_all // 2 // limits.peers if crowded else limits.unread) - self.unread
 
     def give_back(self, size: int) -> None:
         self.unread -= size

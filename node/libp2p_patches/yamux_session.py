@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_ERROR = 1  # GO_AWAY code
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
+MAX_WIDENED = 8 * 1024 * 1024  # bytes by which the receive windows of one connection may grow, all streams together
+RTTS = 16  # round-trip times kept
 KEEPALIVE = 5.0  # seconds of silence before a ping
 SILENCE = 8.0  # further seconds of silence before the connection is given up
 WRITE_STALL = 12.0  # seconds in which the socket must take one frame
@@ -92,6 +94,8 @@ class Session(IMuxedConn):
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
         self._rtt = 0.0
+        self._rtts: deque[float] = deque(maxlen=RTTS)
+        self._widened = 0  # bytes of all streams' windows beyond their first
         self._closing = False
 
     async def start(self) -> None:
@@ -143,6 +147,16 @@ class Session(IMuxedConn):
     def forget(self, stream: SessionStream) -> None:
         if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
             self.share.close()
+        self._widened -= stream.widened
+        stream.widened = 0
+
+    def widen(self, by: int) -> bool:
+        """Whether a receive window may grow by `by` bytes: once a round trip, if all that it lets in has room."""
+        if self._pinged_at is not None or self._widened + by > min(MAX_WIDENED, self.share.room() // 2):
+            return False
+        self._widened += by
+        self._ping()
+        return True
 
     def move_to(self, share: Share) -> None:
         """Account for this connection in `share` from now on."""
@@ -156,6 +170,10 @@ class Session(IMuxedConn):
     def rtt(self) -> float:
         """Smoothed round-trip time in seconds, 0.0 until the first ping came back."""
         return self._rtt
+
+    def shortest_rtt(self) -> float:
+        """The shortest of the last round trips in seconds: what the way takes without the queues on it."""
+        return min(self._rtts, default=0.0)
 
     async def abandon(self, why: str) -> None:
         """Break all streams and close the socket, without a word to the peer."""
@@ -196,14 +214,18 @@ class Session(IMuxedConn):
 
     async def _keep_alive(self) -> None:
         while True:
-            asked_at = self._pinged_at = trio.current_time()
-            self.answer(HEADER.pack(0, PING, SYN, 0, int(asked_at * 1000) & 0xFFFFFFFF))
+            asked_at = self._ping()
             await trio.sleep(SILENCE)
             if self._heard_at < asked_at:
                 await self.abandon(f"no answer to a ping within {SILENCE:.0f} s")
                 return
             while self._heard_at + KEEPALIVE > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(self._heard_at + KEEPALIVE)
+
+    def _ping(self) -> float:
+        self._pinged_at = now = trio.current_time()
+        self.answer(HEADER.pack(0, PING, SYN, 0, int(now * 1000) & 0xFFFFFFFF))
+        return now
 
     async def _receive(self, size: int) -> bool:
         """Have at least `size` bytes in hand; False at the connection's end."""
@@ -285,6 +307,7 @@ class Session(IMuxedConn):
             self.answer(HEADER.pack(0, PING, ACK, 0, nonce))
         elif self._pinged_at is not None:
             sample, self._pinged_at = trio.current_time() - self._pinged_at, None
+            self._rtts.append(sample)
             self._rtt = sample if self._rtt == 0.0 else (self._rtt + sample) / 2
 
     async def _flush(self) -> None:

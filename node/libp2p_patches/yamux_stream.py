@@ -23,6 +23,7 @@ DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
 MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
+MEASURE = 0.02  # seconds, at least, over which a reader's rate is measured
 MAX_BODY = 65519 - HEADER.size  # one frame fills exactly one Noise message
 
 
@@ -36,8 +37,10 @@ class SessionStream(IMuxedStream):
         self.send_window = INITIAL_WINDOW
         self.receive_window = INITIAL_WINDOW  # bytes that the peer may still send
         self._target = INITIAL_WINDOW
+        self.widened = 0  # bytes by which the window has grown
         self._unannounced = 0  # bytes read and not yet given back to the peer as window
-        self._announced_at = trio.current_time()
+        self._measured_at = trio.current_time()
+        self._taken = 0  # bytes read since then
         self._chunks: deque[bytes] = deque()
         self._unread = 0  # bytes that wait in `_chunks`, as the peer's share counts them
         self.in_bulk = 0  # frames that wait in the bulk of the session's outbox
@@ -195,17 +198,31 @@ class SessionStream(IMuxedStream):
         self._unread -= cost
         self._session.share.give_back(cost)
         self._unannounced += size
+        self._taken += size
         if self._finished_receiving or self._unannounced < self._target // 2:
             return
-        now = trio.current_time()
         increment = self._unannounced
-        # Half a window within four round trips: the window is what limits the sender, so it doubles.
-        if now - self._announced_at < 4 * self._session.rtt() and self._target < MAX_WINDOW:
+        if self._is_limited() and self._session.widen(self._target):
             increment += self._target
+            self.widened += self._target
             self._target *= 2
-        self._unannounced, self._announced_at = 0, now
+        self._unannounced = 0
         self.receive_window += increment
         self._session.answer(HEADER.pack(0, WINDOW_UPDATE, 0, self.stream_id, increment))
+
+    def _is_limited(self) -> bool:
+        """Whether the window is less than the reader takes in two round trips, by its rate since the last answer.
+
+        The shortest round trip counts, and a rate over some time: a window that follows its own queue, or the burst
+        after a pause, grows without end, and calls wait behind what it lets in.
+        """
+        now, rtt = trio.current_time(), self._session.shortest_rtt()
+        elapsed = now - self._measured_at
+        if elapsed < max(MEASURE, rtt):
+            return False
+        rate = self._taken / elapsed
+        self._measured_at, self._taken = now, 0
+        return self._target < min(MAX_WINDOW, 2 * rate * rtt)
 
     def _forget_if_done(self) -> None:
         if self._finished_sending and self._finished_receiving:

@@ -530,13 +530,57 @@ def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
 def test_window_grows_for_a_stream_that_it_limits() -> None:
     async def main() -> None:
         async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
-            right._rtt = 1.0
+            right.shortest_rtt = lambda: 1.0
+            out, back = await open_pair(left, right)
+            nursery.start_soon(out.send_all, bytes(24 << 20))
+            received = 0
+            while received < 24 << 20:
+                received += (size := len(await back.receive_some(1 << 20)))
+                await trio.sleep(size / 4e6)
+            assert back._target == yamux_stream.MAX_WINDOW
+
+    run(main)
+
+
+def test_window_does_not_follow_a_queue_of_its_own() -> None:
+    """A reader that takes what came in bursts, over a short way: more window would only be more queue."""
+
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+            right.shortest_rtt = lambda: 0.001
             out, back = await open_pair(left, right)
             nursery.start_soon(out.send_all, bytes(24 << 20))
             received = 0
             while received < 24 << 20:
                 received += len(await back.receive_some(1 << 20))
-            assert back._target == yamux_stream.MAX_WINDOW
+                if not back._chunks:
+                    await trio.sleep(0.01)  # 25 MB/s
+            assert back._target == yamux_stream.INITIAL_WINDOW
+
+    run(main)
+
+
+def test_windows_of_one_connection_grow_within_its_allowance_and_give_it_back() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            right.shortest_rtt = lambda: 1.0
+
+            async def transfer(out: Any, back: Any) -> None:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(out.send_all, bytes(12 << 20))
+                    received = 0
+                    while received < 12 << 20:
+                        received += (size := len(await back.receive_some(1 << 20)))
+                        await trio.sleep(size / 4e6)
+
+            streams = [await open_pair(left, right) for _ in range(6)]
+            for out, back in streams:
+                await transfer(out, back)
+            assert 0 < right._widened == sum(back.widened for _, back in streams) <= yamux_session.MAX_WIDENED
+            assert streams[5][1]._target < streams[0][1]._target
+            for _, back in streams:
+                back.abort()
+            assert right._widened == 0
 
     run(main)
 
