@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarmnode.node.libp2p_patches.yamux_outbox import BATCH, MAX_BULK, MAX_FRAME, MAX_SMALL, SMALL, Outbox
+from swarmnode.node.libp2p_patches.yamux_stream import HEADER, MAX_BODY
 
 
 def stream() -> Any:
@@ -59,14 +60,15 @@ def test_bulk_goes_on_under_a_flood_of_small_frames() -> None:
         assert sum(map(len, batch)) <= BATCH
 
 
-@pytest.mark.parametrize("size", [1, SMALL, MAX_FRAME])
+@pytest.mark.parametrize("size", [1, SMALL - HEADER.size, SMALL, MAX_BODY])
 def test_senders_wait_for_what_their_own_frames_fill(size: int) -> None:
     outbox, full = Outbox(), stream()
+    small = size + HEADER.size <= SMALL
     waiting = 0
-    while outbox.has_room(full, size):
-        outbox.put(full, bytes(size))
-        waiting += size
-    assert waiting <= (MAX_SMALL if size < SMALL else MAX_BULK) + MAX_FRAME
-    assert outbox.has_room(stream(), MAX_FRAME if size < SMALL else 1)  # the others go on
+    while outbox.has_room(full, size) and waiting < 1 << 20:
+        outbox.put(full, bytes(HEADER.size + size))
+        waiting += HEADER.size + size
+    assert waiting <= (MAX_SMALL if small else MAX_BULK) + MAX_FRAME
+    assert outbox.has_room(stream(), MAX_BODY if small else 1)  # the others go on
     list(batches(outbox))
     assert outbox.has_room(full, size)
