@@ -103,7 +103,9 @@ class Intake:
         return True
 
     async def take_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
-        """Take what a peer sent unasked, after a wait where it sends too much. Raises Refuse."""
+        """Take what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
+        if not sealed:
+            return Taken()
         if self._waiting.get(peer, 0) >= AT_ONCE:
             self._offences.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
             raise Refuse("busy", "this node still looks at what the peer sent before")
@@ -182,9 +184,12 @@ class Intake:
                     right[number] = await self._runner(lambda: self._right(chunk))
                     broken = broken or right[number] < len(chunk)
 
-        async with trio.open_nursery() as nursery:
-            for number, chunk in enumerate(chunks):
-                nursery.start_soon(look, number, chunk)
+        if len(chunks) == 1:
+            await look(0, chunks[0])
+        else:
+            async with trio.open_nursery() as nursery:
+                for number, chunk in enumerate(chunks):
+                    nursery.start_soon(look, number, chunk)
         good: list[Element] = []
         for count, chunk in zip(right, chunks, strict=True):
             good += chunk[:count]

@@ -56,6 +56,7 @@ from swarmnode.protocols.statewire import (
 logger = logging.getLogger(__name__)
 
 REPAIR_EVERY = 30.0  # seconds, jittered by a fifth
+TRIES = 3  # neighbours asked in turn until one repairs
 GREETED_AFTER = 1.0  # seconds in which who dialled is expected to begin a repair; then the other does
 RECOVER_WITHIN = 10.0  # seconds to hear from peers what this node signed before; then it signs without
 AT_ONCE = 8  # repairs that this node begins
@@ -205,8 +206,9 @@ class StateSync:
         while True:
             await trio.sleep(REPAIR_EVERY * self._rng.uniform(0.8, 1.2))
             neighbours = self._neighbours.here()
-            if neighbours:
-                await self.repair_with(self._rng.choice(neighbours))
+            for peer in self._rng.sample(neighbours, min(len(neighbours), TRIES)):
+                if await self.repair_with(peer) is not None:
+                    break
 
     async def _greet(self, peer: PeerId) -> None:
         """A connection came up: who dialled repairs at once, the other where it did not."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml does for pytest
+
 import dht
+import state
 import transport
 import trio
 from harness import Outcome, table
 
-GROUPS = {"transport": transport.outcomes, "dht": dht.outcomes}
+GROUPS = {"transport": transport.outcomes, "dht": dht.outcomes, "state": state.outcomes}
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 INTRODUCTION = """# Attacks
 
@@ -24,6 +27,11 @@ py-libp2p as installed, with a handler that believes lengths, decodes without bo
 
 DHT: real hosts in one process. A line passes where no forged value is accepted, no live value is evicted, and at least
 99 % of lookups succeed. The undefended node is py-libp2p's KadDHT as installed.
+
+State: 16 simulated nodes with one replicated state, two of them malicious. A line passes where honest nodes hold no
+element that the law forbids and lack none of one another's, all have one state hash, what attackers and strangers
+signed takes no more than the slots of two authors and the pool (5 MiB), repairs go on, and each attacked node shuns the
+attackers when the attack is over. The undefended node keeps what it is sent with the latest date, and passes it on.
 
 """
 

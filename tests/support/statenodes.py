@@ -43,6 +43,12 @@ class LossyRpc(Rpc):
         return await super().call(peer, method, request, reply, timeout=timeout)
 
 
+def signed(network: SimNetwork, key: str, value: Value, *, at: int) -> Record:
+    """A record of `network`'s dated `at` ms, which it has told nobody."""
+    stamp = stamp_at(at, random.Random(f"{key} {value!r}").getrandbits(16))
+    return write(RUN, network.me, key, value, hlc=stamp, sign=network.sign)
+
+
 @dataclass
 class StateNode:
     """One node: a state, what keeps it in step, and who judges peers."""
@@ -64,12 +70,13 @@ class StateNode:
         cls,
         network: SimNetwork,
         *,
+        rpc: Rpc | None = None,
         loss: float = 0.0,
         admitted: Callable[[str], bool] = lambda author: True,
         clock: Callable[[], int] = now,
         seed: int = 0,
     ) -> StateNode:
-        rpc = LossyRpc(network, loss=loss)
+        rpc = rpc or LossyRpc(network, loss=loss)
         state = MemoryState(RUN, me=network.me, sign=network.sign, now=clock, admitted=admitted)
         rng = random.Random(f"{seed} {network.me}")
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=clock, rng=rng)
@@ -89,8 +96,7 @@ class StateNode:
 
     def signs(self, key: str, value: Value, *, ahead: int = 0) -> Record:
         """A record of this node's that it has told nobody; `ahead` ms of its time."""
-        stamp = stamp_at(self.clock() + ahead, random.Random(f"{key} {value!r}").getrandbits(16))
-        return write(RUN, self.me, key, value, hlc=stamp, sign=self.network.sign)
+        return signed(self.network, key, value, at=self.clock() + ahead)
 
     def hash(self, *, after: int = 10_000) -> str:
         """The hash of what still lives in `after` ms."""
