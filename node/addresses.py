@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarmnode.protocols.network import Address, PeerId
 
+CIRCUIT = "/p2p-circuit"  # stands between a relay and the peer behind it
 ED25519_PREFIX = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key
 
 
@@ -39,7 +40,13 @@ def peer_of(address: Address) -> PeerId:
 
 def with_peer(address: str, peer: PeerId) -> Address:
     """`address` ending in /p2p/<peer>."""
-    return f"{address.partition('/p2p/')[0].rstrip('/')}/p2p/{peer}"
+    return f"{without_peer(address)}/p2p/{peer}"
+
+
+def without_peer(address: str) -> str:
+    """`address` without the peer at its end; one through a relay keeps the relay."""
+    way, circuit, _ = address.partition(CIRCUIT)
+    return way + circuit if circuit else way.partition("/p2p/")[0].rstrip("/")
 
 
 def announced(listening: Iterable[str]) -> tuple[str, ...]:

@@ -47,12 +47,15 @@ class Dialler:
         connections: Connections,
         conduct: Conduct,
         mine: Callable[[], tuple[Address, ...]],
+        through: Callable[[PeerId, PeerId], Awaitable[None]],
     ) -> None:
+        """`mine` gives this node's own addresses; `through(relay, peer)` connects to a peer behind a relay."""
         self._me = me
         self._swarm = swarm
         self._connections = connections
         self._conduct = conduct
         self._mine = mine
+        self._through = through
         self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
         self._under_way: dict[PeerId | Address, _Dial] = {}
         self._nursery: trio.Nursery | None = None
@@ -65,7 +68,7 @@ class Dialler:
         known = tuple(dict.fromkeys(fresh + list(self._known.pop(peer, ()))))[:MAX_ADDRESSES]
         if known:
             self._known[peer] = known
-            self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(a.partition("/p2p/")[0]) for a in known], KEPT)
+            self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(multiaddrs.without_peer(a)) for a in known], KEPT)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
@@ -126,13 +129,19 @@ class Dialler:
             dial.done.set()
 
     async def _reach(self, peer: PeerId) -> PeerId:
-        mine = {address.partition("/p2p/")[0] for address in self._mine()}
-        candidates = [address for address in self.known(peer) if address.partition("/p2p/")[0] not in mine]
+        mine = {multiaddrs.without_peer(address) for address in self._mine()}
+        candidates = [address for address in self.known(peer) if multiaddrs.without_peer(address) not in mine]
         if not candidates:
             raise Unreachable(f"no address of {peer} is known")
+        candidates.sort(key=lambda address: multiaddrs.CIRCUIT in address)  # a direct way is tried before a relayed one
 
         async def dial(address: Address) -> PeerId:
-            await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
+            endpoint = parse(address)
+            if endpoint is not None and endpoint.relay is not None:
+                self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
+                await self._through(endpoint.relay, peer)
+            else:
+                await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
             return peer
 
         try:

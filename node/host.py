@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ import trio
 from cryptography.exceptions import InvalidSignature
 from libp2p.abc import IHost, INetConn, INetStream
 from libp2p.custom_types import TProtocol
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
@@ -37,6 +40,7 @@ from swarmnode.node.hoststream import Libp2pStream, Refused, agree
 from swarmnode.node.kademlia import Kademlia
 from swarmnode.node.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.libp2p_patches.agent_versions import KEY as AGENT
+from swarmnode.node.libp2p_patches.yamux_session import Session
 from swarmnode.node.metered_tcp import Meter
 from swarmnode.node.nat.circuit import Circuits
 from swarmnode.node.pace import Pacer
@@ -81,6 +85,7 @@ class Libp2pNetwork:
         self.conduct = Conduct(settings.limits.conduct, trio.current_time)
         self.conduct.on_ban(self._hang_up)
         self.pacer = Pacer(settings.limits.rates, self.conduct)
+        self._relayed: tuple[Address, ...] | None = None  # announced instead of where this node listens
         self._made = False  # py-libp2p asks for the addresses while it is being made
         self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
         self._made = True
@@ -89,15 +94,22 @@ class Libp2pNetwork:
         self._swarm = network
         self._connections = Connections(settings.connections, self.conduct, self.pacer, self._arrived, self._drop)
         self._swarm.register_notifee(Watcher(self._connections))
-        self._dialler = Dialler(self.me, self._swarm, self._connections, self.conduct, lambda: self.addresses)
+        self.circuits = Circuits(self, self._swarm)
+        self._dialler = Dialler(
+            self.me, self._swarm, self._connections, self.conduct, lambda: self.addresses, self.circuits.dial
+        )
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._gossip = Gossip(self)
-        self.circuits = Circuits(self, self._swarm)
         self._kademlia = Kademlia(self._host, self, limits=settings.limits.dht)
         self.conduct.watch(self._kademlia.offences)
         self._providers = Providers(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
+
+    @property
+    def swarm(self) -> Swarm:
+        """py-libp2p's own, for what works below streams: circuits, hole punching."""
+        return self._swarm
 
     @property
     def me(self) -> PeerId:
@@ -105,6 +117,11 @@ class Libp2pNetwork:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
+        return self.own_addresses if self._relayed is None or self._settings.announce else self._relayed
+
+    @property
+    def own_addresses(self) -> tuple[Address, ...]:
+        """Where this node listens, or what its owner announces instead, each ending in /p2p/<me>."""
         if self._settings.announce:
             told = self._settings.announce
         elif not self._made:
@@ -112,6 +129,10 @@ class Libp2pNetwork:
         else:
             told = multiaddrs.announced(str(address) for address in self._host.get_transport_addrs())
         return tuple(multiaddrs.with_peer(address, self.me) for address in told)
+
+    def announce_through(self, relayed: tuple[Address, ...] | None) -> None:
+        """Announce these addresses through relays instead of the node's own; None announces its own again."""
+        self._relayed = relayed
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled. Raises PortTaken, or NetworkError where an address cannot be listened on."""
@@ -139,13 +160,58 @@ class Libp2pNetwork:
             PeerView(
                 peer=peer,
                 addresses=self._addresses_of(peer, first),
-                path="direct" if first.direct else "relayed",
+                path="direct" if self.is_direct(peer) else "relayed",
                 connected_at=first.since,
                 inbound=first.inbound,
                 agent=self._agent_of(peer),
             )
             for peer, first in self._connections.peers()
         )
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether there is a connection to `peer` without a relay."""
+        return any(connection.direct for connection in self._connections.of(peer))
+
+    def dialled_through_relay(self, peer: PeerId) -> bool:
+        """Whether all that connects `peer` are circuits that it made."""
+        connections = self._connections.of(peer)
+        return bool(connections) and all(c.inbound and not c.direct for c in connections)
+
+    def host_of(self, peer: PeerId) -> str | None:
+        """The IP address at the other end of a direct connection; None where there is none."""
+        direct = [c for c in self._connections.of(peer) if c.direct]
+        remote = direct[0].session.get_remote_address() if direct else None
+        return remote[0] if remote is not None else None
+
+    def speaks(self, peer: PeerId, protocol: str) -> bool:
+        """Whether `peer` said in identify that it serves `protocol`."""
+        with contextlib.suppress(PeerStoreError):  # nothing stored yet
+            return protocol in self._swarm.peerstore.get_protocols(peer_id(peer))
+        return False
+
+    def dial_source(self) -> tuple[str, int] | None:
+        """Where to dial from so that a NAT maps the listening port; None where this node listens on no IPv4 address."""
+        for address in self._host.get_transport_addrs():
+            endpoint = re.fullmatch(r"/ip4/([0-9.]+)/tcp/([0-9]+)(/p2p/.*)?", str(address))
+            if endpoint is not None:
+                return endpoint[1], int(endpoint[2])
+        return None
+
+    async def connect_from_listening_port(self, peer: PeerId) -> Session | None:
+        """One more connection to a directly connected peer, from the listening port; None where it failed."""
+        host, source = self.host_of(peer), self.dial_source()
+        for address in self.known_addresses(peer):
+            endpoint = parse(address)
+            if endpoint is None or endpoint.host != host or endpoint.relay is not None or source is None:
+                continue
+            try:
+                conn = await self._swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
+            except (SwarmException, OSError) as error:
+                log.debug("no connection to %s from the listening port: %s", peer, error)
+                continue
+            session = conn.muxed_conn
+            return session if isinstance(session, Session) else None
+        return None
 
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""
@@ -339,7 +405,7 @@ class Libp2pNetwork:
             log.debug("heard of %s on the local network: %s", peer, error)
 
     def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
-        return [Multiaddr(address.partition("/p2p/")[0]) for address in self.addresses]
+        return [Multiaddr(multiaddrs.without_peer(address)) for address in self.addresses]
 
     def _addresses_of(self, peer: PeerId, connection: Connection) -> tuple[Address, ...]:
         told = self.known_addresses(peer)

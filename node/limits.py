@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from swarmnode.node.nat.relay import RelayLimits
 from swarmnode.protocols.bulk import CHUNK as BULK_CHUNK
 from swarmnode.protocols.bulk import BulkLimits
 from swarmnode.protocols.conduct import ConductLimits
@@ -77,6 +78,7 @@ class Limits:
     rpc: RpcLimits = field(default_factory=RpcLimits)
     bulk: BulkLimits = field(default_factory=BulkLimits)
     shards: ShardLimits = field(default_factory=ShardLimits)
+    relay: RelayLimits = field(default_factory=RelayLimits)
 
     def parts_per_peer(self) -> dict[str, int]:
         """Bytes that one peer can make this node keep at once, by where."""

@@ -34,7 +34,7 @@ async def send(stream: Stream, message: Message) -> None:
     await stream.send_all(bytes(head) + body)
 
 
-async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHIN) -> M:
+async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHIN, limit: int = MAX_MESSAGE) -> M:
     """Raises BadMessage or StreamBroken."""
     with trio.move_on_after(within):
         size = shift = 0
@@ -45,9 +45,9 @@ async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHI
             if byte < 0x80:
                 break
             if shift > 14:
-                raise BadMessage(f"{stream.peer} states a length of more than {MAX_MESSAGE} bytes")
-        if size > MAX_MESSAGE:
-            raise BadMessage(f"{stream.peer} states a length of {size} bytes; at most {MAX_MESSAGE}")
+                raise BadMessage(f"{stream.peer} states a length of more than {limit} bytes")
+        if size > limit:
+            raise BadMessage(f"{stream.peer} states a length of {size} bytes; at most {limit}")
         message = kind()
         try:
             message.ParseFromString(await _exactly(stream, size))

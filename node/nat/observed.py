@@ -1,85 +1,79 @@
 """Where others see this node, as identify tells it, and what that says about the NAT in front of it.
 
-Only connections that left from the listening port, or came to it, say where that port is mapped to. Two observers at
-different addresses that see the same mapping mean an endpoint-independent NAT ("cone"), which can be punched through;
-two that see different ones mean an address-dependent NAT ("symmetric"), which cannot. (RFC 4787, section 4.1.)
+Only connections that left from the listening port say where that port is mapped to. Two observers at different
+addresses that see it at one place mean an endpoint-independent NAT ("cone"), which can be punched through; two that see
+it at different places mean an address-dependent NAT ("symmetric"), which cannot (RFC 4787, section 4.1).
 
 Observers may lie: one address counts once, and what it says is used for attempts to connect, never believed alone.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 
-from libp2p.abc import INetConn
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
 from swarmnode.node.endpoint import parse
-from swarmnode.node.metered_tcp import metered_stream_of
+from swarmnode.node.hoststream import Libp2pStream, Refused, agree
+from swarmnode.node.libp2p_patches.yamux_session import Session
+from swarmnode.node.nat.messages import BadMessage, receive
 from swarmnode.protocols.network import Address
 
-MAX_OBSERVERS = 64  # the latest, by their own address
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """One observer's view of this node."""
-
-    place: Address  # /ip4/…/tcp/…, without a peer
-    host: str
-    from_listening_port: bool
+IDENTIFY = "/ipfs/id/1.0.0"
+MAX_IDENTIFY = 16 << 10  # bytes
+MAX_OBSERVERS = 32  # the latest, by their own address
 
 
 class ObservedAddresses:
-    """Takes the place of py-libp2p's manager of observed addresses, which knows nothing of ports of origin."""
+    """The views of several observers on this node's listening port."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[str, bool], Mapping] = OrderedDict()  # by host of the observer and kind of port
-        self._by_conn: dict[int, tuple[str, bool]] = {}
+        self._seen: OrderedDict[str, Address] = OrderedDict()  # by host of the observer
 
-    def record_observation(self, conn: INetConn, observed: Multiaddr, listening: list[Multiaddr]) -> None:
-        """py-libp2p heard from identify on `conn` that the other side sees `observed`."""
-        endpoint = parse(str(observed).partition("/p2p/")[0])
-        stream = metered_stream_of(conn.muxed_conn.secured_conn)  # type: ignore[attr-defined]
-        remote = stream.get_remote_address() if stream is not None else None
-        if endpoint is None or endpoint.is_name or stream is None or remote is None:
-            return
-        ports = {parsed.port for parsed in map(parse, map(str, listening)) if parsed is not None}
-        ports |= {
-            int(part[1]) for part in (str(a).split("/tcp/") for a in listening) if len(part) == 2 and part[1].isdigit()
-        }
-        key = (remote[0], stream.local_port in ports)
-        self._seen.pop(key, None)
-        self._seen[key] = Mapping(endpoint.place, endpoint.host, key[1])
+    def record(self, observer: str, place: Address) -> None:
+        """The observer at the IP address `observer` sees the listening port at `place`, /ip4/…/tcp/…."""
+        self._seen.pop(observer, None)
+        self._seen[observer] = place
         while len(self._seen) > MAX_OBSERVERS:
             self._seen.popitem(last=False)
-
-    def remove_conn(self, conn: INetConn) -> None:
-        """A mapping outlives the connection on which it was seen; newer views push it out."""
-
-    def addrs(self) -> list[Multiaddr]:
-        """What py-libp2p would announce on its own: nothing, `reachability` decides that."""
-        return []
 
     def forget(self) -> None:
         """The network changed: what was seen before says nothing."""
         self._seen.clear()
 
-    def hosts(self) -> tuple[str, ...]:
-        """This node's addresses as others see them, the most often seen first; public ones only."""
-        counted = Counter(
-            mapping.host for mapping in self._seen.values() if ipaddress.ip_address(mapping.host).is_global
-        )
-        return tuple(host for host, _ in counted.most_common())
+    @property
+    def observers(self) -> frozenset[str]:
+        return frozenset(self._seen)
 
     def mappings(self) -> tuple[Address, ...]:
-        """Where the listening port is seen, /ip4/…/tcp/…, the most often seen first."""
-        counted = Counter(mapping.place for mapping in self._seen.values() if mapping.from_listening_port)
-        return tuple(place for place, _ in counted.most_common())
+        """Where the listening port is seen, the most often seen first."""
+        return tuple(place for place, _ in Counter(self._seen.values()).most_common())
 
     def endpoint_independent(self) -> bool | None:
         """Whether everybody sees the listening port at one place; None where fewer than two observers know."""
-        places = [mapping.place for mapping in self._seen.values() if mapping.from_listening_port]
-        return len(set(places)) == 1 if len(places) > 1 else None
+        return len(set(self._seen.values())) == 1 if len(self._seen) > 1 else None
+
+
+async def seen_by(session: Session) -> Address | None:
+    """Where the other end of a connection sees it come from, /ip4/…/tcp/…; None where it does not say so usably.
+
+    Raises NetworkError where it does not answer.
+    """
+    peer = str(session.peer_id)
+    try:
+        stream = await session.open_stream()
+        try:
+            await agree(stream, IDENTIFY)
+            message = await receive(Libp2pStream(stream, peer), Identify, limit=MAX_IDENTIFY)
+        finally:
+            stream.abort()
+    except (MuxedStreamError, Refused) as error:
+        raise BadMessage(f"{peer} does not identify itself: {error}") from error
+    try:
+        place = str(Multiaddr(message.observed_addr)).partition("/p2p/")[0]
+    except ValueError:
+        return None
+    endpoint = parse(place)
+    return endpoint.place if endpoint is not None and not endpoint.is_name else None
