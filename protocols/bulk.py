@@ -41,7 +41,7 @@ PROTOCOL = "/swarmnode/bulk/1"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_MESSAGE = 4096  # bytes of a Want or a Header
 MAX_KEY = 16  # parts of a key
-HASH_THREADS = 2  # a fetched buffer is hashed once it is whole, while its sender has nothing to do
+HASHED = 16 * CHUNK  # bytes that are hashed at once while the next arrive: a thread is worth waking for 1 ms of work
 
 Key = tuple[str | int, ...]  # ("part", run id, round, ballot, index)
 
@@ -223,12 +223,31 @@ class Bulk:
         self._slots[peer] = (slots, users + 1)
         try:
             async with slots:
-                await self._fetch(peer, fetch)
-            return await self._verified(peer, fetch)
+                return await self._fetch_and_hash(peer, fetch)
         finally:
             slots, users = self._slots.pop(peer)
             if users > 1:
                 self._slots[peer] = (slots, users - 1)
+
+    async def _fetch_and_hash(self, peer: PeerId, fetch: _Fetch) -> bytes | memoryview:
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch.hash, self._runner)
+            try:
+                await self._fetch(peer, fetch)
+                fetch.finish()
+            except Exception as error:  # as it is, in no group
+                failure = error
+                nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        assert fetch.header is not None
+        if fetch.digest() != fetch.header.digest:
+            self.offences.note(peer, f"the bytes of {fetch.key} do not have the stated hash", Kind.LIE)
+            raise Corrupt(f"{peer} sent bytes for {fetch.key} that do not have the stated hash")
+        if fetch.into is not None:
+            return fetch.into[: fetch.header.size]
+        return await self._runner(lambda: bytes(fetch.target))
 
     async def _fetch(self, peer: PeerId, fetch: _Fetch) -> None:
         tries = self._limits.tries
@@ -275,20 +294,6 @@ class Bulk:
         for channel in self._idle.pop(peer, []):
             await _close(channel.stream)
 
-    async def _verified(self, peer: PeerId, fetch: _Fetch) -> bytes | memoryview:
-        assert fetch.header is not None
-        target, size = fetch.target, fetch.header.size
-        if fetch.into is None:
-            found, result = await self._runner(lambda: (blake3(target).digest(), bytes(target)))
-        else:
-            view = fetch.into[:size]
-            found = await self._runner(lambda: blake3(view, max_threads=HASH_THREADS).digest())
-            result = b""
-        if found != fetch.header.digest:
-            self.offences.note(peer, f"the bytes of {fetch.key} do not have the stated hash", Kind.LIE)
-            raise Corrupt(f"{peer} sent bytes for {fetch.key} that do not have the stated hash")
-        return result if fetch.into is None else fetch.into[:size]
-
     # -- serving
 
     async def _serve_stream(self, stream: Stream) -> None:
@@ -327,6 +332,36 @@ class _Fetch:
         self._progress = progress
         self._wait_until = wait_until
         self._received = 0
+        self._hashed = 0  # bytes, whole chunks until the fetch is finished
+        self._hasher = blake3()
+        self._finished = False
+        self._more = trio.lowlevel.ParkingLot()
+
+    async def hash(self, runner: Runner) -> None:
+        """Hash what arrives, off the event loop, until the fetch is finished."""
+        while True:
+            ready = self._received - self._hashed
+            if ready < HASHED and not self._finished:
+                await self._more.park()
+                continue
+            if not ready:
+                return
+            stop = self._received if self._finished else self._received - self._received % CHUNK
+            if self.into is None:
+                view = memoryview(bytes(memoryview(self.target)[self._hashed : stop]))  # a view of what grows stops it
+            else:
+                view = self.into[self._hashed : stop]
+            await runner(lambda view=view: self._hasher.update(view))  # type: ignore[misc]
+            self._hashed = stop
+
+    def finish(self) -> None:
+        """The last byte has come."""
+        self._finished = True
+        self._more.unpark_all()
+
+    def digest(self) -> bytes:
+        """The blake3 of what came, once `hash` is through."""
+        return self._hasher.digest()
 
     async def attempt(self, channel: _Channel, stall: float) -> None:
         """Fetch what is missing over one stream."""
@@ -373,6 +408,8 @@ class _Fetch:
         else:
             self.into[self._received : self._received + len(piece)] = piece
         self._received += len(piece)
+        if self._received - self._hashed >= HASHED:
+            self._more.unpark_all()
         if self._progress is not None:
             self._progress(self._received)
 
