@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from swarmnode import __version__
+from swarmnode.node.assembly import now_ms
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.datashards import release_forgotten
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.shards_api import ShardsApi
+from swarmnode.node.state_api import StateApi
 from swarmnode.protocols.exchange.outcomes import Partial
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.rpc import CallError
@@ -56,7 +58,11 @@ class Api:
         }
         daemon = self._daemon
         methods |= ShardsApi(daemon.shards, daemon.shard_store, runner=in_thread).methods()
-        return ControlServer(daemon.socket, methods, {"logs": self.logs, "events": self.events})
+        network = daemon.network
+        state = StateApi(lambda: daemon.state, me=network.me, verify=network.verify, now=now_ms, runner=in_thread)
+        methods |= state.methods()
+        streams = {"logs": self.logs, "events": self.events, **state.streams()}
+        return ControlServer(daemon.socket, methods, streams)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -89,7 +95,7 @@ class Api:
             "join": daemon.join_line(),
             "data_dir": str(daemon.config.directory),
             "paused": daemon.session is not None and daemon.session.paused,
-            "reachability": "unknown",
+            "reachability": daemon.nat.status().reachability,
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),

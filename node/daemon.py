@@ -36,6 +36,7 @@ from swarmnode.node.assembly import (
     make_data,
     make_membership,
     make_session,
+    make_state,
     make_trainer,
 )
 from swarmnode.node.config import NodeConfig
@@ -49,10 +50,12 @@ from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.limits import Limits
 from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.metrics import metrics_of
+from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.reasons import reason_of
 from swarmnode.node.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.session import Session
 from swarmnode.node.shardstore import ShardStore
+from swarmnode.node.statestore import StateStore
 from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.agreement import Agreement
@@ -154,12 +157,14 @@ class Daemon:
         self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards)
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
+        self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay)
         self._book = AddressBook(datadir.address_book)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
         self._api = Api(self)
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
+        self.state: StateStore | None = None
         self.membership: Membership | None = None
         self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
         self._members_at = -math.inf
@@ -200,6 +205,7 @@ class Daemon:
             self.bulk.run,
             self.liveness.run,
             self.shards.run,
+            self.nat.run,
             self._api.run,
             self._api.server().run,
             self._discovery.run,
@@ -234,6 +240,8 @@ class Daemon:
             self._ready()
             await trio.sleep_forever()
         await in_thread(lambda: release_forgotten(self.store, self.shard_store))
+        if self.options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
+            self._discovery.set_rendezvous(bytes.fromhex(self.options.run_id))
         self.chosen = await RunFinder(
             store=self.store,
             network=self.network,
@@ -260,7 +268,10 @@ class Daemon:
             emit=self.emit,
         )
         self.membership = make_membership(chosen, network=self.network, rpc=self.rpc)
+        state = make_state(chosen, folder=folder, network=self.network)
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(_running(state.run))
+            self.state = state
             if self.data is not None:
                 await stack.enter_async_context(_running(self.data.run))
             self.trainer = make_trainer(chosen, self.config, me=self.network.me, data=self.data)
@@ -289,6 +300,10 @@ class Daemon:
             self.left.set()
             if self.options.stay and not self._stopping.is_set():
                 await self.session.serve_forever()
+
+    def _relays_for(self, peer: PeerId) -> bool:
+        """A node of a run relays for its members; one that only relays, for everybody."""
+        return self.config.role == "relay" or self._is_member(peer)
 
     # --- what others ask --------------------------------------------------------------------------------------------
 
@@ -321,6 +336,7 @@ class Daemon:
         """What the owner should know now."""
         session = list(self.session.warnings.values()) if self.session is not None else []
         session += list(self.data.warnings.values()) if self.data is not None else []
+        session += [self.state.warning] if self.state is not None and self.state.warning else []
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
 

@@ -81,7 +81,7 @@ class Libp2pNetwork:
         self._identity = identity
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
-        self._handshakes = Handshakes(settings.connections.handshakes)
+        self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
         self.conduct = Conduct(settings.limits.conduct, trio.current_time)
         self.conduct.on_ban(self._hang_up)
         self.pacer = Pacer(settings.limits.rates, self.conduct)
@@ -132,7 +132,9 @@ class Libp2pNetwork:
 
     def announce_through(self, relayed: tuple[Address, ...] | None) -> None:
         """Announce these addresses through relays instead of the node's own; None announces its own again."""
-        self._relayed = relayed
+        if relayed != self._relayed:
+            self._relayed = relayed
+            self._providers.addresses_changed()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled. Raises PortTaken, or NetworkError where an address cannot be listened on."""

@@ -60,6 +60,11 @@ class Providers:
             self._keys = dict.fromkeys(self._keys, -float("inf"))
         self._changed.set()
 
+    def addresses_changed(self) -> None:
+        """What was announced names addresses that are this node's no more."""
+        self._keys = dict.fromkeys(self._keys, -float("inf"))
+        self._changed.set()
+
     async def provide(self, key: bytes) -> None:
         """Announce `key` now and from now on. Raises ValueError above MAX_KEYS keys."""
         if key not in self._keys and len(self._keys) >= MAX_KEYS:

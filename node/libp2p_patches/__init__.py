@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from swarmnode.node.libp2p_patches import (
     agent_versions,
+    circuit_addresses,
     denied_connections,
     inbound_slots,
     stream_handlers,
@@ -22,5 +23,12 @@ def apply() -> None:
     global _applied
     if not _applied:
         _applied = True
-        for patch in (stream_handlers, inbound_slots, denied_connections, yamux_session, agent_versions):
+        for patch in (
+            stream_handlers,
+            inbound_slots,
+            denied_connections,
+            yamux_session,
+            agent_versions,
+            circuit_addresses,
+        ):
             patch.apply()

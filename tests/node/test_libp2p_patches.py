@@ -16,6 +16,7 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
+from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.swarm import Swarm
@@ -23,10 +24,12 @@ from libp2p.peer.id import ID
 from libp2p.rcmgr.manager import ResourceManager
 from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
 
 from swarmnode.node import libp2p_patches
 from swarmnode.node.libp2p_patches import (
     agent_versions,
+    circuit_addresses,
     denied_connections,
     inbound_slots,
     stream_handlers,
@@ -243,6 +246,29 @@ def test_stock_identify_still_forgets_the_agent() -> None:
 
     source = stock(basic_host.update_peerstore_from_identify).__code__
     assert "agent_version" not in source.co_names, GONE.format(agent_versions.__name__)
+
+
+# circuit_addresses
+
+
+def announcing(*addresses: str) -> BasicHost:
+    """A host that says it can be dialled there."""
+    keys = create_new_key_pair()
+    return new_host(key_pair=keys, addrs_factory=lambda _: [Multiaddr(address) for address in addresses])
+
+
+def test_addresses_through_relays_are_told_whole() -> None:
+    relayed, own = f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit", "/ip4/192.0.2.2/tcp/4077"
+    host = announcing(relayed, own)
+    assert [str(a) for a in host.get_addrs()] == [f"{place}/p2p/{host.get_id()}" for place in (relayed, own)]
+    host = announcing(own)
+    assert [str(a) for a in host.get_addrs()] == [f"{own}/p2p/{host.get_id()}"]
+
+
+def test_stock_hosts_still_cut_the_relay_from_their_addresses() -> None:
+    host = announcing(f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit")
+    told = [str(a) for a in stock(BasicHost.get_addrs)(host)]
+    assert not any("p2p-circuit" in a for a in told), GONE.format(circuit_addresses.__name__)
 
 
 # yamux_session
