@@ -167,7 +167,7 @@ def _write(text: bytes, manifest: Manifest, store: ShardStore) -> None:
     try:
         for index in range(manifest.chunks):
             if not here >> index & 1:
-                store.write(manifest.id, index, text[index * CHUNK : (index + 1) * CHUNK])
+                store.write(manifest.id, [(index, memoryview(text)[index * CHUNK : (index + 1) * CHUNK])])
         store.finish(manifest.id)
     except BaseException:
         store.suspend(manifest.id)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -79,30 +80,33 @@ def verified_chunks(part: Path, manifest: Manifest) -> int:
     return have
 
 
-def write_chunks(path: Path, chunks: bytes | memoryview, offset: int) -> None:
-    """Write to an existing file, past the kernel's cache where file system, size and memory allow that.
+def write_all(path: Path, pieces: Sequence[tuple[int, memoryview]]) -> None:
+    """Write (offset, bytes) to an existing file, past the kernel's cache where file system, size and memory allow that.
 
     Cached pages must be found, filled and written back, which costs the processor more than receiving the bytes does
     (10 to 150 ms for 64 MB on a virtual machine, against 4 ms), and 4 GiB of them would push out everything else.
     Raises OSError.
     """
-    written = None
-    if hasattr(os, "O_DIRECT") and len(chunks) % BLOCK == 0:  # macOS has none
+    rest = [*pieces]
+    if hasattr(os, "O_DIRECT"):  # macOS has none
+        fitting = [piece for piece in pieces if len(piece[1]) % BLOCK == 0]
         try:
-            written = _written(path, chunks, offset, os.O_DIRECT)
+            _write(path, fitting, os.O_DIRECT)
+            rest = [piece for piece in pieces if len(piece[1]) % BLOCK]
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot, or not from there
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot, or not from that memory
                 raise
-    if written is None:
-        written = _written(path, chunks, offset)
-    if written != len(chunks):
-        raise OSError(errno.ENOSPC, "only a part was written")
+    _write(path, rest)
 
 
-def _written(path: Path, chunks: bytes | memoryview, offset: int, how: int = 0) -> int:
+def _write(path: Path, pieces: Sequence[tuple[int, memoryview]], how: int = 0) -> None:
+    if not pieces:
+        return
     descriptor = os.open(path, os.O_WRONLY | how)
     try:
-        return os.pwrite(descriptor, chunks, offset)
+        for offset, piece in pieces:
+            if os.pwrite(descriptor, piece, offset) != len(piece):
+                raise OSError(errno.ENOSPC, "only a part was written")
     finally:
         os.close(descriptor)
 

@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +29,7 @@ from swarmnode.node.shardfiles import (
     hashed,
     read_tree,
     verified_chunks,
-    write_chunks,
+    write_all,
     write_tree,
 )
 from swarmnode.node.shardindex import STAMP_EVERY, Collected, Entry, Kept, ShardIndex
@@ -178,22 +178,19 @@ class ShardStore(ShardIndex):
         self._remember(manifest)
         return (1 << manifest.chunks) - 1 if entry.complete else entry.have
 
-    def write(self, shard: ShardId, index: int, chunks: bytes | memoryview) -> bool:
-        """Keep chunks in a row of a shard that was begun; False, and nothing kept, where not all are the right ones.
+    def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
+        """Keep chunks of a shard that was begun, which fit its manifest: (the first one's index, some in a row).
 
         Raises NoRoom or Unreadable; what was written before stays good.
         """
-        manifest = self.manifest(shard)
-        if not manifest.fit(index, memoryview(chunks)):
-            return False
         path = self._file(shard, "part")
         try:
-            write_chunks(path, chunks, index * CHUNK)
+            write_all(path, [(index * CHUNK, chunks) for index, chunks in verified])
         except OSError as error:
             raise explained(error, path) from error
         with self._lock:
-            self._entries[shard].have |= bits_of(index, chunk_count(len(chunks)))
-        return True
+            for index, chunks in verified:
+                self._entries[shard].have |= bits_of(index, chunk_count(len(chunks)))
 
     def finish(self, shard: ShardId) -> None:
         """All chunks were written: sync and rename, after which the shard is complete. Raises NoRoom or Unreadable."""

@@ -8,6 +8,7 @@ import trio
 
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
+from swarmnode.protocols.shard_shelf import NO_ROOM
 from swarmnode.protocols.shard_tree import ShardId, chunk_length, proves
 from swarmnode.protocols.shard_wire import MAX_MESSAGE, PROTOCOL, Piece, ShardLimits, Want
 from swarmnode.protocols.wire import WireError, decode, encode
@@ -19,7 +20,7 @@ class Channel:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._reader = FrameReader(stream, limit=MAX_MESSAGE)
-        self._room = memoryview(b"")  # used again for each answer: fresh memory costs more than the copy
+        self.room = NO_ROOM  # where answers are received, one after the other
 
     async def ask(self, wants: list[Want]) -> None:
         await self.stream.send_all(b"".join(frame(encode(want)) for want in wants))
@@ -31,21 +32,17 @@ class Channel:
         return decode(Piece, raw, limit=MAX_MESSAGE)
 
     async def raw(self, size: int) -> memoryview:
-        """The next `size` bytes, at most RUN_BYTES; they are good until the next call."""
-        if len(self._room) < size:
-            self._room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there directly
+        """The next `size` bytes, at most RUN_BYTES, at the beginning of `room`."""
+        if len(self.room) < size:
+            self.room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there directly
         filled = 0
         while filled < size:
             part = await self._reader.raw(size - filled)
             if not part:
                 raise StreamBroken("the provider ended the stream in the middle of a chunk")
-            self._room[filled : filled + len(part)] = part
+            self.room[filled : filled + len(part)] = part
             filled += len(part)
-        return self._room[:size]
-
-    def rest(self) -> None:
-        """Keep no memory while nothing is asked for."""
-        self._room = memoryview(b"")
+        return self.room[:size]
 
 
 class Channels:
@@ -70,7 +67,7 @@ class Channels:
         """Keep a stream on which nothing is under way; close any other."""
         idle = self._idle.setdefault(channel.stream.peer, [])
         if good and len(idle) < self._limits.idle_streams:
-            channel.rest()
+            channel.room = NO_ROOM  # no memory while nothing is asked for
             idle.append(channel)
             return
         if not idle:

@@ -19,7 +19,7 @@ Who may fail when, and what is then true:
 - it does not have what it said: the chunk is looked for elsewhere, and after a few it is dropped;
 - nobody is left: the scout goes on for `patience` seconds, then Unavailable; what has arrived stays in the store.
 
-Memory: one answer for each provider, whatever the shard's size.
+Memory: one answer for each provider and a few on the shelf (`protocols.shard_shelf`), whatever the shard's size.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channel, Channels
 from swarmnode.protocols.shard_plan import Plan, Run, Source
+from swarmnode.protocols.shard_shelf import Shelf
 from swarmnode.protocols.shard_tree import Manifest, ShardId, chunk_count, run_length
 from swarmnode.protocols.shard_wire import (
     MANIFEST,
@@ -112,15 +113,17 @@ class Fetch:
         self._asking = trio.Semaphore(limits.sources)
         self._banned: set[PeerId] = set()
         self._search_now = trio.Event()
+        self._shelf = Shelf(self._shard, store=store, runner=runner, written=self._written, failed=self._fail)
         self._moved_at = trio.current_time()  # when the last chunk came
 
     async def run(self) -> None:
         """Fetch until complete; in the end the store has finished the shard or suspended it."""
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._shelf.run)
+                nursery.start_soon(self._scout, nursery)
                 with suppress(NotHeld):  # the manifest is here where an earlier fetch began
                     await self._begin(await self._runner(lambda: self._store.manifest(self._shard)))
-                nursery.start_soon(self._scout, nursery)
                 await self._done.wait()
                 nursery.cancel_scope.cancel()
             if self._failure is not None:
@@ -269,12 +272,12 @@ class Fetch:
                 return
             self._plan = Plan(manifest, here, self._seed)
             self._tell(self._plan)
+            if self._plan.complete:
+                self._done.set()
 
     def _tell(self, plan: Plan) -> None:
         for listener in tuple(self._job.listeners):
             listener(plan.in_hand, plan.manifest.size)
-        if plan.complete:
-            self._done.set()
 
     # -- drawing from one provider
 
@@ -342,22 +345,17 @@ class Fetch:
                 raise StreamBroken(f"no chunk within {allowed:.1f} s")
             if given:
                 source.pace.observe((trio.current_time() - source.moved_at) / given)
-                await self._keep(plan, Run(run.first, given), chunks)
+                await self._keep(plan, Run(run.first, given), chunks, channel)
             if given < run.count:
                 source.broken_promises += 1
             source.moved_at = trio.current_time()
             plan.answered(source, given)
 
-    async def _keep(self, plan: Plan, run: Run, chunks: memoryview) -> None:
-        """Verify chunks and write them. Raises WireError where one is wrong."""
-        if not plan.here[run.first : run.first + run.count].all():
-            try:
-                right = await self._runner(lambda: self._store.write(self._shard, run.first, chunks))
-            except ShardError as error:
-                self._fail(error)
-                return
-            if not right:
-                raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
+    async def _keep(self, plan: Plan, run: Run, chunks: memoryview, channel: Channel) -> None:
+        """Verify chunks and have them written. Raises WireError where one is wrong."""
+        missing = not plan.here[run.first : run.first + run.count].all()
+        if missing and not plan.manifest.fit(run.first, chunks):
+            raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
         before = plan.in_hand
         new = plan.arrived(run)
         self._counts["duplicates"] += run.count - new
@@ -365,4 +363,9 @@ class Fetch:
             self._moved_at = trio.current_time()
             self._counts["chunks_fetched"] += new
             self._counts["bytes_fetched"] += plan.in_hand - before
+            channel.room = await self._shelf.put(run.first, chunks, channel.room, last=plan.complete)
             self._tell(plan)
+
+    def _written(self, unwritten: int) -> None:
+        if self._plan is not None and self._plan.complete and not unwritten:
+            self._done.set()

@@ -6,6 +6,7 @@ The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; Want and Pi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -51,7 +52,7 @@ class ShardLimits:
     announced: int = 32  # shards announced in the DHT: half of what the network lets a node announce
     # fetching
     fetches: int = 4  # shards at once; more wait
-    sources: int = 16  # providers of one shard at once: each has one answer in memory, so 16 MiB
+    sources: int = 16  # providers of one shard at once: each has one answer in memory, and eight wait: 24 MiB
     window: tuple[int, int] = (2, 16)  # chunks under way from one provider: two keep it busy, sixteen are 4 MiB
     ahead: float = 0.5  # seconds of work to have under way, at the provider's measured rate: a long round trip
     answer: float = 0.25  # seconds that one answer takes at that rate: a slow provider is asked for single chunks
@@ -175,8 +176,8 @@ class Store(Protocol):
         Raises NoRoom. Until `finish` or `suspend` it is not evicted.
         """
 
-    def write(self, shard: ShardId, index: int, chunks: bytes | memoryview) -> bool:
-        """Keep chunks in a row if all are right; False, and none kept, where a hash is wrong. Raises NoRoom."""
+    def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
+        """Keep chunks that fit the manifest: the first one's index, and one or more in a row. Raises NoRoom."""
 
     def finish(self, shard: ShardId) -> None:
         """All chunks are here: from now on it is a shard like the others. Raises NoRoom."""

@@ -52,7 +52,7 @@ def fetched(store: ShardStore, whole: bytes, chunks: int | None = None) -> Shard
     have = store.begin(manifest)
     for index, chunk in enumerate(chunks_of(whole)[:chunks]):
         if not have >> index & 1:
-            assert store.write(manifest.id, index, chunk)
+            store.write(manifest.id, [(index, memoryview(chunk))])
     if chunks is None:
         store.finish(manifest.id)
     return manifest.id
@@ -94,15 +94,25 @@ def test_what_is_put_or_fetched_is_there_after_a_restart(store: ShardStore, tmp_
     assert {file.stat().st_mode & 0o077 for file in store.folder.iterdir()} == {0}
 
 
-def test_a_wrong_chunk_is_not_kept(store: ShardStore) -> None:
-    manifest = manifest_of(content(1))
+def test_wrong_bytes_are_never_read_even_where_they_were_written(store: ShardStore) -> None:
+    manifest, good = manifest_of(content(1)), chunks_of(content(1))
     store.begin(manifest)
-    good = chunks_of(content(1))
-    for index, chunk in ((0, good[1]), (0, good[0][:-1]), (2, good[0]), (3, b""), (-1, good[2])):
-        assert not store.write(manifest.id, index, chunk)
-    assert store.holding(manifest.id) == Holding()
-    with pytest.raises(NotHeld):
-        chunk_of(store, manifest.id, 0)
+    for index, wrong in (
+        (0, good[1]),
+        (0, good[0][:-1]),
+        (2, good[0]),
+        (3, b""),
+        (-1, good[2]),
+        (1, good[1] + good[1]),
+    ):
+        assert not manifest.fit(index, memoryview(wrong))
+    assert manifest.fit(1, memoryview(good[1] + good[2]))
+    store.write(manifest.id, [(0, memoryview(good[1])), (1, memoryview(good[1]))])
+    for _ in range(2):
+        with pytest.raises(NotHeld):
+            chunk_of(store, manifest.id, 0)
+        assert store.holding(manifest.id) == Holding()
+    assert reopened(store).begin(manifest) == 0b010
 
 
 def test_half_a_shard_is_served_now_and_continued_after_a_restart(store: ShardStore) -> None:
@@ -202,7 +212,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         with pytest.raises(StoreFull) as caught:
-            store.write(shard, 1, chunks_of(content(2))[1])
+            store.write(shard, [(1, memoryview(chunks_of(content(2))[1]))])
         assert caught.value.exit_code == NO_SPACE
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
@@ -232,7 +242,7 @@ def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStor
         chunk_of(store, shard, 0)
     assert not store.holding(shard).complete
     assert store.begin(manifest_of(content(1))) == 0b110
-    assert store.write(shard, 0, chunks_of(content(1))[0])
+    store.write(shard, [(0, memoryview(chunks_of(content(1))[0]))])
     store.finish(shard)
     assert read(store, shard) == content(1)
 
@@ -322,7 +332,7 @@ def test_a_kill_at_any_moment_leaves_whole_shards_only(tmp_path: Path) -> None:
 def test_a_shard_may_be_put_while_it_is_fetched(store: ShardStore) -> None:
     shard = fetched(store, content(1), chunks=1)
     assert put(store, content(1)) == shard
-    assert store.write(shard, 1, chunks_of(content(1))[1])  # what was under way still arrives
+    store.write(shard, [(1, memoryview(chunks_of(content(1))[1]))])  # what was under way still arrives
     store.finish(shard)
     half = fetched(store, content(2), chunks=1)
     store.suspend(half)
