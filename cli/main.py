@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "leave": ("swarmnode.cli.steer", "leave"),
     "logs": ("swarmnode.cli.inspect", "logs"),
     "shards": ("swarmnode.cli.shards", "shards"),
+    "state": ("swarmnode.cli.state", "state"),
     "config": ("swarmnode.cli.configure", "config"),
     "version": ("swarmnode.cli.identify", "version"),
 }

@@ -22,6 +22,7 @@ from swarmnode.node.limits import Limits
 from swarmnode.node.runs import ChosenRun
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.shardstore import ShardStore
+from swarmnode.node.statestore import StateStore
 from swarmnode.node.trainer import TrainerProcess, TrainerSettings
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.catchup import CatchUp
@@ -109,8 +110,25 @@ def make_membership(chosen: ChosenRun, *, network: Network, rpc: Rpc) -> Members
         network=network,
         rpc=rpc,
         clock=HybridClock(),
-        now=lambda: time.time_ns() // 1_000_000,
+        now=now_ms,
         admits=admits(chosen.spec),
+    )
+
+
+def now_ms() -> int:
+    """Real time in ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def make_state(chosen: ChosenRun, *, folder: Path, network: Network) -> StateStore:
+    """What the run knows together, as this node holds it; `folder` is the run's."""
+    return StateStore(
+        folder / "state.db",
+        chosen.run_id,
+        me=network.me,
+        sign=network.sign,
+        now=now_ms,
+        admitted=admits(chosen.spec),
     )
 
 

@@ -33,9 +33,10 @@ from swarmnode.crdt.pool import Pool
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import InvalidRecord, Record, Sign
 from swarmnode.crdt.state import everybody
+from swarmnode.node.datadir import DataDirError, NoSpace
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.stampfile import StampFile
-from swarmnode.node.statedb import Damaged, open_database, open_reader, set_aside, size_on_disk
+from swarmnode.node.statedb import Damaged, StateFull, open_database, open_reader, set_aside, size_on_disk
 from swarmnode.node.statequeries import Queries
 from swarmnode.node.statewriter import Applied, Writer
 from swarmnode.protocols.runner import Runner, in_thread
@@ -136,10 +137,12 @@ class StateStore:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Open, write, expire and tidy until cancelled.
 
-        Raises ExpectedError where the database is of another version or the directory cannot be used, Unwritable where
-        the disk does not even let it be opened.
+        Raises ExpectedError where the database is of another version, or the disk does not let it be opened.
         """
-        self._opened = await self._runner(self._start)
+        try:
+            self._opened = await self._runner(self._start)
+        except Unwritable as error:
+            raise (NoSpace if isinstance(error, StateFull) else DataDirError)(str(error)) from error
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep_forever)

@@ -1,0 +1,189 @@
+"""`swarmnode state …`: look at, write, follow and copy what the swarm knows together."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
+from swarmnode.cli.text import duration, plain, size, table
+from swarmnode.node.control.client import ControlClient
+
+FILE_TIMEOUT = 600.0  # s; importing verifies some 10 000 elements a second
+VALUE_WIDTH = 60  # characters of a value that a table shows
+
+PrefixArgument = Annotated[str, typer.Argument(metavar="[PREFIX]", help="What keys begin with, such as note/.")]
+AuthorOption = Annotated[
+    str | None, typer.Option("--author", metavar="PEER", help="Only this peer's; me is this node. [default: all]")
+]
+
+state = typer.Typer(
+    help="Look at, write, follow and copy what the swarm knows together.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@state.command("ls")
+def ls(
+    prefix: PrefixArgument = "",
+    author: AuthorOption = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="COUNT", help="How many at most.")] = 100,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """List what is there, in order of key and author; deleted keys are shown until they expire."""
+    answer = ControlClient(directory(data_dir)).call("state_ls", prefix=prefix, author=author, limit=limit)
+    if json_output:
+        print_json(answer)
+        return
+    rows = [_row(element) for element in answer["elements"]]
+    if rows:
+        print(table(["key", "author", "written", "value"], rows))
+    more = f"; there are more (--limit {limit})" if answer["more"] else ""
+    print(f"{len(rows)} element{'' if len(rows) == 1 else 's'}{more}")
+
+
+@state.command("get")
+def get(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The whole key.")],
+    author: AuthorOption = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Print the value under a key: of one author, or of everyone who has one."""
+    answer = ControlClient(directory(data_dir)).call("state_get", key=key, author=author)
+    if json_output:
+        print_json(answer)
+        return
+    for element in answer["elements"]:
+        said = plain(_shown(element))
+        print(said if len(answer["elements"]) == 1 else f"{element['author']}  {said}")
+
+
+@state.command("put")
+def put(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key; it begins with note/.")],
+    value: Annotated[
+        str | None, typer.Argument(metavar="[VALUE]", help="JSON where it is JSON, otherwise text.", show_default=False)
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the key instead. [default: write it]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write a small note of this node's own, signed, for every node of the run to read.
+
+    It lasts a week, or until it is written again. A node has 64 notes of up to 2 kB; a 65th displaces the oldest.
+    """
+    if (value is None) != delete:
+        raise typer.BadParameter("give a VALUE, or --delete, and not both", param_hint="VALUE")
+    answer = ControlClient(directory(data_dir)).call("state_put", key=key, value=_parsed(value), delete=delete)
+    said = "deleted" if delete else f"written, for {duration(answer['expires'] - time.time())}"
+    _show(answer, f"{key}: {said}", json_output)
+
+
+@state.command("watch")
+def watch(prefix: PrefixArgument = "", data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Print what is stored from now on, this node's own and what comes from others, until Ctrl-C."""
+    try:
+        for element in ControlClient(directory(data_dir)).stream("state_watch", prefix=prefix):
+            if json_output:
+                print_json(element)
+                continue
+            if element["lost"]:
+                print(f"({element['lost']} changes came too fast to be shown)", flush=True)
+            print(f"{plain(element['key'])}  {element['author']}  {plain(_shown(element))}", flush=True)
+    except KeyboardInterrupt:
+        return
+
+
+@state.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; one that is there is replaced.")],
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write everything into a file, signatures included."""
+    answer = ControlClient(directory(data_dir)).call("state_export", timeout=FILE_TIMEOUT, path=_path(file))
+    _show(answer, f"{answer['elements']} elements in {answer['path']}", json_output)
+
+
+@state.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that state export wrote, of this run.")],
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Take in such a file. Every element is verified, so the file need not be trusted."""
+    answer = ControlClient(directory(data_dir)).call("state_import", timeout=FILE_TIMEOUT, path=_path(file))
+    others = ", ".join(f"{count} {what}" for what, count in sorted(answer["verdicts"].items()) if what != "stored")
+    new = f"{answer['stored']} new element{'' if answer['stored'] == 1 else 's'}"
+    _show(answer, f"{new}{f'; {others}' if others else ''}", json_output)
+
+
+@state.command("stats")
+def stats(
+    cutoff: Annotated[
+        int | None,
+        typer.Option("--cutoff", min=0, metavar="MS", help="Hash what expires after it, ms since 1970. [default: now]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Print how much there is of what, and a hash of it.
+
+    Nodes that hold the same print the same hash for the same --cutoff.
+    """
+    answer = ControlClient(directory(data_dir)).call("state_stats", cutoff=cutoff)
+    if json_output:
+        print_json(answer)
+        return
+    if answer["kinds"]:
+        print(table(["kind", "elements"], [[k, str(n)] for k, n in answer["kinds"].items()], right=frozenset({1})))
+    print(f"{answer['elements']} elements of {answer['authors']} authors, {size(answer['size'])}")
+    print(f"on disk {size(answer['disk'])}; pinned {answer['pinned']}; of strangers {answer['pooled']}")
+    print(f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}")
+    if answer["clock_ahead_s"] > 1:
+        print(f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's")
+    if answer["warning"]:
+        print(f"warning: {answer['warning']}")
+
+
+def _row(element: dict[str, Any]) -> list[str]:
+    said = plain(_shown(element), VALUE_WIDTH)
+    age = duration(max(0.0, time.time() - element["written"]))
+    return [plain(element["key"]), element["author"], f"{age} ago", said]
+
+
+def _shown(element: dict[str, Any]) -> str:
+    """A value for a person: text as it is, anything else as JSON."""
+    if element["deleted"]:
+        return "(deleted)"
+    value = element["value"]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _parsed(value: str | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _path(path: Path) -> str:
+    return str(path.expanduser().absolute())
+
+
+def _show(answer: dict[str, Any], text: str, json_output: bool) -> None:
+    if json_output:
+        print_json(answer)
+    else:
+        print(text)
