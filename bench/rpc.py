@@ -2,7 +2,8 @@
 
 Echo calls between two processes of one machine, as JSON lines: `calls_s`, latencies in milliseconds, and the CPU
 microseconds of each side for one call. The measurements: 128 B and 256 KiB both ways, with 1 caller and with 32, and
-for swarmnode 128 B beside a bulk transfer that takes all it can get (`beside` is its MB a second).
+for swarmnode 128 B beside a bulk transfer that takes all it can get (`beside` is its MB a second). A turn of all three
+systems takes half a minute.
 
 Baselines in the same run: `libp2p` echoes over one plain stream for each caller of an unpatched py-libp2p; `lattica`
 calls its `rpc_method`. CPU is shared with whatever else runs here, so compare within one run, and see `load`.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import Any
 import pair
 
 WORKLOADS = ((128, 1), (128, 32), (256 * 1024, 1), (256 * 1024, 32))  # bytes each way, callers
-WARM_UP = 0.5  # seconds before each measurement
+WARM_UP = 0.3  # seconds before each measurement
 BULK = 64 << 20  # bytes of the buffer that is fetched beside calls
 
 Call = Callable[[int, bytes], Awaitable[bytes]]  # the caller's number and the payload to its echo
@@ -36,6 +38,7 @@ class Tally:
     server_pid: int
     seconds: float
     latencies: list[float]
+    what: str = "echo"
 
     def begin(self) -> None:
         self.latencies.clear()
@@ -47,6 +50,7 @@ class Tally:
         calls = len(self.latencies)
         pair.emit(
             system=self.system,
+            what=self.what,
             size=self.size,
             callers=self.callers,
             calls_s=round(calls / took, 1),
@@ -84,21 +88,7 @@ class Echo:
     body: bytes
 
 
-def swarmnode_network() -> Any:
-    """A node with a fresh identity on a free port of 127.0.0.1."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from swarmnode.node.host import HostSettings, Libp2pNetwork
-    from swarmnode.node.identity import Identity, peer_id_of
-
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-
-
 def swarmnode_server() -> None:
-    import trio
-
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import in_thread
@@ -106,17 +96,11 @@ def swarmnode_server() -> None:
     async def answer(_peer: str, request: Echo) -> Echo:
         return request
 
-    async def serve() -> None:
-        network = swarmnode_network()
-        rpc, bulk = Rpc(network), Bulk(network, runner=in_thread)
-        rpc.serve("echo", Echo, answer)
-        bulk.offer(("bytes",), os.urandom(BULK))
-        async with trio.open_nursery() as nursery:
-            for part in (network, rpc, bulk):
-                await nursery.start(part.run)
-            pair.emit(address=network.addresses[0], peer=network.me, pid=os.getpid())
-
-    trio.run(serve)
+    network = pair.swarmnode_network()
+    rpc, bulk = Rpc(network), Bulk(network, runner=in_thread)
+    rpc.serve("echo", Echo, answer)
+    bulk.offer(("bytes",), os.urandom(BULK))
+    pair.swarmnode_serve(network, rpc, bulk)
 
 
 def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
@@ -127,7 +111,7 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     from swarmnode.protocols.runner import in_thread
 
     async def drive() -> None:
-        network = swarmnode_network()
+        network = pair.swarmnode_network()
         rpc, bulk = Rpc(network), Bulk(network, runner=in_thread)
         peer = place["peer"]
 
@@ -139,8 +123,14 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
 
         async def fetch() -> None:
             nonlocal fetched
+
+            def note(received: int) -> None:
+                nonlocal fetched
+                fetched = before + received
+
             while True:
-                fetched += len(await bulk.fetch(peer, ("bytes",), into=into, max_size=BULK))
+                before = fetched
+                await bulk.fetch(peer, ("bytes",), into=into, max_size=BULK, progress=note)
 
         async with trio.open_nursery() as nursery:
             for part in (network, rpc, bulk):
@@ -150,9 +140,9 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
                 tally = Tally("swarmnode", size, callers, place["pid"], chosen.seconds, [])
                 await echo_for(tally, call, trio.open_nursery)
                 tally.emit()
-            tally = Tally("swarmnode", 128, 1, place["pid"], 2 * chosen.seconds, [])
-            nursery.start_soon(fetch)
+            tally = Tally("swarmnode", 128, 1, place["pid"], 2 * chosen.seconds, [], "echo beside bulk")
             before = trio.current_time()
+            nursery.start_soon(fetch)
             await echo_for(tally, call, trio.open_nursery)
             tally.emit(beside=round(fetched / 1e6 / (trio.current_time() - before), 1))
             nursery.cancel_scope.cancel()
@@ -181,104 +171,83 @@ async def _exactly(stream: Any, size: int) -> bytes:
     return b"".join(parts)
 
 
+async def _echo(stream: Any) -> None:
+    while True:
+        body = await _frame_from(stream)
+        await stream.write(len(body).to_bytes(4, "big") + body)
+
+
 def libp2p_server() -> None:
-    import trio
-    from libp2p import new_host
-    from multiaddr import Multiaddr
-
-    async def echo(stream: Any) -> None:
-        while True:
-            body = await _frame_from(stream)
-            await stream.write(len(body).to_bytes(4, "big") + body)
-
-    async def serve() -> None:
-        host = new_host(muxer_preference="YAMUX")
-        host.set_stream_handler(ECHO, echo)
-        async with host.run(listen_addrs=[Multiaddr("/ip4/127.0.0.1/tcp/0")]):
-            pair.emit(address=str(host.get_addrs()[0]), pid=os.getpid())
-            await trio.sleep_forever()
-
-    trio.run(serve)
+    pair.libp2p_serve(ECHO, _echo)
 
 
 def libp2p_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     import trio
-    from libp2p import new_host
-    from libp2p.peer.peerinfo import info_from_p2p_addr
-    from multiaddr import Multiaddr
 
-    async def drive() -> None:
-        host = new_host(muxer_preference="YAMUX")
-        peer = info_from_p2p_addr(Multiaddr(place["address"]))
-        async with host.run(listen_addrs=[Multiaddr("/ip4/127.0.0.1/tcp/0")]):
-            await host.connect(peer)
-            streams = [await host.new_stream(peer.peer_id, [ECHO]) for _ in range(max(c for _, c in WORKLOADS))]
+    async def drive(streams: list[Any]) -> None:
+        async def call(caller: int, payload: bytes) -> bytes:
+            await streams[caller].write(len(payload).to_bytes(4, "big") + payload)
+            return await _frame_from(streams[caller])
 
-            async def call(caller: int, payload: bytes) -> bytes:
-                await streams[caller].write(len(payload).to_bytes(4, "big") + payload)
-                return await _frame_from(streams[caller])
+        for size, callers in WORKLOADS:
+            tally = Tally("libp2p", size, callers, place["pid"], chosen.seconds, [])
+            await echo_for(tally, call, trio.open_nursery)
+            tally.emit()
 
-            for size, callers in WORKLOADS:
-                tally = Tally("libp2p", size, callers, place["pid"], chosen.seconds, [])
-                await echo_for(tally, call, trio.open_nursery)
-                tally.emit()
-            os._exit(0)  # its shutdown takes seconds and is not what is measured
-
-    trio.run(drive)
+    pair.libp2p_drive(place, ECHO, max(callers for _, callers in WORKLOADS), drive)
 
 
 # -- Lattica
 
 
-def _lattica_service(port: int, bootstraps: list[str]) -> tuple[Any, Any]:
-    from lattica import ConnectionHandler, Lattica, rpc_method
+def _echo_service(node: Any) -> Any:
+    from lattica import ConnectionHandler, rpc_method
 
     class EchoService(ConnectionHandler):
         @rpc_method
         def echo(self, body: bytes) -> bytes:
             return body
 
-    builder = Lattica.builder().with_listen_addrs([f"/ip4/127.0.0.1/tcp/{port}"]).with_mdns(False).with_upnp(False)
-    if bootstraps:
-        builder = builder.with_bootstraps(bootstraps)
-    node = builder.build()
-    return node, EchoService(node)
+    return EchoService(node)
 
 
 def lattica_server() -> None:
-    port = pair.free_port()  # it does not tell which one it took
-    node, _service = _lattica_service(port, [])
-    time.sleep(1.0)  # it listens some time after `build`
-    pair.emit(address=f"/ip4/127.0.0.1/tcp/{port}/p2p/{node.peer_id()}", peer=node.peer_id(), pid=os.getpid())
-    time.sleep(3600)
+    services = []
+
+    def prepare(node: Any) -> dict[str, Any]:
+        services.append(_echo_service(node))  # kept for as long as it serves
+        return {}
+
+    pair.lattica_serve(prepare)
 
 
 def lattica_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
-    import threading
+    def drive(node: Any) -> None:
+        stub = _echo_service(node).get_stub(place["peer"])
+        for size, callers in WORKLOADS:
+            _lattica_echoes(stub, Tally("lattica", size, callers, place["pid"], chosen.seconds, []))
 
-    _node, service = _lattica_service(0, [place["address"]])
-    stub = service.get_stub(place["peer"])
-    time.sleep(2.0)
-    for size, callers in WORKLOADS:
-        payload = os.urandom(size)
-        tally = Tally("lattica", size, callers, place["pid"], chosen.seconds, [])
+    pair.lattica_drive(place, drive)
 
-        def caller(until: float, payload: bytes = payload, latencies: list[float] = tally.latencies) -> None:
-            while (began := time.perf_counter()) < until:
-                if stub.echo(payload).result() != payload:
-                    raise RuntimeError("the echo is not what was sent")
-                latencies.append(time.perf_counter() - began)
 
-        for seconds in (WARM_UP, chosen.seconds):
-            tally.begin()
-            until = time.perf_counter() + seconds
-            threads = [threading.Thread(target=caller, args=(until,)) for _ in range(callers)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        tally.emit()
-    os._exit(0)  # its shutdown takes seconds and is not what is measured
+def _lattica_echoes(stub: Any, tally: Tally) -> None:
+    payload = os.urandom(tally.size)
+
+    def caller(until: float) -> None:
+        while (began := time.perf_counter()) < until:
+            if stub.echo(payload).result() != payload:
+                raise RuntimeError("the echo is not what was sent")
+            tally.latencies.append(time.perf_counter() - began)
+
+    for seconds in (WARM_UP, tally.seconds):
+        tally.begin()
+        until = time.perf_counter() + seconds
+        threads = [threading.Thread(target=caller, args=(until,)) for _ in range(tally.callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    tally.emit()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ One buffer after another from one process to another on the same machine, over o
 `mb_s` (10^6 bytes a second, median of the transfers) and `cpu_s_gb`, the CPU seconds of both sides for 10^9 bytes.
 
 `what` is "bulk" for `Bulk.fetch` into memory of the caller, its hash checked, and "stream" for a plain stream that is
-read and dropped. Baselines in the same run: `libp2p`, a plain stream of an unpatched py-libp2p (Noise, Yamux), and
-`lattica`, one `get_block` for each buffer (hashed as well). See `load` for what else the machine was doing.
+read and dropped. Baselines in the same run: `libp2p`, a plain stream of an unpatched py-libp2p (Noise, Yamux) that
+stands against both, and `lattica`, one `get_block` for each 4 MiB (hashed as well). See `load` for what else ran.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pair
-from rpc import swarmnode_network
 
 SIZE = 64 << 20  # bytes of one buffer
 PIECE = 1 << 20  # bytes written at once to a plain stream
@@ -67,8 +66,6 @@ async def repeat(clock_of: Callable[[], Clock], seconds: float, transfer: Callab
 
 
 def swarmnode_server() -> None:
-    import trio
-
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.runner import in_thread
 
@@ -78,17 +75,11 @@ def swarmnode_server() -> None:
         while await stream.receive_some(1):
             await stream.send_all(buffer)
 
-    async def serve() -> None:
-        network = swarmnode_network()
-        bulk = Bulk(network, runner=in_thread)
-        bulk.offer(("bytes",), buffer)
-        network.serve(PLAIN, plain)
-        async with trio.open_nursery() as nursery:
-            for part in (network, bulk):
-                await nursery.start(part.run)
-            pair.emit(address=network.addresses[0], peer=network.me, pid=os.getpid())
-
-    trio.run(serve)
+    network = pair.swarmnode_network()
+    bulk = Bulk(network, runner=in_thread)
+    bulk.offer(("bytes",), buffer)
+    network.serve(PLAIN, plain)
+    pair.swarmnode_serve(network, bulk)
 
 
 def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
@@ -98,7 +89,7 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     from swarmnode.protocols.runner import in_thread
 
     async def drive() -> None:
-        network = swarmnode_network()
+        network = pair.swarmnode_network()
         bulk = Bulk(network, runner=in_thread)
         into = memoryview(bytearray(SIZE))
         async with trio.open_nursery() as nursery:
@@ -128,10 +119,6 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
 
 
 def libp2p_server() -> None:
-    import trio
-    from libp2p import new_host
-    from multiaddr import Multiaddr
-
     piece = os.urandom(PIECE)
 
     async def plain(stream: Any) -> None:
@@ -139,72 +126,43 @@ def libp2p_server() -> None:
             for _ in range(SIZE // PIECE):
                 await stream.write(piece)
 
-    async def serve() -> None:
-        host = new_host(muxer_preference="YAMUX")
-        host.set_stream_handler(PLAIN, plain)
-        async with host.run(listen_addrs=[Multiaddr("/ip4/127.0.0.1/tcp/0")]):
-            pair.emit(address=str(host.get_addrs()[0]), pid=os.getpid())
-            await trio.sleep_forever()
-
-    trio.run(serve)
+    pair.libp2p_serve(PLAIN, plain)
 
 
 def libp2p_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
-    import trio
-    from libp2p import new_host
-    from libp2p.peer.peerinfo import info_from_p2p_addr
-    from multiaddr import Multiaddr
+    async def drive(streams: list[Any]) -> None:
+        (stream,) = streams
 
-    async def drive() -> None:
-        host = new_host(muxer_preference="YAMUX")
-        peer = info_from_p2p_addr(Multiaddr(place["address"]))
-        async with host.run(listen_addrs=[Multiaddr("/ip4/127.0.0.1/tcp/0")]):
-            await host.connect(peer)
-            stream = await host.new_stream(peer.peer_id, [PLAIN])
+        async def drain() -> int:
+            await stream.write(b"!")
+            left = SIZE
+            while left:
+                left -= len(await stream.read(min(left, 1 << 16)))
+            return SIZE
 
-            async def drain() -> int:
-                await stream.write(b"!")
-                left = SIZE
-                while left:
-                    left -= len(await stream.read(min(left, 1 << 16)))
-                return SIZE
+        for what in ("stream", "bulk"):  # it has one way for both
+            await repeat(lambda what=what: Clock("libp2p", what, place["pid"]), chosen.seconds, drain)
 
-            await repeat(lambda: Clock("libp2p", "stream", place["pid"]), chosen.seconds, drain)
-            os._exit(0)  # its shutdown takes seconds and is not what is measured
-
-    trio.run(drive)
+    pair.libp2p_drive(place, PLAIN, 1, drive)
 
 
 # -- Lattica
 
 
-def _lattica(port: int, bootstraps: list[str]) -> Any:
-    from lattica import Lattica
-
-    builder = Lattica.builder().with_listen_addrs([f"/ip4/127.0.0.1/tcp/{port}"]).with_mdns(False).with_upnp(False)
-    return (builder.with_bootstraps(bootstraps) if bootstraps else builder).build()
-
-
 def lattica_server() -> None:
-    port = pair.free_port()  # it does not tell which one it took
-    node = _lattica(port, [])
-    time.sleep(1.0)  # it listens some time after `build`
-    blocks = [node.put_block(os.urandom(BLOCK)) for _ in range(SIZE // BLOCK)]
-    address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{node.peer_id()}"
-    pair.emit(address=address, blocks=blocks, pid=os.getpid())
-    time.sleep(3600)
+    pair.lattica_serve(lambda node: {"blocks": [node.put_block(os.urandom(BLOCK)) for _ in range(SIZE // BLOCK)]})
 
 
 def lattica_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
-    node = _lattica(0, [place["address"]])
-    time.sleep(2.0)
-    clock = Clock("lattica", "block", place["pid"])
-    for block in place["blocks"]:  # each once: a block that was fetched is kept
-        began = time.perf_counter()
-        found = node.get_block(block)[1]
-        clock.note(len(found), time.perf_counter() - began)
-    clock.emit()
-    os._exit(0)  # its shutdown takes seconds and is not what is measured
+    def drive(node: Any) -> None:
+        clock = Clock("lattica", "bulk", place["pid"])
+        for block in place["blocks"]:  # each once: a block that was fetched is kept
+            began = time.perf_counter()
+            found = node.get_block(block)[1]
+            clock.note(len(found), time.perf_counter() - began)
+        clock.emit()
+
+    pair.lattica_drive(place, drive)
 
 
 if __name__ == "__main__":
