@@ -127,12 +127,17 @@ def test_a_tree_built_at_once_is_one_built_rank_by_rank() -> None:
     assert built.fingerprint(START, END, SALT) == grown.fingerprint(START, END, SALT)
 
 
-@pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
+@pytest.mark.parametrize("order", ["ascending", "descending", "downwards onto a full leaf", "shuffled"])
 def test_a_tree_that_shrank_holds_no_more_nodes_than_a_small_one(order: str) -> None:
     """Or expiry would leave 2 KiB behind for each rank that is left."""
     rng = random.Random(2)
     every = sorted({rng.randbytes(RANK) for _ in range(400)})
-    arrival = {"ascending": every, "descending": every[::-1], "shuffled": rng.sample(every, 400)}[order]
+    arrival = {
+        "ascending": every,
+        "descending": every[::-1],
+        "downwards onto a full leaf": every[:4] + every[:3:-1],
+        "shuffled": rng.sample(every, 400),
+    }[order]
     tree = RangeTree()
     for rank in arrival:
         tree.insert(rank)
