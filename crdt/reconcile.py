@@ -31,12 +31,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 from blake3 import blake3
 
 from swarmnode.crdt import lthash
 from swarmnode.crdt.hlc import MAX_AHEAD, MAX_TIME
 from swarmnode.crdt.lthash import FINGERPRINT_SIZE
+from swarmnode.crdt.lifetimes import Union
 from swarmnode.crdt.ranges import END, START, RangeTree, separator
 from swarmnode.crdt.reconcile_frames import (
     ANSWERS,
@@ -74,7 +76,8 @@ MIN_FRAME = 4096  # bytes; any one answer fits beside the bits of all others
 _COMPARE_WORK = 64  # ranks hashed for one mark, on average at most
 _TAG = b"swarmnode/reconcile/1\0"
 
-Snapshot = Callable[[int], RangeTree]  # all that expires after a cut-off in ms
+Ranks: TypeAlias = RangeTree | Union
+Snapshot: TypeAlias = Callable[[int], Ranks]  # all that expires after a cut-off in ms
 
 
 class Exhausted(ReconcileError):
@@ -290,7 +293,7 @@ class Responder:
         self._meter = _Meter(self._budget)
         self._snapshot = snapshot
         self._nonce = nonce
-        self._tree: RangeTree | None = None
+        self._tree: Ranks | None = None
         self._salt = b""
 
     def receive(self, frame: bytes) -> bytes:
@@ -326,7 +329,7 @@ class Responder:
             out.answer(self._differs(tree, START, END))
         return out.frame()
 
-    def _answer_all(self, tree: RangeTree, asks: Sequence[Ask]) -> bytes:
+    def _answer_all(self, tree: Ranks, asks: Sequence[Ask]) -> bytes:
         """Answers to as many asks as fit."""
         body = Writer()
         settled: list[bool] = []
@@ -344,13 +347,13 @@ class Responder:
                 break
         return answers_frame(settled, body)
 
-    def _compare(self, tree: RangeTree, ask: Compare) -> Answer:
+    def _compare(self, tree: Ranks, ask: Compare) -> Answer:
         self._meter.worked(_COMPARE_WORK)
         if _mark(tree, ask.lo, ask.hi, self._salt) == ask.mark:
             return SETTLED
         return self._differs(tree, ask.lo, ask.hi)
 
-    def _differs(self, tree: RangeTree, lo: bytes, hi: bytes) -> Answer:
+    def _differs(self, tree: Ranks, lo: bytes, hi: bytes) -> Answer:
         count = tree.count(lo, hi)
         if count <= WHOLE_AT:
             return Whole(tuple(tree.keys(lo, hi)))
@@ -361,7 +364,7 @@ class Responder:
         self._meter.worked(_COMPARE_WORK * len(bounds))
         return Parts(tuple(bounds), tuple(_mark(tree, a, b, self._salt) for a, b in pairwise(cuts)))
 
-    def _match(self, tree: RangeTree, ask: Listing, room: int) -> Answer | None:
+    def _match(self, tree: Ranks, ask: Listing, room: int) -> Answer | None:
         """What is told of a listing in at most `room` bytes; None where that is nothing."""
         own = tree.keys(ask.lo, ask.hi, WINDOW + 1)
         self._meter.worked(len(own) + len(ask.shorts))
@@ -432,7 +435,7 @@ def _session_salt(cutoff: int, nonce: bytes, answer: bytes) -> bytes:
     return blake3(_TAG + cutoff.to_bytes(6, "big") + nonce + answer).digest()
 
 
-def _mark(tree: RangeTree, lo: bytes, hi: bytes, salt: bytes) -> bytes:
+def _mark(tree: Ranks, lo: bytes, hi: bytes, salt: bytes) -> bytes:
     return tree.fingerprint(lo, hi, salt)[:MARK_SIZE]
 
 
