@@ -37,8 +37,8 @@ from blake3 import blake3
 
 from swarmnode.crdt import lthash
 from swarmnode.crdt.hlc import MAX_AHEAD, MAX_TIME
-from swarmnode.crdt.lthash import FINGERPRINT_SIZE
 from swarmnode.crdt.lifetimes import Union
+from swarmnode.crdt.lthash import FINGERPRINT_SIZE
 from swarmnode.crdt.ranges import END, START, RangeTree, separator
 from swarmnode.crdt.reconcile_frames import (
     ANSWERS,
