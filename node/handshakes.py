@@ -1,10 +1,13 @@
 """Inbound connections whose peer is not known yet: few at once, and nobody can keep the others out.
 
 Before the Noise handshake a connection has an address and nothing else. There is room for `most`; one more takes the
-place of the oldest from the network that has the most (a network: a /24 of IPv4, a /48 of IPv6). So who opens silent
-connections again and again displaces its own, and a newcomer from anywhere else always has a place, for as long as
-others arrive more than it. Nothing is remembered of an address that has no connection here: behind one there may be
-many nodes.
+place of one from the network that has the most (a network: a /24 of IPv4, a /48 of IPv6), of the oldest that has not
+said a word, or else of the oldest. So who opens connections again and again displaces its own, and a newcomer from
+anywhere else has a place. Nothing is remembered of an address that has no connection here: behind one there may be many
+nodes.
+
+Work begins with the first byte, which the dialling side sends at once (multistream-select): a silent connection costs
+its place, and no more.
 """
 
 from __future__ import annotations
@@ -28,13 +31,15 @@ class Handshake:
         self.network = network
         self.displace = displace
         self.outcome = "failed"
+        self.spoke = False
 
 
 class Handshakes:
     """All places of a host."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, patience: float) -> None:
         self._most = most
+        self.patience = patience  # seconds until the first byte
         self._by_network: dict[str, OrderedDict[Handshake, None]] = {}  # the oldest first
         self._outcomes: Counter[str] = Counter()
 
@@ -50,10 +55,11 @@ class Handshakes:
         handshake = Handshake(network_of(host), displace)
         if len(self) >= self._most:
             crowd = max(self._by_network, key=lambda network: len(self._by_network[network]))
-            oldest = next(iter(self._by_network[crowd]))
-            oldest.outcome = "displaced"
-            self._leave(oldest)
-            oldest.displace()
+            waiting = self._by_network[crowd]
+            given_up = next((each for each in waiting if not each.spoke), next(iter(waiting)))
+            given_up.outcome = "displaced"
+            self._leave(given_up)
+            given_up.displace()
         self._by_network.setdefault(handshake.network, OrderedDict())[handshake] = None
         try:
             yield handshake

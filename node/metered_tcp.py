@@ -64,6 +64,9 @@ class TokenBucket:
 class Pace(Protocol):
     """How fast a peer may be read and written."""
 
+    def piece(self) -> int:
+        """How many bytes to read at once."""
+
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""
 
@@ -141,7 +144,7 @@ class MeteredStream(ReadWriteCloser):
         while len(self._received) < wanted:
             await self._until(trio.lowlevel.wait_readable)
             try:
-                chunk = self._socket.recv(PIECE)
+                chunk = self._socket.recv(PIECE if self._pace is None else self._pace.piece())
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
@@ -159,6 +162,14 @@ class MeteredStream(ReadWriteCloser):
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
+
+    async def speaks(self) -> bool:
+        """Whether there is something to read, as soon as there is; False where the connection was closed here."""
+        try:
+            await self._until(trio.lowlevel.wait_readable)
+        except ConnectionClosedError:
+            return False
+        return True
 
     async def _until(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
         if self._socket.fileno() < 0:
@@ -212,7 +223,12 @@ class MeteredTCP(TCP):
             host = (stream.get_remote_address() or ("", 0))[0]
             with self._handshakes.place(host, stream.abort) as handshake:
                 stream.when_settled(partial(self._handshakes.settle, handshake))
-                await handler_function(stream)
+                with trio.move_on_after(self._handshakes.patience):
+                    handshake.spoke = await stream.speaks()
+                if handshake.spoke:
+                    await handler_function(stream)
+                else:
+                    await stream.close()
 
         return super().create_listener(metered)
 

@@ -12,13 +12,14 @@ from weakref import WeakValueDictionary
 import trio
 
 from swarmnode.node.limits import RateLimits
-from swarmnode.node.metered_tcp import TokenBucket
+from swarmnode.node.metered_tcp import PIECE, TokenBucket
 from swarmnode.protocols.conduct import Conduct, Standing
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 
 WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
 IN, OUT = "in", "out"
+SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once: 16 times a second
 
 
 class Pacer:
@@ -38,6 +39,9 @@ class Pacer:
         if pace is None:
             pace = self._paces[peer] = Pace(self, peer)
         return pace
+
+    def piece(self, peer: PeerId) -> int:
+        return PIECE if self._conduct.standing(peer) is Standing.GOOD else SLOW_PIECE
 
     async def wait(self, pace: Pace, direction: str, size: int) -> None:
         """Return when `size` bytes of the peer may pass."""
@@ -70,6 +74,10 @@ class Pace:
         self.peer = peer
         self.buckets = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
         self._pacer = pacer
+
+    def piece(self) -> int:
+        """Bytes to read at once: little of who is slowed, so that it is not read in bursts a second apart."""
+        return self._pacer.piece(self.peer)
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""

@@ -14,7 +14,7 @@ class Waiting:
     """Connections that hold places until they are displaced."""
 
     def __init__(self, most: int) -> None:
-        self.handshakes = Handshakes(most)
+        self.handshakes = Handshakes(most, patience=5.0)
         self.stack = ExitStack()
         self.displaced: list[str] = []
 
@@ -33,6 +33,20 @@ def test_newcomers_displace_the_oldest_of_the_network_that_has_the_most() -> Non
     waiting.come("203.0.113.5")
     assert waiting.displaced[-1] == "flood 97"
     assert len(waiting.handshakes) == 4
+
+
+def test_who_has_spoken_is_displaced_after_all_who_are_silent() -> None:
+    waiting = Waiting(3)
+    waiting.come("192.0.2.1", "spoke").spoke = True
+    waiting.come("192.0.2.1", "silent 0")
+    waiting.come("192.0.2.1", "silent 1")
+    for number in range(2, 50):
+        waiting.come("192.0.2.1", f"silent {number}")
+    assert waiting.displaced == [f"silent {number}" for number in range(48)]
+    for _ in range(2):
+        waiting.come("192.0.2.1", "spoke too").spoke = True
+    waiting.come("192.0.2.1")
+    assert waiting.displaced[48:] == ["silent 48", "silent 49", "spoke"]
 
 
 def test_places_are_free_again_when_the_peer_is_known_or_the_connection_ends() -> None:
