@@ -85,6 +85,22 @@ attacks: .venv/.installed
 crashes: .venv/.installed
 	STATE_KILLS=50 $(BIN)/python -m pytest tests/node/test_statestore_crashes.py --timeout 900 $(TEST_ARGS)
 
+# A go-libp2p node, the p2pd binary inside hivemind's wheel (Linux, x86_64), with ours. Downloaded once into build/.
+P2PD_WHEEL := hivemind-1.1.12-py3-none-manylinux2014_x86_64.whl
+P2PD_SHA256 := acb8f0cf2cdb085259feb1c0a092c530f1953287cbfa4a1ab5e14e8c65359a2c
+P2PD := build/interop/hivemind/hivemind_cli/p2pd
+
+interop: .venv/.installed $(P2PD)
+	SWARMNODE_P2PD="$(CURDIR)/$(P2PD)" $(BIN)/python -m pytest tests/node/test_interop_p2pd.py $(TEST_ARGS)
+
+$(P2PD):
+	@mkdir -p build/interop
+	@echo "downloading $(P2PD_WHEEL) into build/interop"
+	@$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/interop hivemind==1.1.12
+	@echo "$(P2PD_SHA256)  build/interop/$(P2PD_WHEEL)" | sha256sum --check --quiet
+	@cd build/interop && $(CURDIR)/$(BIN)/python -m zipfile -e $(P2PD_WHEEL) .
+	@chmod +x $@ && touch $@
+
 ci:
 	.ci/run
 

@@ -1,8 +1,7 @@
-"""A go-libp2p node, the `p2pd` of hivemind's wheel, with a swarmnode daemon: connect, identify, ping, Kademlia.
+"""A go-libp2p node, the `p2pd` of hivemind's wheel, with swarmnode: connect, identify, ping, Kademlia, bulk.
 
 The binary is not ours to ship. Found in this order: $SWARMNODE_P2PD, beside an installed hivemind, on PATH; else the
-tests are skipped. To have it: pip download --no-deps hivemind==1.1.12, unzip it, and point SWARMNODE_P2PD to
-hivemind/hivemind_cli/p2pd.
+tests are skipped. `make interop` fetches it and runs them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,13 @@ from swarmnode.node.addresses import with_peer
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.protocols.network import Stream
 
-IDENTIFY, CONNECT, STREAM_OPEN, DHT = 0, 1, 2, 4  # request types of p2pd.proto
+IDENTIFY, CONNECT, STREAM_OPEN, STREAM_HANDLER, DHT = range(5)  # request types of p2pd.proto
 FIND_PEER, PROVIDE = 0, 8  # of DHT
 PATIENCE = 20.0  # seconds for anything
+ECHO = "/swarmnode/test/echo/1"
+BULK = 24 << 20  # bytes: many windows of either side
 
 
 def p2pd() -> str | None:
@@ -134,6 +137,35 @@ class GoNode:
     def open_stream(self, peer: str, protocol: str) -> socket.socket:
         return self.request(STREAM_OPEN, (3, packed((1, base58.b58decode(peer)), (2, protocol.encode()))))[1]
 
+    @contextmanager
+    def serving_echo(self, protocol: str) -> Iterator[None]:
+        """Send back whatever comes on streams of `protocol`: p2pd passes each on to a connection of ours."""
+        with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor() as threads:
+            place = self._control.with_name("e")
+            listener.bind(str(place))
+            listener.listen()
+            address = b"\x90\x03" + varint(len(str(place))) + str(place).encode()  # the multiaddr /unix/…
+            handler = packed((1, address), (2, protocol.encode()), (3, 0))
+            self.request(STREAM_HANDLER, (4, handler))[1].close()
+
+            def accept() -> None:
+                while True:
+                    connection, _ = listener.accept()
+                    threads.submit(echo, connection)
+
+            def echo(connection: socket.socket) -> None:
+                with connection:
+                    self.message(connection)  # who opened the stream
+                    while piece := connection.recv(1 << 16):
+                        connection.sendall(piece)
+
+            accepting = threads.submit(accept)
+            try:
+                yield
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+                assert isinstance(accepting.exception(), OSError)
+
     def dht(self, kind: int, *fields: tuple[int, int | bytes]) -> tuple[dict[int, list[Any]], socket.socket]:
         return self.request(DHT, (5, packed((1, kind), *fields, (7, int(PATIENCE) - 5))))
 
@@ -232,6 +264,71 @@ def test_a_go_node_connects_identifies_pings_and_finds_a_peer_through_the_daemon
         until(found_by_a)  # only the daemon knows both: a finds b by asking it
 
 
+async def echoed(send: Callable[[bytes], Awaitable[None]], receive: Callable[[], Awaitable[bytes]]) -> None:
+    """BULK bytes go out and come back unchanged, both ways at once."""
+    piece = os.urandom(1 << 20)
+    back = hashlib.sha256()
+
+    async def pour() -> None:
+        for _ in range(BULK // len(piece)):
+            await send(piece)
+
+    with trio.fail_after(2 * PATIENCE):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pour)
+            left = BULK
+            while left:
+                got = await receive()
+                assert got
+                back.update(got)
+                left -= len(got)
+    assert back.digest() == hashlib.sha256(piece * (BULK // len(piece))).digest()
+
+
+def new_host() -> Libp2pNetwork:
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path) -> None:
+    async def main(go: GoNode) -> None:
+        go_id, places = await trio.to_thread.run_sync(go.identity)
+        host = new_host()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(host.run)
+            await host.connect(with_peer(places[0], go_id))
+            stream = await host.open_stream(go_id, ECHO)
+            await echoed(stream.send_all, lambda: stream.receive_some(1 << 16))
+            nursery.cancel_scope.cancel()
+
+    with go_node(tmp_path / "go") as go, go.serving_echo(ECHO):
+        trio.run(main, go)
+
+
+def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path) -> None:
+    async def main(go: GoNode) -> None:
+        host = new_host()
+
+        async def echo(stream: Stream) -> None:
+            while piece := await stream.receive_some(1 << 16):
+                await stream.send_all(piece)
+
+        host.serve(ECHO, echo)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(host.run)
+            await trio.to_thread.run_sync(go.connect, host.addresses[0])
+            opened = await trio.to_thread.run_sync(go.open_stream, host.me, ECHO)
+            opened.settimeout(None)
+            opened.setblocking(False)
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(opened)) as stream:
+                await echoed(stream.send_all, stream.receive_some)
+            nursery.cancel_scope.cancel()
+
+    with go_node(tmp_path / "go") as go:
+        trio.run(main, go)
+
+
 def test_providers_are_found_across_a_go_node_both_ways(tmp_path: Path) -> None:
     """Two of our hosts know only a go node; each finds the other's provider record there, and the go node its own."""
 
@@ -240,9 +337,7 @@ def test_providers_are_found_across_a_go_node_both_ways(tmp_path: Path) -> None:
         hosts = []
         async with trio.open_nursery() as nursery:
             for _ in range(2):
-                key = Ed25519PrivateKey.generate()
-                identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-                host = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+                host = new_host()
                 await nursery.start(host.run)
                 await host.connect(with_peer(places[0], go_id))
                 while not all(view.agent for view in host.peers()):  # noqa: ASYNC110 (no event upstream)
