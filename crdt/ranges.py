@@ -225,15 +225,13 @@ def _insert(node: _Node, rank: bytes, vector: Sum, last: bool) -> tuple[tuple[_N
 
 
 def _remove(node: _Node, rank: bytes, vector: Sum) -> _Node:
-    """`node` without a rank that is in it. What gets empty goes, and neighbours join that fit into one."""
+    """`node` without a rank that is in it. Neighbours join that fit into one."""
     if isinstance(node, _Leaf):
         at = _find(node.ranks, rank) * RANK
         return _Leaf(node.ranks[:at] + node.ranks[at + RANK :], node.sum - vector)
     at = bisect_right(node.separators, rank)
     children, separators = list(node.children), list(node.separators)
     children[at] = _remove(children[at], rank, vector)
-    if not children[at].count and separators:
-        del children[at], separators[max(0, at - 1)]
     for left in (at - 1, at):  # parts that fit with room to spare: the next change need not split them again
         if 0 <= left < len(separators) and children[left].size + children[left + 1].size <= _FILL:
             children[left : left + 2] = [_joined(children[left], separators.pop(left), children[left + 1])]

@@ -90,16 +90,20 @@ def test_a_hundred_recent_differences_in_a_hundred_thousand_take_four_kilobytes(
     assert transcript.half_rounds <= 6
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(0, 5000), (5000, 0), (20, 5000), (5000, 20)])
+@pytest.mark.parametrize(
+    ("shared", "ours", "theirs"),
+    [(0, 0, 5000), (0, 5000, 0), (0, 20, 5000), (0, 5000, 20), (30, 0, 5000), (30, 5000, 0), (20, 10, 5000)],
+)
 @pytest.mark.parametrize("frame", [4096, MAX_FRAME])
 def test_replicas_that_differ_in_almost_everything_send_little_more_than_what_is_new(
-    ours: int, theirs: int, frame: int
+    shared: int, ours: int, theirs: int, frame: int
 ) -> None:
     rng = random.Random(3)
-    every = some_ranks(rng, ours + theirs, 10**8)
+    every = some_ranks(rng, shared + ours + theirs, 10**8)
     rng.shuffle(every)
-    initiator, transcript = session(*replicas([], every[:ours], every[ours:]), Budget(frame=frame))
-    assert (initiator.have, initiator.need) == (set(every[:ours]), set(every[ours:]))
+    mine, yours, both = every[:ours], every[ours : ours + theirs], every[ours + theirs :]
+    initiator, transcript = session(*replicas(both, mine, yours), Budget(frame=frame))
+    assert (initiator.have, initiator.need) == (set(mine), set(yours))
     assert initiator.agreed
     assert max(transcript.frames) <= frame
     assert transcript.size <= 5000 * 50
