@@ -32,6 +32,8 @@ class Adversary(ABC):
 
     name: ClassVar[str]  # as in the table
     scale = 1.0  # share of the full attack: the short form takes less
+    seconds: ClassVar[float] = 0.0  # that it needs at least
+    victim: ClassVar[tuple[str, ...]] = ()  # how its victim is started, beside the usual
 
     def times(self, full: int, least: int = 1) -> int:
         """How many of `full` this form of the attack takes."""

@@ -1,6 +1,10 @@
-"""The node under attack, in a process of its own: real sockets, calls and bulk. `--undefended`: a first attempt at one.
+"""The node under attack, in a process of its own: real sockets, calls and bulk, and all peers are strangers to it.
 
-Prints one JSON line, {"address": …}, and serves until its standard input ends. Methods: `echo`, `sleep` (10 s),
+`--undefended`: a first attempt at one. `--hasty`: it judges peers fifty times as fast, so that an attack sees its end.
+
+Prints one JSON line, {"address": …}, and serves until its standard input ends. For each line of it, it prints the
+longest stretch since the last, in ms of CPU, in which its loop did nothing but one turn: what others waited for,
+however busy the machine was. Methods: `echo`, `sleep` (10 s),
 `count` (adds one, answers how often it was called).
 
 The undefended node is py-libp2p as it is installed, and a handler as one writes it first: it believes lengths, reads
@@ -13,6 +17,7 @@ import argparse
 import json
 import pickle
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,18 +60,44 @@ class Methods:
         return Blob(count=self.counted)
 
 
+class Stretches(trio.abc.Instrument):
+    """Measures the turns of trio's loop."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0  # ms of CPU
+        self._since: float | None = None
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._since = time.thread_time()
+
+    def before_io_wait(self, timeout: float) -> None:
+        if self._since is not None:
+            self.longest = max(self.longest, 1000 * (time.thread_time() - self._since))
+
+
+stretches = Stretches()
+
+
 async def until_input_ends() -> None:
-    await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+    while await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        print(json.dumps(round(stretches.longest, 1)), flush=True)
+        stretches.longest = 0.0
 
 
-async def defended() -> None:
+async def defended(hasty: bool) -> None:
     from swarmnode.node.host import HostSettings, Libp2pNetwork
+    from swarmnode.node.limits import Limits, RateLimits
     from swarmnode.protocols.bulk import Bulk
+    from swarmnode.protocols.conduct import ConductLimits
     from swarmnode.protocols.runner import inline
 
-    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,)))
-    rpc, methods = Rpc(network), Methods()
-    bulk = Bulk(network, runner=inline)
+    soon = ConductLimits(load=2.0, load_every=0.04, first_ban=1.0)
+    limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()
+    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits))
+    network.pacer.is_member = lambda peer: False
+    rpc, methods = Rpc(network, limits=limits.rpc), Methods()
+    bulk = Bulk(network, runner=inline, limits=limits.bulk)
+    network.conduct.watch(rpc.offences, bulk.offences)
     for method in (methods.echo, methods.sleep, methods.count):
         rpc.serve(method.__name__, Blob, method)
     bulk.offer(("block",), bytes(1 << 20))
@@ -127,4 +158,9 @@ async def undefended() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--undefended", action="store_true")
-    trio.run(undefended if parser.parse_args().undefended else defended)
+    parser.add_argument("--hasty", action="store_true")
+    asked = parser.parse_args()
+    if asked.undefended:
+        trio.run(undefended, instruments=[stretches])
+    else:
+        trio.run(defended, asked.hasty, instruments=[stretches])

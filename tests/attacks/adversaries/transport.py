@@ -7,7 +7,7 @@ import pickle
 import socket
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ async def stream_to(network: Libp2pNetwork, address: str, protocol: str = rpc.PR
 
 def call(number: int, method: str, body: Blob, timeout: float = 60.0) -> bytes:
     return frame(encode(rpc.Frame(rpc.CALL, number, method, timeout, encode(body))))
+
+
+class Quiet(Adversary):
+    """Shows what the machine does to latencies by itself."""
+
+    name = "none: a peer that is connected and says nothing"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network:
+            await network.connect(target)
+            await trio.sleep_forever()
 
 
 class _Sender(Adversary):
@@ -170,6 +181,89 @@ class OneByteASecond(Adversary):
             await trio.sleep_forever()
 
 
+class OneByteFrames(Adversary):
+    """Makes the victim stop reading, then fills its windows with frames of one byte, which cost most to keep."""
+
+    name = "windows filled with one-byte frames"
+
+    async def attack(self, target: str) -> None:
+        async with authenticated() as network, trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(self._fill, network, target)
+
+    async def _fill(self, network: Libp2pNetwork, target: str) -> None:
+        try:
+            stream = await stream_to(network, target)
+            for number in range(1, 25):  # more answers than may wait: the victim reads no more
+                await stream.send_all(call(number, "echo", Blob(b"x" * (256 << 10))))
+            for _ in range(self.times(200_000)):
+                await stream.send_all(b"x")
+        except NetworkError:
+            pass  # it had enough
+        await trio.sleep_forever()
+
+
+class OverLimits(Adversary):
+    """Calls on and on while its calls in progress are more than the victim carries out for one peer."""
+
+    name = "a peer over its limits: slowed, refused, disconnected, let back"
+    seconds = 10.0
+    victim = ("--hasty",)
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def attack(self, target: str) -> None:
+        self.seen = []
+        async with authenticated() as network:
+            stream = await stream_to(network, target)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._call_on_and_on, stream)
+                with suppress(NetworkError):
+                    await self._watch(stream)
+                nursery.cancel_scope.cancel()
+            self._note("disconnected")
+            while True:
+                with suppress(NetworkError), trio.move_on_after(1):
+                    stream = await stream_to(network, target)
+                    await stream.send_all(call(1, "echo", Blob()))
+                    if await stream.receive_some(1 << 16):
+                        self._note("let back")
+                        await trio.sleep_forever()
+                await trio.sleep(0.05)
+
+    async def _call_on_and_on(self, stream: Stream) -> None:
+        number = 0
+        with suppress(NetworkError):
+            while True:
+                calls = range(number + 1, number + 65)
+                number += 64
+                await stream.send_all(b"".join(call(n, "sleep", Blob(b"x" * 512)) for n in calls))
+
+    async def _watch(self, stream: Stream) -> None:
+        """Note what the answers tell, until there are no more."""
+        fastest = answers = 0.0
+        since = trio.current_time()
+        while got := await stream.receive_some(1 << 16):
+            answers += len(got)
+            if b"refuses the peer" in got:
+                self._note("refused")
+            if (passed := trio.current_time() - since) >= 0.2:
+                fastest = max(fastest, answers / passed)
+                if answers / passed < fastest / 5:
+                    self._note("slowed")
+                since, answers = trio.current_time(), 0.0
+
+    def _note(self, rung: str) -> None:
+        if rung not in self.seen:
+            self.seen.append(rung)
+
+    def harm(self, target: str) -> str | None:
+        if self.seen == ["slowed", "refused", "disconnected", "let back"]:
+            return None
+        return f"it was {', '.join(self.seen) or 'never slowed'}"
+
+
 class ManyStreams(Adversary):
     name = "1000 streams, left open"
 
@@ -198,6 +292,44 @@ class ManyConnections(Adversary):
             except OSError:
                 await trio.sleep(0.01)
         await trio.sleep_forever()
+
+
+class RenewedSilence(Adversary):
+    """Connections that say nothing, as many as the victim takes twice over, opened again as soon as it hangs up."""
+
+    name = "128 silent connections from one address, renewed at once, and newcomers from there"
+    sockets = 128
+
+    def __init__(self) -> None:
+        self.came = self.let_in = 0
+
+    async def attack(self, target: str) -> None:
+        self.came = self.let_in = 0
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.sockets):
+                nursery.start_soon(self._renew, target)
+            await trio.sleep(0.3)
+            while True:
+                self.came += 1
+                async with authenticated() as newcomer:
+                    with suppress(NetworkError):
+                        stream = await stream_to(newcomer, target)
+                        await stream.send_all(call(1, "echo", Blob()))
+                        self.let_in += bool(await stream.receive_some(1 << 16))
+                await trio.sleep(0.1)
+
+    async def _renew(self, target: str) -> None:
+        while True:
+            try:
+                async with await raw(target) as silent:
+                    while await silent.receive_some(1 << 12):
+                        pass
+            except (OSError, trio.BrokenResourceError):
+                await trio.sleep(0.01)
+
+    def harm(self, target: str) -> str | None:
+        kept_out = self.came - 1 - self.let_in  # the last one was interrupted
+        return f"{kept_out} of {self.came - 1} newcomers kept out" if kept_out > 0 else None
 
 
 class Slowloris(Adversary):
@@ -285,6 +417,7 @@ class ReplayedFrames(Adversary):
 
 def everyone(proof: Path) -> list[Adversary]:
     """All of the group; `proof` is a file that an executed payload would make."""
-    before = [Slowloris(), GarbageBeforeHandshake(), ManyConnections()]
+    before = [Quiet(), Slowloris(), GarbageBeforeHandshake(), ManyConnections(), RenewedSilence()]
     frames = [FalseLength(), TruncatedFrame(), DeepNesting(), PicklePayload(proof), ReplayedFrames()]
-    return [*before, *frames, ManyStreams(), NeverReads(), OneByteASecond(), ManyCalls(), SlowHandler()]
+    unread = [ManyStreams(), NeverReads(), OneByteASecond(), OneByteFrames()]
+    return [*before, *frames, *unread, ManyCalls(), SlowHandler(), OverLimits()]
