@@ -16,14 +16,14 @@ ROOMS := cli crdt node protocols training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench attacks crashes ci venv clean
+.PHONY: swarm test check lint format typecheck bench attacks crashes interop ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | attacks | crashes | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | attacks | crashes | interop | ci | clean"
 
 venv: .venv/.installed
 
