@@ -3,15 +3,18 @@
     python bench/shards.py [--size 67108864] [--providers 3] [--repeats 3]
 
 Every node is a process of its own (py-libp2p, Noise, Yamux). Each repeat measures, one after the other:
-- `stream`: one unencumbered stream, sent by one of the providers: no hashes, no disk, no requests;
-- `saved`: the same, written to a file and synced, for what the disk costs on this machine;
-- `shard`: the shard from all providers, verified, written and synced to disk; `ratio` is its rate over the stream's;
+- `stream`: one unencumbered stream, sent by one of the providers from its memory: no hashes, no disk, no requests;
+- `streams`: as many such streams as there are providers, each with its part of the bytes: what so many processes can do
+  at most on this machine's cores, and so the bound of `shard`;
+- `saved`: the one stream, written to a file and synced, for what the disk costs on this machine;
+- `shard`: the shard from all providers, verified, written and synced to disk; `ratio` is its rate over the stream's,
+  `ratio_streams` that over all streams';
 - `troubled`: the same while one provider is killed in the middle and another one sends bytes that are wrong.
 
 Everything is done once before, unmeasured, and what was fetched is deleted each time: a virtual machine pays much for
 memory that it never used before, which here is the cache of files. A line each, and last the medians. `mb_s` is 10^6
-bytes a second, `cpu_s` the processor seconds of the fetching process. The exit code is 1 where a shard did not arrive
-whole and right.
+bytes a second, `cpu_s` the processor seconds of the fetching process and `providers_cpu_s` those of all providers. The
+exit code is 1 where a shard did not arrive whole and right.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import trio
 from blake3 import blake3
@@ -41,13 +45,15 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shard_tree import ShardId
 from swarmnode.protocols.shards import Shards
 
-PLAIN = "/bench/plain/1"  # one byte asks, `size` bytes answer
+PLAIN = "/bench/plain/1"  # 8 bytes, big-endian, ask for so many bytes
 PIECE = 256 * 1024  # bytes a write of the plain stream
 MEDIANS = (  # (measurement, value) in the last line
     ("stream", "mb_s"),
+    ("streams", "mb_s"),
     ("saved", "mb_s"),
     ("shard", "mb_s"),
     ("shard", "ratio"),
+    ("shard", "ratio_streams"),
     ("shard", "ratio_saved"),
     ("troubled", "mb_s"),
 )
@@ -90,9 +96,10 @@ async def provide(folder: Path, source: Path, lies: bool) -> None:
     content = memoryview(await trio.to_thread.run_sync(source.read_bytes))
 
     async def plain(stream: Stream) -> None:
-        while await stream.receive_some(1):
-            for at in range(0, len(content), PIECE):
-                await stream.send_all(content[at : at + PIECE])
+        while request := await stream.receive_some(8):
+            size = int.from_bytes(request, "big")
+            for at in range(0, size, PIECE):
+                await stream.send_all(content[at : min(at + PIECE, size)])
 
     network.serve(PLAIN, plain)
     async with trio.open_nursery() as nursery:
@@ -116,28 +123,47 @@ class Provider:
         said = json.loads(self.process.stdout.readline())
         self.address, self.shard = said["address"], bytes.fromhex(said["shard"])
 
+    def cpu(self) -> float:
+        """Processor seconds so far."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:  # not Linux
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
-async def timed_stream(network: Libp2pNetwork, address: str, size: int, save: Path | None = None) -> dict[str, float]:
-    stream = await network.open_stream(await network.connect(address), PLAIN)
+async def timed_streams(
+    network: Libp2pNetwork, providers: list[Provider], size: int, save: Path | None = None
+) -> dict[str, float]:
+    """`size` bytes in all, an equal part from each provider."""
+    streams = [await network.open_stream(await network.connect(provider.address), PLAIN) for provider in providers]
     await trio.sleep(ACQUAINTED)
-    with (save or Path(os.devnull)).open("wb", buffering=PIECE) as file:
-        began, cpu, received = time.perf_counter(), time.process_time(), 0
-        await stream.send_all(b"x")
-        while received < size:
+
+    async def receive(stream: Stream, file: BinaryIO, left: int) -> None:
+        await stream.send_all(left.to_bytes(8, "big"))
+        while left:
             piece = await stream.receive_some(1 << 16)
-            received += len(piece)
+            left -= len(piece)
             if save is not None:
                 file.write(piece)
+
+    with (save or Path(os.devnull)).open("wb", buffering=PIECE) as file:
+        began, cpu, theirs = time.perf_counter(), time.process_time(), sum(provider.cpu() for provider in providers)
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(receive, stream, file, size // len(streams))
         if save is not None:
             file.flush()
             os.fsync(file.fileno())
-    took = time.perf_counter() - began
-    await stream.aclose()
-    return {"seconds": took, "mb_s": size / took / 1e6, "cpu_s": time.process_time() - cpu}
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    theirs = sum(provider.cpu() for provider in providers) - theirs
+    for stream in streams:
+        await stream.aclose()
+    return {"seconds": took, "mb_s": size / took / 1e6, "cpu_s": cpu, "providers_cpu_s": theirs}
 
 
 async def timed_shard(
@@ -159,10 +185,11 @@ async def timed_shard(
             await nursery.start(part.run)
         peers = [await network.connect(provider.address) for provider in providers]
         await trio.sleep(ACQUAINTED)
-        began, cpu = time.perf_counter(), time.process_time()
+        alive = [provider for provider in providers if provider is not kill]
+        began, cpu, theirs = time.perf_counter(), time.process_time(), sum(provider.cpu() for provider in alive)
         await shards.fetch(shard, providers=peers, progress=progress)
-        took = time.perf_counter() - began
-        cpu = time.process_time() - cpu
+        took, cpu = time.perf_counter() - began, time.process_time() - cpu
+        theirs = sum(provider.cpu() for provider in alive) - theirs
         content = store.path(shard).read_bytes()
         nursery.cancel_scope.cancel()
     shutil.rmtree(folder)
@@ -171,6 +198,7 @@ async def timed_shard(
         "seconds": took,
         "mb_s": len(content) / took / 1e6,
         "cpu_s": cpu,
+        "providers_cpu_s": theirs,
         "right": blake3(content).digest() == digest,
         "duplicates": counts["duplicates"],
         "lies": counts["lies"],
@@ -184,16 +212,18 @@ async def measure(
     network, *_ = new_node(folder / "plain")
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
-        stream = await timed_stream(network, honest[0].address, size)
-        saved = await timed_stream(network, honest[0].address, size, folder / "saved")
+        stream = await timed_streams(network, honest[:1], size)
+        streams = await timed_streams(network, honest, size)
+        saved = await timed_streams(network, honest[:1], size, folder / "saved")
         (folder / "saved").unlink()
         nursery.cancel_scope.cancel()
     shard = await timed_shard(folder / "fetched", honest, digest, None)
     shard["ratio"] = shard["mb_s"] / stream["mb_s"]
+    shard["ratio_streams"] = shard["mb_s"] / streams["mb_s"]
     shard["ratio_saved"] = shard["mb_s"] / saved["mb_s"]
     troubled = await timed_shard(folder / "troubled", [victim, liar, *honest[2:]], digest, victim)
     troubled["ratio"] = troubled["mb_s"] / stream["mb_s"]
-    return {"stream": stream, "saved": saved, "shard": shard, "troubled": troubled}
+    return {"stream": stream, "streams": streams, "saved": saved, "shard": shard, "troubled": troubled}
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:

@@ -36,6 +36,12 @@ def explained(error: OSError | DataDirError, path: Path) -> ShardError:
     return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
 
 
+def unusable(error: OSError, path: Path, what: str) -> ShardError:
+    """`error`, met at a file that a person named; `what` cannot be done with it."""
+    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unreadable
+    return kind(f"{path} cannot be {what}: {error.strerror or error}")
+
+
 def read_tree(path: Path) -> Manifest:
     """Raises OSError, or ValueError where it is torn."""
     raw = path.read_bytes()

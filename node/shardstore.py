@@ -28,6 +28,7 @@ from swarmnode.node.shardfiles import (
     explained,
     hashed,
     read_tree,
+    unusable,
     verified_chunks,
     write_all,
     write_tree,
@@ -145,7 +146,7 @@ class ShardStore(ShardIndex):
                 os.unlink(beside)
                 raise
         except OSError as error:
-            raise explained(error, target) from error
+            raise unusable(error, target, "written") from error
 
     # -- fetching
 
@@ -222,7 +223,7 @@ class ShardStore(ShardIndex):
         try:
             file = open(source, "rb")  # noqa: SIM115 (the intake closes it)
         except OSError as error:
-            raise explained(error, source) from error
+            raise unusable(error, source, "read") from error
         try:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_SIZE:
@@ -234,7 +235,7 @@ class ShardStore(ShardIndex):
             return FileIntake(self, file, os.fdopen(descriptor, "wb"), Path(name), size)
         except OSError as error:
             file.close()
-            raise explained(error, source) from error
+            raise explained(error, self.folder) from error
         except BaseException:
             file.close()
             raise

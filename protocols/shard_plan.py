@@ -85,6 +85,7 @@ class Plan:
         self.manifest = manifest
         self.here = _unpacked(here, manifest.chunks)
         self.in_hand = sum(chunk_length(manifest.size, int(i)) for i in np.flatnonzero(self.here))  # bytes
+        self._missing = manifest.chunks - int(self.here.sum())
         self.sources: dict[PeerId, Source] = {}
         self._asked = np.zeros(manifest.chunks, np.int8)  # how many providers were asked for each chunk
         self._rarity = np.zeros(manifest.chunks, np.int32)  # how many providers have it
@@ -95,7 +96,7 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        return bool(self.here.all())
+        return not self._missing
 
     def chunks_of(self, holding: Holding) -> Chunks:
         return _unpacked(holding.bits(), self.manifest.chunks)
@@ -135,6 +136,7 @@ class Plan:
         """Chunks are written; how many of them were not here yet."""
         new = [index for index in run.chunks if not self.here[index]]
         self.here[new] = True
+        self._missing -= len(new)
         self.in_hand += sum(chunk_length(self.manifest.size, index) for index in new)
         return len(new)
 

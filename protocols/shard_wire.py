@@ -52,8 +52,8 @@ class ShardLimits:
     announced: int = 32  # shards announced in the DHT: half of what the network lets a node announce
     # fetching
     fetches: int = 4  # shards at once; more wait
-    sources: int = 16  # providers of one shard at once: each has one answer in memory, and eight wait: 24 MiB
-    window: tuple[int, int] = (2, 16)  # chunks under way from one provider: two keep it busy, sixteen are 4 MiB
+    sources: int = 16  # providers of one shard at once: each has one answer in memory, and four wait: 20 MiB
+    window: tuple[int, int] = (2, 32)  # chunks under way from one provider: two keep it busy, 32 are 8 MiB
     ahead: float = 0.5  # seconds of work to have under way, at the provider's measured rate: a long round trip
     answer: float = 0.25  # seconds that one answer takes at that rate: a slow provider is asked for single chunks
     first_chunk: float = 60.0  # seconds for a chunk before the rate is known: 35 kbit/s, on which nobody trains

@@ -136,6 +136,63 @@ def test_half_a_shard_is_served_now_and_continued_after_a_restart(store: ShardSt
     assert not part.exists()
 
 
+def test_as_many_chunks_are_read_at_once_as_fit_and_are_here(store: ShardStore) -> None:
+    whole = put(store, content(1, 4 * CHUNK + 100))
+    half = manifest_of(content(2, 4 * CHUNK))
+    store.begin(half)
+    part = half.id
+    store.write(part, [(1, memoryview(content(2, 4 * CHUNK))[CHUNK : 3 * CHUNK])])
+    room = memoryview(bytearray(3 * CHUNK))
+    for shard, first, size in ((whole, 0, 3 * CHUNK), (whole, 3, CHUNK + 100), (whole, 4, 100), (part, 1, 2 * CHUNK)):
+        assert store.read(shard, first, room) == size
+        assert room[:size] == content(1 if shard == whole else 2, 4 * CHUNK + 100)[first * CHUNK :][:size]
+    assert store.read(whole, 0, room[:CHUNK]) == CHUNK
+    for shard, first in ((part, 0), (part, 3), (whole, 5)):
+        with pytest.raises(NotHeld):
+            store.read(shard, first, room)
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux says what is in memory")
+def test_only_what_was_verified_lately_is_read_without_a_hash(store: ShardStore) -> None:
+    now = [1e9]
+    store._clock = lambda: now[0]
+    shard, room = put(store, content(1)), memoryview(bytearray(3 * CHUNK))
+    assert store.read_now(shard, 0, room) == 0  # what was put is not what the disk gives
+    store.read(shard, 0, room[: 2 * CHUNK])
+    room[:] = bytes(len(room))
+    assert store.read_now(shard, 0, room[: 2 * CHUNK]) == 2 * CHUNK
+    assert room[: 2 * CHUNK] == content(1)[: 2 * CHUNK]
+    assert store.read_now(shard, 1, room) == store.read_now(shard, 2, room) == store.read_now(shard, 9, room) == 0
+    assert store.read_now(bytes(32), 0, room) == store.read_now(shard, 0, room[:5]) == 0
+    now[0] += 61
+    assert store.read_now(shard, 0, room[:CHUNK]) == 0
+    store.read(shard, 0, room)
+    assert store.read_now(shard, 0, room) == len(content(1))
+    with store.path(shard).open("r+b") as file:
+        file.write(b"rot")
+    now[0] += 61
+    with pytest.raises(NotHeld):
+        store.read(shard, 0, room)
+    assert store.read_now(shard, 1, room[:CHUNK]) == 0
+    store.collect()
+    assert store.read_now(shard, 0, room) == 0
+
+
+def test_a_disk_that_takes_nothing_past_the_cache_is_written_through_it(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refusing(path: str, how: int, *rest: int) -> int:
+        if how & getattr(os, "O_DIRECT", 0):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, how, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    shard = fetched(store, content(1))
+    assert read(reopened(store), shard) == content(1)
+
+
 def test_the_least_recently_used_goes_first_and_the_pinned_never(store: ShardStore) -> None:
     a, b, c = (put(store, content(seed, 3 * CHUNK)) for seed in (1, 2, 3))
     store.pin(b)
@@ -273,12 +330,12 @@ def test_leftovers_are_cleared_at_start_and_strange_files_left_alone(store: Shar
 
 
 def test_a_file_that_cannot_be_read_is_a_typed_error(store: ShardStore, tmp_path: Path) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(Unreadable, match=r"/missing cannot be read: No such file or directory$"):
         store.intake(tmp_path / "missing")
-    with pytest.raises(Unreadable):
+    with pytest.raises(Unreadable, match=r"Is a directory$"):
         store.intake(tmp_path)
     shard = put(store, content(1))
-    with pytest.raises(ShardError):
+    with pytest.raises(ShardError, match=r"/target cannot be written: No such file or directory$"):
         store.export(shard, tmp_path / "no folder" / "target")
     assert store.used == len(content(1))
 

@@ -17,13 +17,15 @@ from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken
 from swarmnode.protocols.rpc import Refused, Rpc
-from swarmnode.protocols.runner import inline
+from swarmnode.protocols.runner import Runner, T, inline
 from swarmnode.protocols.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, Manifest, leaf, parse_id, proves
 from swarmnode.protocols.shard_wire import (
     HAVE,
     MANIFEST,
     MAX_MESSAGE,
     PROTOCOL,
+    RUN,
+    RUN_BYTES,
     Have,
     Holding,
     Holdings,
@@ -74,12 +76,18 @@ class Nodes:
         self._folder = folder
 
     async def start(
-        self, name: str, *, holds: bytes | None = None, cap: int = 1 << 30, limits: ShardLimits | None = None
+        self,
+        name: str,
+        *,
+        holds: bytes | None = None,
+        cap: int = 1 << 30,
+        limits: ShardLimits | None = None,
+        runner: Runner = inline,
     ) -> Node:
         network = self.world.node(name)
         rpc = Rpc(network)
         store = ShardStore(self._folder / name, cap=cap)
-        shards = Shards(network, rpc, store, runner=inline, limits=limits or ShardLimits(), seed=len(name))
+        shards = Shards(network, rpc, store, runner=runner, limits=limits or ShardLimits(), seed=len(name))
         node = Node(name, network, rpc, store, shards, trio.CancelScope())
         await self._nursery.start(self._run, node)
         hub = self.world.node("hub")  # has no shards; through it the DHT is reached
@@ -128,12 +136,13 @@ class Nodes:
 Answer = Callable[[Stream, Want], Awaitable[None]]
 
 
-def chunk(index: int) -> bytes:
-    return CONTENT[index * CHUNK : (index + 1) * CHUNK]
+def chunk(index: int, count: int = 1) -> bytes:
+    return CONTENT[index * CHUNK : (index + count) * CHUNK]
 
 
 async def truth(stream: Stream, want: Want) -> None:
-    await stream.send_all(frame(encode(Piece(len(chunk(want.index))))) + chunk(want.index))
+    chunks = chunk(want.index, want.count)
+    await stream.send_all(frame(encode(Piece(len(chunks)))) + chunks)
 
 
 async def falsehood(stream: Stream, want: Want) -> None:
@@ -218,6 +227,48 @@ def test_a_shard_comes_from_several_providers_at_once(nodes: Callable[..., None]
         assert took < 2.2 * len(CONTENT) / 3e6 + 1  # 1 MB/s each
 
     nodes(main, bandwidth=1e6)
+
+
+@pytest.mark.parametrize("bandwidth, fewest, most", [(5e7, 0, 15), (5e5, CHUNKS, CHUNKS)])
+def test_a_fast_provider_is_asked_for_several_chunks_at_once_and_a_slow_one_for_single_ones(
+    nodes: Callable[..., None], bandwidth: float, fewest: int, most: int
+) -> None:
+    counts: list[int] = []
+
+    async def answer(stream: Stream, want: Want) -> None:
+        counts.append(want.count)
+        await truth(stream, want)
+
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.liar("source", answer)
+        me = await swarm.start("me")
+        await me.shards.fetch(SHARD, providers=[source.me])
+        assert is_whole(me) and sum(counts) == CHUNKS
+        assert fewest <= len(counts) <= most
+
+    nodes(main, bandwidth=bandwidth)
+
+
+def test_a_slow_disk_slows_the_fetch_and_loses_nothing(nodes: Callable[..., None]) -> None:
+    async def slow(work: Callable[[], T]) -> T:
+        await trio.sleep(0.5)
+        return await inline(work)
+
+    async def main(swarm: Nodes) -> None:
+        for name in ("a", "b", "c"):
+            await swarm.start(name, holds=CONTENT)
+        me = await swarm.start("me", runner=slow)
+        seen: list[int] = []
+
+        def progress(done: int, _: int) -> None:
+            held = me.store.holding(SHARD).bits().bit_count() * CHUNK
+            assert done - held <= 8 * RUN_BYTES  # what is verified and not yet written
+            seen.append(done)
+
+        await me.shards.fetch(SHARD, progress=progress)
+        assert is_whole(me) and seen[-1] == len(CONTENT)
+
+    nodes(main)
 
 
 def test_what_was_fetched_is_served_onwards(nodes: Callable[..., None]) -> None:
@@ -334,6 +385,25 @@ def test_one_chunk_can_be_read_alone(nodes: Callable[..., None]) -> None:
             await me.shards.read(liar.me, SHARD, 3)
         assert me.shards.offences.count(liar.me) == 1
         assert me.store.kept() == ()
+
+    nodes(main)
+
+
+def test_of_chunks_asked_for_in_a_row_those_that_are_here_come(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        half = await swarm.start("half")
+        half.store.begin(MANIFEST_OF_CONTENT)
+        half.store.write(SHARD, [(5, memoryview(chunk(5, 2)))])
+        stream = await swarm.world.node("hub").open_stream(half.me, PROTOCOL)
+        reader = FrameReader(stream, limit=MAX_MESSAGE)
+        for first, count in ((5, 2), (6, 1), (4, 0)):
+            await stream.send_all(frame(encode(Want(SHARD, first, count=RUN))))
+            raw = await reader.frame()
+            assert raw is not None and decode(Piece, raw).size == (count * CHUNK or -1)
+            got = b""
+            while len(got) < count * CHUNK:
+                got += await reader.raw(count * CHUNK - len(got))
+            assert got == chunk(first, count)
 
     nodes(main)
 
@@ -591,7 +661,16 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"\xff" * 6, frame(bytes(50)), frame(encode(Want(b"short", 0))), frame(encode(Want(SHARD, -1)))]
+    "raw",
+    [
+        b"\xff" * 6,
+        frame(bytes(50)),
+        frame(encode(Want(b"short", 0))),
+        frame(encode(Want(SHARD, -1))),
+        frame(encode(Want(SHARD, 0, count=0))),
+        frame(encode(Want(SHARD, 0, count=RUN + 1))),
+        frame(encode(Want(SHARD, 0, prove=True, count=2))),
+    ],
 )
 def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], raw: bytes) -> None:
     async def main(swarm: Nodes) -> None:
