@@ -97,6 +97,7 @@ def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_bac
                     await until(lambda: not host.sees(peer))
                 await trio.sleep(0.02)
 
+            assert host.network._connections._turned_away["banned"] >= 1
             assert other.sees(host)
             assert await other.rpc.call(host.me, "repeat", Text("hi"), Text, timeout=5) == Text("hi")
             with trio.fail_after(5):
