@@ -41,6 +41,7 @@ class Providers:
         self._recent: deque[float] = deque(maxlen=PACE[0])
         self._pacing = trio.Lock()
         self._changed = trio.Event()
+        self._addresses = 0  # how often this node's addresses changed
 
     async def run(self) -> None:
         while True:
@@ -61,7 +62,8 @@ class Providers:
         self._changed.set()
 
     def addresses_changed(self) -> None:
-        """What was announced names addresses that are this node's no more."""
+        """What was announced names addresses that are this node's no more, also what is being announced now."""
+        self._addresses += 1
         self._keys = dict.fromkeys(self._keys, -float("inf"))
         self._changed.set()
 
@@ -116,6 +118,7 @@ class Providers:
             self._recent.append(trio.current_time())
         if key not in self._keys:
             return  # withdrawn meanwhile
+        addresses = self._addresses
         here = PeerInfo(self._host.get_id(), self._host.get_addrs())
         self._kademlia.provider_store.add_provider(key, here)  # for those who ask this node
         answered = await self._look_up(key, {}, limit=1 << 30)
@@ -132,5 +135,5 @@ class Providers:
         async with trio.open_nursery() as nursery:
             for peer in closest:
                 nursery.start_soon(tell, peer)
-        if closest and key in self._keys:
+        if closest and key in self._keys and addresses == self._addresses:
             self._keys[key] = trio.current_time()
