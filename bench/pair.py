@@ -169,15 +169,17 @@ def _loopback_up() -> None:
 
 
 def swarmnode_network() -> Any:
-    """A node with a fresh identity on a free port of 127.0.0.1."""
+    """A node with a fresh identity on a free port of 127.0.0.1, which gives strangers the rates of members: none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from swarmnode.node.host import HostSettings, Libp2pNetwork
     from swarmnode.node.identity import Identity, peer_id_of
+    from swarmnode.node.limits import Limits, RateLimits
 
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=(LOOPBACK,)))
+    limits = Limits(rates=RateLimits(stranger=0.0, strangers=0.0))
+    return Libp2pNetwork(identity, HostSettings(listen=(LOOPBACK,), limits=limits))
 
 
 def swarmnode_serve(network: Any, *protocols: Any) -> None:
