@@ -129,7 +129,8 @@ class Dialler:
             dial.done.set()
 
     async def _reach(self, peer: PeerId) -> PeerId:
-        mine = {multiaddrs.without_peer(address) for address in self._mine()}
+        # Nobody else is where this node listens; but others are behind the same relays.
+        mine = {multiaddrs.without_peer(address) for address in self._mine() if multiaddrs.CIRCUIT not in address}
         candidates = [address for address in self.known(peer) if multiaddrs.without_peer(address) not in mine]
         if not candidates:
             raise Unreachable(f"no address of {peer} is known")

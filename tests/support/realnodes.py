@@ -71,13 +71,15 @@ class Node:
         self,
         home: Path,
         *arguments: str | Path,
-        corpus: Path,
+        corpus: Path | None,
         port: int = 0,
         program: tuple[str, ...] = (str(PROGRAM),),
+        flags: tuple[str, ...] = LOCAL,
     ) -> None:
+        """Without a `corpus` it takes the usual one; `flags` say where it listens and what it may take."""
         self.home = home
-        self.command = [*program, "run", *map(str, arguments), "--data-dir", str(home), "--port", str(port), *LOCAL]
-        self.command += ["--corpus", str(corpus), "--json"]
+        self.command = [*program, "run", *map(str, arguments), "--data-dir", str(home), "--port", str(port), *flags]
+        self.command += [*(("--corpus", str(corpus)) if corpus is not None else ()), "--json"]
         self.events: list[Event] = []
         self._heard = threading.Condition()
         self._log = home.with_suffix(".log")
