@@ -27,7 +27,7 @@ MEANINGS: dict[int, tuple[str, str]] = {
     DATADIR_VERSION: ("DATADIR_VERSION", "the data directory was written by another version of swarmnode"),
     PORT_TAKEN: ("PORT_TAKEN", "another program listens on the port"),
     NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up"),
-    RUN_UNAVAILABLE: ("RUN_UNAVAILABLE", "nobody answers at the join addresses, or the run was refused"),
+    RUN_UNAVAILABLE: ("RUN_UNAVAILABLE", "nobody answers at the join addresses or has the data, or it was refused"),
     NOT_RUNNING: ("NOT_RUNNING", "the command needs a running daemon and there is none"),
     FORCED: ("FORCED", "ended at once by a second Ctrl-C"),
 }
