@@ -21,16 +21,18 @@ PORT = 4077  # of daemons
 FIRST_PORT = 4001  # of agents; each life takes the next
 PATIENCE = 60.0  # s for an answer
 
+FAST = Link()
+
 Answer = dict[str, Any]
 
 
 class Agent:
     """A `netnode.py` on a host. `start` gives it a fresh identity and port each time."""
 
-    def __init__(self, host: Host, log: Path) -> None:
+    def __init__(self, host: Host, log: Path, *, first_port: int = FIRST_PORT) -> None:
         self.host = host
         self.peer = ""
-        self._port = FIRST_PORT
+        self._port = first_port
         self._number = 0
         self._answers: dict[int, Answer] = {}
         self._heard = threading.Condition()
@@ -116,7 +118,7 @@ class Relay:
 
 
 @contextmanager
-def relays(lab: Lab, folder: Path, count: int = 2, link: Link = Link()) -> Iterator[list[Relay]]:
+def relays(lab: Lab, folder: Path, count: int = 2, link: Link = FAST) -> Iterator[list[Relay]]:
     """So many relays that know one another and that they are public."""
     with ExitStack() as stack:
         found: list[Relay] = []

@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +109,7 @@ class Nat(Host):
 
 
 class Lab:
-    """Builds as it is asked; everything is gone at the end of its `with` block."""
+    """Builds as it is asked; everything is gone at the end of its `with` block. A name that is taken gets a plus."""
 
     _instances = itertools.count()
 
@@ -116,6 +117,7 @@ class Lab:
         self.prefix = f"{PREFIX}-{os.getpid()}-{next(self._instances)}"
         self._hosts: dict[str, Host] = {}
         self._links: list[subprocess.Popen[bytes]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}-")
         self._public = itertools.count(10)
         self._networks = itertools.count(1)
         self._wires = itertools.count()
@@ -129,9 +131,20 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        remove(self.prefix)
+        remove(f"{self.prefix}-")
         for link in self._links:
             link.wait()
+        self._folder.cleanup()
+
+    def machines(self) -> tuple[str, ...]:
+        """The names in use."""
+        return tuple(self._hosts)
+
+    def take_down(self, *names: str) -> None:
+        """Remove machines, with what runs on them. Names and addresses may be used again for others."""
+        remove(*(self._at(name) for name in names))
+        for name in names:
+            del self._hosts[name]
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -144,13 +157,10 @@ class Lab:
     def nat(self, name: str, kind: str = "cone", *, behind: Nat | None = None, link: Link = Link()) -> Nat:
         """A NAT on the internet, or behind another one; `kind` as in `Lab.become`."""
         network = f"{HOME}.{next(self._networks)}"
-        if behind is None:
-            outside = f"{INTERNET}.{next(self._public)}"
-        else:
-            outside = f"{behind.network}.{len(behind.inside) + 2}"
+        outside = f"{behind.network}.{len(behind.inside) + 2}" if behind else f"{INTERNET}.{next(self._public)}"
         plain = self._namespace(name, outside)
-        nat = Nat(name, plain.namespace, outside, network=network)
-        self._hosts[name] = nat
+        nat = Nat(plain.name, plain.namespace, outside, network=network)
+        self._hosts[plain.name] = nat
         if behind is None:
             self._attach(nat, "wan", link)
         else:
@@ -214,8 +224,9 @@ class Lab:
             if gateway is not None:
                 _batch(host.namespace, f"route replace default via {gateway}")
 
-    def upnp(self, nat: Nat, folder: Path) -> None:
+    def upnp(self, nat: Nat) -> None:
         """Let machines behind `nat` open ports by UPnP and NAT-PMP (miniupnpd, Debian's miniupnpd-nftables)."""
+        folder = Path(self._folder.name)
         settings = folder / f"{nat.name}.conf"
         settings.write_text(
             f"ext_ifname=wan\nlistening_ip=lan\nport=5555\nenable_upnp=yes\nenable_natpmp=yes\nsecure_mode=yes\n"
@@ -232,7 +243,6 @@ class Lab:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        # A unicast answer on the port of NAT-PMP says that it is up.
         give_up = time.monotonic() + 10
         while not pid.exists():
             if time.monotonic() > give_up:
@@ -245,9 +255,9 @@ class Lab:
         return f"{self.prefix}-{name}"
 
     def _namespace(self, name: str, address: str) -> Host:
+        while name in self._hosts:
+            name += "+"
         namespace = self._at(name)
-        if name in self._hosts:
-            raise ValueError(f"there is a machine {name} already")
         _run("ip", "netns", "add", namespace)
         _batch(namespace, "link set lo up")
         host = Host(name, namespace, address)
@@ -346,20 +356,20 @@ table inet upnp {{
 """
 
 
-# --- ending -------------------------------------------------------------------------------------------------------------
+# --- ending -----------------------------------------------------------------------------------------------------------
 
 
 def sweep() -> None:
     """Remove the laboratories of processes that are no more."""
-    owners = {name.split("-")[1] for name in _namespaces() if len(name.split("-")) > 2}
+    owners = {name.split("-")[1] for name in namespaces() if len(name.split("-")) > 2}
     for pid in owners:
         if not Path(f"/proc/{pid}").exists():
             remove(f"{PREFIX}-{pid}-")
 
 
-def remove(prefix: str) -> None:
-    """End what runs in the namespaces whose names start with `prefix`, and delete them."""
-    names = [name for name in _namespaces() if name.startswith(prefix)]
+def remove(*prefixes: str) -> None:
+    """End what runs in the namespaces whose names start with one of `prefixes`, and delete them."""
+    names = [name for name in namespaces() if name.startswith(prefixes)]
     for name in names:
         for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
             with contextlib.suppress(ProcessLookupError):
@@ -368,11 +378,11 @@ def remove(prefix: str) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _namespaces() -> list[str]:
+def namespaces() -> list[str]:
     return [path.name for path in NAMES.glob(f"{PREFIX}-*")]
 
 
-# --- commands -----------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def _run(*command: str | Path, feed: str | None = None) -> str:

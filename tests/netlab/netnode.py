@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.limits import Limits
+from swarmnode.node.nat.circuit import Refused
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.rpc_errors import CallError
 from swarmnode.protocols.runner import in_thread
 
 LOOK_EVERY = 0.01  # s between looks at what has no event
@@ -96,9 +99,12 @@ class Node:
     async def settle(self, states: list[str], relays: int = 0, within: float = 20.0) -> Command:
         """Wait until the node knows how it can be reached, and holds places at so many relays."""
         began = trio.current_time()
-        with trio.move_on_after(within):
-            while (now := self.nat.status()).reachability not in states or len(now.relays) < relays:
-                await trio.sleep(LOOK_EVERY)
+
+        def settled() -> bool:
+            now = self.nat.status()
+            return now.reachability in states and len(now.relays) >= relays
+
+        await _seen(settled, within)
         return {"seconds": trio.current_time() - began, **await self.status()}
 
     async def connect(self, to: list[str], direct_within: float) -> Command:
@@ -111,9 +117,7 @@ class Node:
         except NetworkError as error:
             return {"path": None, "why": str(error)}
         connected, first = trio.current_time() - began, self.path(peer)
-        with trio.move_on_after(direct_within):
-            while self.path(peer) != "direct":
-                await trio.sleep(LOOK_EVERY)
+        await _seen(lambda: self.path(peer) == "direct", direct_within)
         path = self.path(peer)
         direct = trio.current_time() - began if path == "direct" else None
         return {"connected": connected, "first": first, "direct": direct, "path": path, "peer": peer}
@@ -121,9 +125,7 @@ class Node:
     async def meet(self, peer: str, within: float) -> Command:
         """Wait for a peer to be connected that nobody told this node about."""
         began = trio.current_time()
-        with trio.move_on_after(within):
-            while self.path(peer) is None:
-                await trio.sleep(LOOK_EVERY)
+        await _seen(lambda: self.path(peer) is not None, within)
         return {"connected": trio.current_time() - began, "path": self.path(peer)}
 
     async def offer(self, size: int) -> Command:
@@ -151,15 +153,56 @@ class Node:
             "bytes_in": self.network.traffic().bytes_in - before,
         }
 
-    async def call(self, peer: str, times: int) -> Command:
-        """Call the peer again and again; each answer must be to its own question."""
-        answered = 0
-        for number in range(times):
-            answered += await self.rpc.call(peer, "netlab/count", Count(number), Count, timeout=10.0) == Count(number)
-        return {"answered": answered}
+    async def call(self, peer: str, within: float) -> Command:
+        """Call the peer until it answers."""
+        began = trio.current_time()
+        failures: list[str] = []
+        while trio.current_time() < began + within:
+            try:
+                await self.rpc.call(peer, "netlab/count", Count(1), Count, timeout=2.0)
+                return {"seconds": trio.current_time() - began, "path": self.path(peer), "failures": failures}
+            except CallError as error:
+                failures.append(str(error))
+                await trio.sleep(0.1)
+        return {"seconds": None, "path": self.path(peer), "failures": failures}
+
+    async def calls_while(self, peer: str, seconds: float) -> Command:
+        """Call the peer one time after another, and tell how many calls there were, and which failed."""
+        until = trio.current_time() + seconds
+        asked, failures = 0, []
+        while trio.current_time() < until:
+            asked += 1
+            try:
+                await self.rpc.call(peer, "netlab/count", Count(asked), Count, timeout=10.0)
+            except CallError as error:
+                failures.append(str(error))
+        return {"asked": asked, "failures": failures}
 
     async def called(self) -> Command:
         return {"calls": self.calls}
+
+    async def flood(self, relay: str, target: str, times: int) -> Command:
+        """Ask a relay for places and circuits without end; how often it did what it was asked, and why not."""
+        answers: Counter[str] = Counter()
+        for number in range(times):
+            try:
+                if number % 2:
+                    await self.network.circuits.reserve(relay)
+                else:
+                    await self.network.circuits.dial(relay, target)
+                answers["OK"] += 1
+            except Refused as error:
+                answers[error.status] += 1
+            except NetworkError as error:
+                answers[type(error).__name__] += 1
+        return {"answers": dict(answers)}
+
+
+async def _seen(condition: Callable[[], bool], within: float) -> None:
+    """Wait for what has no event, at most `within` seconds."""
+    with trio.move_on_after(within):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(LOOK_EVERY)
 
 
 async def _read_lines(each: Callable[[Command], Awaitable[None]]) -> None:

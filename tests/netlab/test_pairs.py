@@ -1,0 +1,43 @@
+"""What a pair behind NATs comes to, in short: one attempt each, over fast links. `make netlab` tries all, and often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from agents import Agent, Relay
+from lab import Lab
+from topologies import CONE_CONE, MIB, SYMMETRIC, Attempt, Topology, placed, rate, try_to_meet
+
+Met = dict[str, tuple[Attempt, Agent, Agent]]
+
+
+@pytest.fixture(scope="module")
+def met(lab: Lab, two_relays: list[Relay], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Met]:
+    """Both pairs, settled and connected beside each other."""
+
+    def meet(topology: Topology, a: Agent, b: Agent) -> tuple[Attempt, Agent, Agent]:
+        [attempt] = try_to_meet(topology, [(a, b)], two_relays, patience=5.0 if topology.direct else 1.0)
+        return attempt, a, b
+
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        under_way = {}
+        for topology in (CONE_CONE, SYMMETRIC):
+            folder = tmp_path_factory.mktemp("agents")
+            [(a, b)] = stack.enter_context(placed(lab, topology, folder))
+            under_way[topology.name] = pool.submit(meet, topology, a, b)
+        yield {name: future.result() for name, future in under_way.items()}
+
+
+def test_two_cones_get_direct_within_five_seconds(met: Met) -> None:
+    attempt, a, b = met[CONE_CONE.name]
+    assert attempt.path == "direct" and not attempt.why, attempt
+    assert rate(a, b, size=MIB) > 0
+
+
+def test_two_symmetric_ones_are_relayed_within_three_seconds(met: Met) -> None:
+    attempt, a, b = met[SYMMETRIC.name]
+    assert attempt.path == "relayed" and attempt.connected is not None and attempt.connected < 3.0, attempt
+    assert rate(a, b, size=MIB) > 0

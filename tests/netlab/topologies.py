@@ -1,0 +1,194 @@
+"""Pairs of machines that want to meet, and what comes of it: connected or not, direct or relayed, how soon and fast."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from agents import FAST, Agent, Relay
+from lab import Host, Lab, Link
+
+MIB = 1 << 20
+HOME_LINK = Link(delay=0.02, jitter=0.002, rate=50)  # 40 ms to a relay and back, 80 ms to another home
+SETTLE = 30.0  # s to find out how one can be reached, and to get places at relays
+GIVE_UP = 11.0  # s after which a pair that is not direct stays relayed: three attempts of 3 s and what is between them
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where A and B are; B dials A."""
+
+    name: str
+    build: Callable[[Lab, Link], tuple[Host, Host]]
+    direct: bool  # what it must come to
+    states: tuple[str, ...] = ("relayed",)  # what A may find out about itself
+    mdns: bool = False  # nobody tells B about A: they meet on the local network
+    programs: tuple[str, ...] = ()  # needed beside the usual
+
+
+@dataclass
+class Attempt:
+    """What one pair came to; times in s from B's first dial, None where it did not come to that."""
+
+    settled: float = 0.0
+    connected: float | None = None
+    direct: float | None = None
+    path: str | None = None
+    why: str = ""
+
+
+@dataclass
+class Row:
+    """All attempts in one topology."""
+
+    topology: Topology
+    attempts: list[Attempt] = field(default_factory=list)
+    rate: float | None = None  # Mbit/s of a fetch over the path that it came to
+
+    @property
+    def connected(self) -> int:
+        return sum(a.connected is not None for a in self.attempts)
+
+    @property
+    def went_direct(self) -> int:
+        return sum(a.path == "direct" for a in self.attempts)
+
+
+def pair(kind_a: str, kind_b: str) -> Callable[[Lab, Link], tuple[Host, Host]]:
+    """A and B each behind a NAT of their own."""
+
+    def build(lab: Lab, link: Link) -> tuple[Host, Host]:
+        a, b = lab.nat("routerA", kind_a, link=link), lab.nat("routerB", kind_b, link=link)
+        return lab.private("A", a), lab.private("B", b)
+
+    return build
+
+
+def one_public(lab: Lab, link: Link) -> tuple[Host, Host]:
+    """A has an address on the internet."""
+    return lab.public("A", link), lab.private("B", lab.nat("routerB", "symmetric", link=link))
+
+
+def two_public(lab: Lab, link: Link) -> tuple[Host, Host]:
+    return lab.public("A", link), lab.public("B", link)
+
+
+def same_lan(lab: Lab, link: Link) -> tuple[Host, Host]:
+    router = lab.nat("router", "symmetric", link=link)
+    return lab.private("A", router), lab.private("B", router)
+
+
+def double_nat(lab: Lab, link: Link) -> tuple[Host, Host]:
+    """A's router is behind a carrier's."""
+    carrier = lab.nat("carrier", "cone", link=link)
+    inner, other = lab.nat("routerA", "cone", behind=carrier), lab.nat("routerB", "cone", link=link)
+    return lab.private("A", inner), lab.private("B", other)
+
+
+def upnp(lab: Lab, link: Link) -> tuple[Host, Host]:
+    """A's router opens ports when it is asked; B's is symmetric, so that nothing else makes them direct."""
+    router, other = lab.nat("routerA", "cone", link=link), lab.nat("routerB", "symmetric", link=link)
+    lab.upnp(router)
+    return lab.private("A", router), lab.private("B", other)
+
+
+CONE_CONE = Topology("cone–cone", pair("cone", "cone"), direct=True)
+SYMMETRIC = Topology("symmetric–symmetric", pair("symmetric", "symmetric"), direct=False)
+PUBLIC = Topology("public–public", two_public, direct=True, states=("public",))
+UPNP = Topology("UPnP gateway–symmetric", upnp, direct=True, states=("public",), programs=("miniupnpd",))
+
+TOPOLOGIES = (
+    PUBLIC,
+    Topology("public–symmetric", one_public, direct=True, states=("public",)),
+    CONE_CONE,
+    Topology("cone–symmetric", pair("cone", "symmetric"), direct=False),
+    Topology("symmetric–cone", pair("symmetric", "cone"), direct=False),
+    SYMMETRIC,
+    Topology("full cone–symmetric", pair("fullcone", "symmetric"), direct=True, states=("public", "relayed")),
+    Topology("renumbering cone–cone", pair("renumbering", "cone"), direct=True),
+    Topology("rejecting cone–cone", pair("rejecting", "cone"), direct=False),
+    Topology("same LAN, found by mDNS", same_lan, direct=True, mdns=True),
+    Topology("same LAN, dialled through a relay", same_lan, direct=True),
+    Topology("double NAT–cone", double_nat, direct=True),
+    UPNP,
+    Topology("forgets after 30 s–cone", pair("forgetful", "cone"), direct=True),
+)
+
+
+@contextmanager
+def placed(
+    lab: Lab, topology: Topology, folder: Path, link: Link = FAST, pairs: int = 1
+) -> Iterator[list[tuple[Agent, Agent]]]:
+    """Pairs of agents where the topology wants them; taken down again at the end."""
+    before = set(lab.machines())
+    host_a, host_b = topology.build(lab, link)
+    try:
+        with ExitStack() as stack:
+            yield [
+                (
+                    stack.enter_context(Agent(host_a, folder / f"A{number}.log", first_port=4001 + 10 * number)),
+                    stack.enter_context(Agent(host_b, folder / f"B{number}.log", first_port=4001 + 10 * number)),
+                )
+                for number in range(pairs)
+            ]
+    finally:
+        lab.take_down(*(name for name in lab.machines() if name not in before))
+
+
+def try_to_meet(
+    topology: Topology, pairs: Sequence[tuple[Agent, Agent]], relays: Sequence[Relay], *, patience: float = GIVE_UP
+) -> list[Attempt]:
+    """Give every pair fresh identities, let them settle, and have each B connect to its A."""
+    join = [relay.address for relay in relays]
+    for a, b in pairs:
+        for agent in (a, b):
+            agent.start(join, mdns=topology.mdns)
+    if topology.mdns:
+        return [Attempt(**_met(b.do("meet", peer=a.peer, within=patience))) for a, b in pairs]
+    asked = [(a, a.ask("settle", states=topology.states, relays=0, within=SETTLE)) for a, _ in pairs]
+    asked += [(b, b.ask("settle", states=["public", "relayed"], relays=0, within=SETTLE)) for _, b in pairs]
+    settled = [agent.answer(number) for agent, number in asked][: len(pairs)]
+    attempts = []
+    for (_, b), state in zip(pairs, settled, strict=True):
+        attempt = Attempt(state["seconds"])
+        attempts.append(attempt)
+        if state["reachability"] not in topology.states:
+            attempt.why = f"A thinks it is {state['reachability']}"
+        came = b.do("connect", to=state["addresses"], direct_within=patience)
+        attempt.path = came["path"]
+        attempt.connected, attempt.direct = came.get("connected"), came.get("direct")
+        attempt.why = attempt.why or came.get("why", "")
+    return attempts
+
+
+def _met(answer: dict[str, object]) -> dict[str, object]:
+    path, seconds = answer["path"], answer["connected"]
+    return {
+        "path": path,
+        "connected": seconds if path else None,
+        "direct": seconds if path == "direct" else None,
+    }
+
+
+def rate(a: Agent, b: Agent, size: int) -> float:
+    """Mbit/s at which B fetches from A."""
+    offered = a.do("offer", size=size)
+    came = b.do("fetch", peer=a.peer, size=size, patience=300.0)
+    assert came["digest"] == offered["digest"]
+    return float(8e-6 * size / came["seconds"])
+
+
+def middle(values: Sequence[float | None]) -> float | None:
+    """The median of those that are there."""
+    there = [value for value in values if value is not None]
+    return median(there) if there else None
+
+
+def most(values: Sequence[float | None]) -> float | None:
+    with contextlib.suppress(ValueError):
+        return max(value for value in values if value is not None)
+    return None
