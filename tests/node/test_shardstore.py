@@ -166,6 +166,8 @@ def test_only_what_was_verified_lately_is_read_without_a_hash(store: ShardStore)
     assert store.read_now(bytes(32), 0, room) == store.read_now(shard, 0, room[:5]) == 0
     now[0] += 61
     assert store.read_now(shard, 0, room[:CHUNK]) == 0
+    store.read(shard, 2, room)
+    assert store.read_now(shard, 0, room[:CHUNK]) == 0
     store.read(shard, 0, room)
     assert store.read_now(shard, 0, room) == len(content(1))
     with store.path(shard).open("r+b") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken
 from swarmnode.protocols.rpc import Refused, Rpc
 from swarmnode.protocols.runner import Runner, T, inline
+from swarmnode.protocols.shard_plan import Plan, Run, Source
+from swarmnode.protocols.shard_shelf import Shelf
 from swarmnode.protocols.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, Manifest, leaf, parse_id, proves
 from swarmnode.protocols.shard_wire import (
     HAVE,
@@ -247,6 +250,57 @@ def test_a_fast_provider_is_asked_for_several_chunks_at_once_and_a_slow_one_for_
         assert fewest <= len(counts) <= most
 
     nodes(main, bandwidth=bandwidth)
+
+
+def test_the_rarest_chunks_are_asked_for_first_and_what_is_lacking_never_again(nodes: Callable[..., None]) -> None:
+    async def main(_: Nodes) -> None:
+        limits = ShardLimits(window=(8, 8), answer=1.0)
+        everything = (1 << CHUNKS) - 1
+        plan = Plan(MANIFEST_OF_CONTENT, everything & ~0b11111111, seed=1)  # the first eight are missing
+        common, rare = (Source(name, plan.chunks_of(Holding()), limits) for name in ("common", "rare"))
+        common.has[[0, 1, 2, 3, 4, 6]] = rare.has[:8] = True
+        for source in (common, rare):
+            plan.add(source)
+            source.pace.observe(0.01)
+        asked = plan.next_for(rare, now=0.0)
+        assert {run.first for run in asked[:2]} == {5, 7} and [run.count for run in asked[:2]] == [1, 1]
+        assert Run(0, 4) in asked and sum(run.count for run in asked) == 8
+        assert plan.next_for(common, now=0.0) == []
+        while rare.asked:
+            plan.answered(rare, 0)
+        assert plan.next_for(rare, now=0.0) == [Run(1, 3)]
+        assert Run(0, 1) in plan.next_for(common, now=0.0)
+
+    nodes(main)
+
+
+def test_a_fetch_is_over_only_when_all_is_written(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        me = await swarm.start("me")
+        me.store.begin(MANIFEST_OF_CONTENT)
+        told: list[tuple[int, int]] = []
+
+        def written(unwritten: int) -> None:
+            told.append((unwritten, me.store.holding(SHARD).bits().bit_count()))
+
+        async def slow(work: Callable[[], T]) -> T:
+            await trio.sleep(1)
+            return work()
+
+        shelf = Shelf(SHARD, store=me.store, runner=slow, written=written, failed=pytest.fail)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shelf.run)
+            async with trio.open_nursery() as putting:
+                for index in range(9):
+                    view = memoryview(chunk(index))
+                    putting.start_soon(partial(shelf.put, index, view, view, last=index == 8))
+            await trio.sleep(10)
+            nursery.cancel_scope.cancel()
+        assert told[-1] == (0, 9)
+        assert all(unwritten + here == 9 for unwritten, here in told[-2:])
+        assert all(unwritten > 0 for unwritten, here in told if here < 9)
+
+    nodes(main)
 
 
 def test_a_slow_disk_slows_the_fetch_and_loses_nothing(nodes: Callable[..., None]) -> None:
@@ -678,7 +732,7 @@ def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], ra
         me = await swarm.start("me")
         stream = await me.network.open_stream(server.me, PROTOCOL)
         await stream.send_all(raw)
-        with pytest.raises(StreamBroken):
+        with trio.fail_after(10), pytest.raises(StreamBroken):
             while await stream.receive_some(100):
                 pass
             raise StreamBroken("ended")
