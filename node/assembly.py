@@ -1,6 +1,6 @@
 """How the parts of one run are built and wired, from its RunSpec and this node's configuration.
 
-    data, trainer, membership, agreement → all-reduce, catch-up → DiLoCo → session
+    data, state → sync → membership, trainer, agreement → all-reduce, catch-up → DiLoCo → session
 
 Here alone the run's keys and the owner's options become the settings of parts. Nothing is started: `daemon.py` runs
 what is built here. Whatever blocks in a part goes to threads.
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarmnode.crdt.hlc import HybridClock
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datasets import DataSet
@@ -35,6 +34,7 @@ from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.statesync import StateSync
 from swarmnode.protocols.trainer import Trainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.runspec import RunSpec
@@ -103,18 +103,6 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
     return TrainerProcess(chosen.spec, run_id=chosen.run_id, peer_id=me, settings=settings)
 
 
-def make_membership(chosen: ChosenRun, *, network: Network, rpc: Rpc) -> Membership:
-    """This node's view of who takes part, on the clock of this machine."""
-    return Membership(
-        run_id=chosen.run_id,
-        network=network,
-        rpc=rpc,
-        clock=HybridClock(),
-        now=now_ms,
-        admits=admits(chosen.spec),
-    )
-
-
 def now_ms() -> int:
     """Real time in ms since the epoch."""
     return time.time_ns() // 1_000_000
@@ -130,6 +118,16 @@ def make_state(chosen: ChosenRun, *, folder: Path, network: Network) -> StateSto
         now=now_ms,
         admitted=admits(chosen.spec),
     )
+
+
+def make_sync(state: StateStore, *, network: Network, rpc: Rpc) -> StateSync:
+    """What keeps the state in step with that of other nodes; from now on it answers `state.*` calls."""
+    return StateSync(state, network=network, rpc=rpc, runner=in_thread, now=now_ms)
+
+
+def make_membership(chosen: ChosenRun, *, network: Network, state: StateStore, sync: StateSync) -> Membership:
+    """This node's view of who takes part, on the clock of this machine."""
+    return Membership(network=network, state=state, sync=sync, now=now_ms, admits=admits(chosen.spec))
 
 
 def make_agreement(chosen: ChosenRun, *, me: PeerId, rpc: Rpc, liveness: Liveness) -> Agreement:

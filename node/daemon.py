@@ -37,6 +37,7 @@ from swarmnode.node.assembly import (
     make_membership,
     make_session,
     make_state,
+    make_sync,
     make_trainer,
 )
 from swarmnode.node.config import NodeConfig
@@ -67,6 +68,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.statesync import StateSync
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +167,7 @@ class Daemon:
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
         self.state: StateStore | None = None
+        self.sync: StateSync | None = None
         self.membership: Membership | None = None
         self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
         self._members_at = -math.inf
@@ -267,11 +270,14 @@ class Daemon:
             store=self.shard_store,
             emit=self.emit,
         )
-        self.membership = make_membership(chosen, network=self.network, rpc=self.rpc)
         state = make_state(chosen, folder=folder, network=self.network)
+        self.sync = make_sync(state, network=self.network, rpc=self.rpc)
+        self.network.conduct.watch(self.sync.offences)
+        self.membership = make_membership(chosen, network=self.network, state=state, sync=self.sync)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(_running(state.run))
             self.state = state
+            await stack.enter_async_context(_running(self.sync.run))
             if self.data is not None:
                 await stack.enter_async_context(_running(self.data.run))
             self.trainer = make_trainer(chosen, self.config, me=self.network.me, data=self.data)
@@ -337,6 +343,7 @@ class Daemon:
         session = list(self.session.warnings.values()) if self.session is not None else []
         session += list(self.data.warnings.values()) if self.data is not None else []
         session += [self.state.warning] if self.state is not None and self.state.warning else []
+        session += self.sync.complaints if self.sync is not None else ()
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
 

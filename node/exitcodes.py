@@ -16,6 +16,7 @@ PORT_TAKEN = 6
 NO_SPACE = 7
 RUN_UNAVAILABLE = 8
 NOT_RUNNING = 9
+KEY_IN_USE = 10
 FORCED = 130
 
 MEANINGS: dict[int, tuple[str, str]] = {
@@ -29,6 +30,7 @@ MEANINGS: dict[int, tuple[str, str]] = {
     NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up"),
     RUN_UNAVAILABLE: ("RUN_UNAVAILABLE", "nobody answers at the join addresses or has the data, or it was refused"),
     NOT_RUNNING: ("NOT_RUNNING", "the command needs a running daemon and there is none"),
+    KEY_IN_USE: ("KEY_IN_USE", "an older daemon runs with the same key; the younger one stops"),
     FORCED: ("FORCED", "ended at once by a second Ctrl-C"),
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarmnode.node.exitcodes import CONFIG, ERROR, PORT_TAKEN, ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
 from swarmnode.node.host import PortTaken
 from swarmnode.node.trainer import TrainerFailed
+from swarmnode.protocols.twins import KeyInUse
 from swarmnode.training.corpus import CorpusError
 
 
@@ -21,8 +22,10 @@ class DaemonError(ExpectedError):
 def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one exception in nested nurseries' groups that tells a person what happened."""
     leaves = list(_leaves(group))
-    for kind in (ExpectedError, PortTaken, TrainerFailed, CorpusError, ValueError, OSError):
+    for kind in (ExpectedError, KeyInUse, PortTaken, TrainerFailed, CorpusError, ValueError, OSError):
         for leaf in leaves:
+            if isinstance(leaf, KeyInUse):
+                return DaemonError(str(leaf), exit_code=KEY_IN_USE)
             if isinstance(leaf, PortTaken):
                 return DaemonError(str(leaf), exit_code=PORT_TAKEN)
             if isinstance(leaf, CorpusError):

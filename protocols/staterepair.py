@@ -139,7 +139,7 @@ class RepairDesk:
         first = True
         while frame is not None:
             asked = trio.current_time()
-            step = Step(self._backend.run_id, session, frame)
+            step = Step(self._backend.run_id, session, frame, self._now())
             answer = await self._rpc.call(peer, "state.repair", step, Answer, timeout=STEP_TIMEOUT)
             if first:
                 self._heard_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
@@ -203,6 +203,8 @@ class RepairDesk:
             cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
             responder = Responder(self._backend.snapshot, cutoff=cutoff, nonce=nonce, budget=SESSION)
             session = _Session(step.session, responder, now)
+            if step.time:
+                self._heard_time(peer, step.time)
         try:
             frame = await self._runner(lambda: session.responder.receive(step.frame))
         except CutoffRefused as error:

@@ -68,6 +68,7 @@ class Step:
     run_id: str
     session: int
     frame: bytes
+    time: int = 0  # ms since the epoch, by the caller's clock; 0 where it does not say
 
 
 @dataclass(frozen=True)

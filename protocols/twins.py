@@ -26,7 +26,6 @@ class Twins:
         self._since = since
         self._rival: int | None = None
         self._answered: set[int] = set()
-        self.is_younger = False
 
     @property
     def mark(self) -> dict[str, int]:
@@ -48,8 +47,7 @@ class Twins:
             if first:
                 self._answered.add(other)
             return first
-        self.is_younger = (since, other) < (self._since, self._instance)
-        if self.is_younger:
+        if (since, other) < (self._since, self._instance):
             seconds = (self._since - since) // 1000
             raise KeyInUse(
                 f"another daemon runs with this node's key, since {seconds} s before this one. Two with one key are "

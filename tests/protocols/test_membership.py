@@ -5,52 +5,50 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
+from statenodes import RUN, StateNode, now
 
-from swarmnode.crdt.hlc import HybridClock
-from swarmnode.crdt.record import seal, write
+from swarmnode.crdt.record import Record
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.protocols.membership import (
-    MAX_LEASE_BYTES,
-    MAX_SENDERS,
-    Leases,
+    RENEW_EVERY,
     Membership,
     RunListing,
     ask_runs,
     ask_spec,
     serve_runs,
 )
-from swarmnode.protocols.rpc import Refused, Rpc
+from swarmnode.protocols.rpc import Refused
+from swarmnode.protocols.statewire import Push, Pushed
+from swarmnode.protocols.twins import KeyInUse
 
 Simulated = Callable[..., None]
-RUN = "ab" * 32
-EPOCH = 1_700_000_000_000
-
-
-def now() -> int:
-    return EPOCH + int(1000 * trio.current_time())
 
 
 class Node:
-    def __init__(self, network: SimNetwork, admits: Callable[[str], bool] = lambda peer: True) -> None:
-        self.network, self.me, self.rpc = network, network.me, Rpc(network)
+    def __init__(
+        self, network: SimNetwork, *, admitted: Callable[[str], bool] = lambda peer: True, life: int = 0
+    ) -> None:
+        self.network, self.me = network, network.me
+        self.state = StateNode.make(network, admitted=admitted)
+        self.rpc = self.state.rpc
         self.membership = Membership(
-            run_id=RUN,
             network=network,
-            rpc=self.rpc,
-            clock=HybridClock(),
+            state=self.state.state,
+            sync=self.state.sync,
             now=now,
-            admits=admits,
-            rng=random.Random(network.me),
+            admits=admitted,
+            rng=random.Random(f"{life} {network.me}"),
         )
         self.scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.network.run)
-            await nursery.start(self.rpc.run)
+            await nursery.start(self.state.run)
             with self.scope:
                 async with trio.open_nursery() as inner:
                     await inner.start(self.membership.run)
@@ -65,16 +63,61 @@ async def nodes(world: SimWorld, nursery: trio.Nursery, count: int) -> list[Node
     return found
 
 
+async def push(liar: Node, victim: Node, *sealed: bytes) -> None:
+    await liar.rpc.call(victim.me, "state.push", Push(RUN, sealed), Pushed, timeout=1)
+
+
 def test_a_chain_of_acquaintances_becomes_a_mesh(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         members = await nodes(world, nursery, 6)
         for one, other in pairwise(members):
             one.network.learn(other.me, other.network.addresses)
             await one.network.connect(other.me)
-        await trio.sleep(60)
+        await trio.sleep(20)
         for node in members:
             assert set(node.membership.members()) == {m.me for m in members} - {node.me}
             assert len(node.membership.connected()) == 5
+
+    simulated(main)
+
+
+def test_one_that_arrives_is_known_to_all_within_seconds(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await nodes(world, nursery, 8)
+        for one, other in pairwise(members):
+            await one.network.connect(other.me)
+        await trio.sleep(30)
+        (newcomer,) = await nodes(SimWorldView(world), nursery, 1)
+        await newcomer.network.connect(members[0].me)
+        await newcomer.membership.announce()
+        await trio.sleep(1)
+        assert len(newcomer.membership.members()) == 8
+        assert all(newcomer.me in member.membership.members() for member in members)
+
+    simulated(main)
+
+
+class SimWorldView:
+    """Gives out nodes that have other names than those of `nodes`."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+
+    def node(self, name: int) -> SimNetwork:
+        return self._world.node(f"newcomer {name}")
+
+
+def test_leases_stay_while_members_live_though_pushes_are_lost(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await nodes(world, nursery, 12)
+        for member in members:
+            member.rpc._loss = 0.2
+        for one, other in pairwise(members):
+            await one.network.connect(other.me)
+        await trio.sleep(60)
+        for _ in range(30):
+            await trio.sleep(RENEW_EVERY / 2)
+            assert all(len(member.membership.members()) == 11 for member in members)
 
     simulated(main)
 
@@ -100,13 +143,15 @@ def test_one_that_leaves_is_gone_at_once_and_one_that_dies_within_a_minute(simul
 def test_nobody_announces_addresses_for_another(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         victim, liar, third = await nodes(world, nursery, 3)
-        record = write(
-            RUN, third.me, "member", {"addresses": ()}, hlc=HybridClock().tick(now()), sign=liar.network.sign
+        honest = third.state.signs("member", {"addresses": ()})
+        forged = type(honest)(honest.v, RUN, third.me, "member", honest.hlc, honest.ttl, {"addresses": ("x",)}, b"")
+        signed = type(honest)(
+            *(getattr(forged, n) for n in ("v", "run", "author", "key", "hlc", "ttl", "value")), b"x" * 64
         )
-        for _ in range(3):
-            await liar.rpc.call(victim.me, "members.exchange", Leases(RUN, (seal(record), b"junk")), Leases, timeout=1)
+        for lie in (forged, signed):
+            await push(liar, victim, lie.sealed)
         assert third.me not in victim.membership.members()
-        assert victim.membership.refused[liar.me] == 6
+        assert victim.state.sync.offences.count(liar.me) == 2
 
     simulated(main)
 
@@ -115,9 +160,8 @@ def test_addresses_of_another_peer_in_a_lease_are_not_learned(simulated: Simulat
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         victim, liar = await nodes(world, nursery, 2)
         addresses = ("/ip4/6.6.6.6/tcp/1/p2p/somebody-else", f"/ip4/6.6.6.7/tcp/1/p2p/{liar.me}")
-        hlc = HybridClock().tick(now() + 1000)
-        record = write(RUN, liar.me, "member", {"addresses": addresses}, hlc=hlc, sign=liar.network.sign)
-        await liar.rpc.call(victim.me, "members.exchange", Leases(RUN, (seal(record),)), Leases, timeout=1)
+        await push(liar, victim, liar.state.signs("member", {"addresses": addresses}, ahead=1000).sealed)
+        await trio.sleep(0.1)
         known = victim.network.known_addresses(liar.me)
         assert addresses[1] in known and addresses[0] not in known
 
@@ -126,39 +170,102 @@ def test_addresses_of_another_peer_in_a_lease_are_not_learned(simulated: Simulat
 
 def test_leases_of_strangers_to_a_closed_run_change_nothing_here(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        closed, stranger = Node(world.node("closed"), admits=lambda peer: False), Node(world.node("stranger"))
+        closed, stranger = world.node("closed"), Node(world.node("stranger"))
+        closed = Node(closed, admitted=lambda peer: peer == closed.me)
         for node in (closed, stranger):
             await nursery.start(node.run)
         await stranger.network.connect(closed.me)
         await stranger.membership.announce()
+        await trio.sleep(40)
         assert closed.membership.members() == ()
 
     simulated(main)
 
 
-def test_an_exchange_fits_a_message_however_many_leases_there_are(simulated: Simulated) -> None:
+def test_a_lease_fits_its_record_however_many_addresses_there_are(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        (node,) = await nodes(world, nursery, 1)
-        fat = tuple(f"/dns4/{'x' * 90}/tcp/{i}" for i in range(8))
-        for i in range(700):
-            author = world.node(f"author {i}")
-            hlc = HybridClock().tick(now())
-            record = write(RUN, author.me, "member", {"addresses": fat}, hlc=hlc, sign=author.sign)
-            node.membership._take("sender", Leases(RUN, (seal(record),)))
-        ours = node.membership._ours()
-        assert len(node.membership.members()) == 700
-        assert sum(map(len, ours.sealed)) <= MAX_LEASE_BYTES
-        assert any(node.me.encode() in raw for raw in ours.sealed)  # its own is always among them
+        one, other = await nodes(world, nursery, 2)
+        fat = tuple(f"/dns4/{'x' * 90}{i}/tcp/1/p2p/{one.me}" for i in range(20))
+        monkeypatch.setattr(SimNetwork, "addresses", property(lambda network: fat))
+        await one.network.connect(other.me)
+        await one.membership.announce()
+        await trio.sleep(1)
+        assert not one.membership.complaint
+        assert one.me in other.membership.members()
+        assert 1 <= len([a for a in other.network.known_addresses(one.me) if "dns4" in a]) < len(fat)
 
     simulated(main)
 
 
-def test_senders_of_invalid_leases_are_counted_up_to_a_bound(simulated: Simulated) -> None:
+def test_a_node_that_missed_changes_looks_at_all_leases(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         (node,) = await nodes(world, nursery, 1)
-        for i in range(2 * MAX_SENDERS):
-            node.membership._take(f"peer{i}", Leases(RUN, (b"junk",)))
-        assert len(node.membership.refused) == MAX_SENDERS
+        authors = [world.node(f"author {i}") for i in range(400)]
+        leases = [StateNode.make(author).signs("member", {"addresses": ()}) for author in authors]
+        await node.state.state.merge(leases)  # at once: more than a feed holds
+        await node.state.state.merge([StateNode.make(world.node("last")).signs("member", {"addresses": ()})])
+        await trio.sleep(0.1)
+        await node.state.state.merge([StateNode.make(world.node("later")).signs("member", {"addresses": ()})])
+        await trio.sleep(0.1)
+        assert len(node.membership.members()) == 402
+
+    simulated(main)
+
+
+class Copy:
+    """A second daemon with the key of `original`, reached through a network identity of its own."""
+
+    def __init__(self, carrier: SimNetwork, original: SimNetwork) -> None:
+        self._carrier = carrier
+        self.me, self.sign = original.me, original.sign
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._carrier, name)
+
+
+def test_of_two_daemons_with_one_key_the_younger_stops(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        older, between = await nodes(world, nursery, 2)
+        await older.network.connect(between.me)
+        await trio.sleep(100)
+        carrier = world.node("carrier")
+        younger = Node(Copy(carrier, older.network), life=1)  # type: ignore[arg-type]
+        await nursery.start(carrier.run)
+        await nursery.start(younger.state.run)
+        async with trio.open_nursery() as inner:
+
+            async def live(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+                with pytest.raises(KeyInUse, match="since 100 s before"):
+                    await younger.membership.run(task_status=task_status)
+                inner.cancel_scope.cancel()
+
+            await inner.start(live)
+            await carrier.connect(between.me)
+            await trio.sleep(10)
+            raise AssertionError("the younger one lives")
+        await trio.sleep(30)
+        assert between.membership.members() == (older.me,)  # the older one has its lease, and goes on
+
+    simulated(main)
+
+
+def test_a_node_that_starts_again_is_not_taken_for_a_second_one(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        first, peer = await nodes(world, nursery, 2)
+        await first.network.connect(peer.me)
+        await trio.sleep(30)
+        world.kill(first.me)
+        first.scope.cancel()
+        first.state.scope.cancel()
+        await trio.sleep(1)
+        again = Node(world.node(0), life=1)
+        await nursery.start(again.run)
+        await again.network.connect(peer.me)
+        await trio.sleep(100)
+        assert peer.membership.members() == (again.me,)
+        assert again.membership.members() == (peer.me,)
 
     simulated(main)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import trio
 
-from swarmnode.crdt.hlc import HybridClock
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.simnet import SimNetwork, SimWorld
@@ -22,15 +21,22 @@ from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
+from swarmnode.protocols.memorystate import MemoryState
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.statesync import StateSync
 from swarmnode.training.codecs import codec
 from swarmnode.training.layout import Layout
 from swarmnode.training.toy import ToyModel
 
 RUN = "ab" * 32
 EPOCH = 1_700_000_000_000  # ms; what simulated clocks show at virtual time 0
+
+
+def real_time() -> int:
+    """What all simulated clocks show, in ms."""
+    return EPOCH + int(1000 * trio.current_time())
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class SimSwarm:
         self.nodes: dict[str, SimNode] = {}
         self._nursery = nursery
         self._steps, self._seconds_per_step, self._floor, self._dimension = steps, seconds_per_step, floor, dimension
+        self._lives = 0  # nodes started so far
         self._news = trio.Event()
         self.checkpoints: Path | None = None  # where nodes save, each in a folder of its own; None: nowhere
         self.told: list[tuple[str, dict[str, Any]]] = []  # every round event: node, event with its roster
@@ -120,14 +127,11 @@ class SimSwarm:
             catch_up=catch_up,
             runner=inline,
         )
-        membership = Membership(
-            run_id=RUN,
-            network=network,
-            rpc=rpc,
-            clock=HybridClock(),
-            now=lambda: EPOCH + int(1000 * trio.current_time()),
-            rng=random.Random(f"membership {name}"),
-        )
+        self._lives += 1
+        rng = random.Random(f"membership {self._lives} {name}")
+        state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time)
+        sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=real_time, rng=rng)
+        membership = Membership(network=network, state=state, sync=sync, now=real_time, rng=rng)
         events: list[dict[str, Any]] = []
 
         def emit(event: dict[str, Any]) -> None:
@@ -156,7 +160,7 @@ class SimSwarm:
         )
         node = SimNode(name, network, session, agreement, diloco, bulk, allreduce, events=events)
         self.nodes[name] = node
-        await self._nursery.start(self._live, node, rpc, bulk, liveness, membership, join)
+        await self._nursery.start(self._live, node, rpc, bulk, liveness, state, sync, membership, join)
         return node
 
     async def _live(
@@ -165,6 +169,8 @@ class SimSwarm:
         rpc: Rpc,
         bulk: Bulk,
         liveness: Liveness,
+        state: MemoryState,
+        sync: StateSync,
         membership: Membership,
         join: str | None,
         *,
@@ -178,7 +184,8 @@ class SimSwarm:
                     other = self.nodes[join].network
                     node.network.learn(other.me, other.addresses)
                     await node.network.connect(other.me)
-                await nursery.start(membership.run)
+                for part in (state.run, sync.run, membership.run):
+                    await nursery.start(part)
                 task_status.started()
                 await node.session.run(expect_members=join is not None)
                 await node.session.serve_forever()
