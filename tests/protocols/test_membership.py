@@ -11,7 +11,6 @@ import pytest
 import trio
 from statenodes import RUN, StateNode, now
 
-from swarmnode.crdt.record import Record
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.protocols.membership import (
     RENEW_EVERY,
