@@ -45,7 +45,7 @@ from swarmnode.node.statestore import StateStore
 from swarmnode.protocols.runner import in_thread
 
 RUN = "ab" * 32
-BATCH = 256  # records that are verified, and then merged, at once
+BATCH = 512  # records that are verified, and then merged, at once
 BASELINE = 5000  # records that the baseline verifies
 OWN = 300  # records of this node's own
 MEDIANS = (
@@ -71,14 +71,15 @@ def verify(author: str, message: bytes, signature: bytes) -> bool:
 
 
 def signed(records: int, authors: int, now: int) -> Iterator[bytes]:
-    """Sealed records in an order that has nothing to do with their stamps, as repair brings them."""
+    """Sealed records in order of their stamps, as repair asks for them and as they arise; authors in no order."""
     draw = random.Random(0)
     keys = [Ed25519PrivateKey.from_private_bytes(draw.randbytes(32)) for _ in range(authors)]
     names = [peer_id_of(key.public_key().public_bytes_raw()) for key in keys]
+    spaced = 86_400_000 // records  # ms: the records of a day
     for number in range(records):
         who, nth = number % authors, number // authors
         key = f"note/{nth}" if nth < 50 else f"score/{nth:08d}/0"
-        stamp = stamp_at(now - draw.randrange(86_400_000), nth)
+        stamp = stamp_at(now - (records - number) * spaced, nth)
         value = {"mean": draw.random(), "of": draw.randbytes(8)}
         yield write(RUN, names[who], key, value, hlc=stamp, sign=keys[who].sign).sealed
 
@@ -126,7 +127,7 @@ async def ingest(folder: Path) -> dict[str, float]:
         await nursery.start(store.run)
         began, cpu = time.perf_counter(), time.process_time()
         async with trio.open_nursery() as workers:
-            for _ in range(1 + len(os.sched_getaffinity(0))):
+            for _ in range(len(os.sched_getaffinity(0))):
                 workers.start_soon(work)
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         disk = (await store.stats()).disk

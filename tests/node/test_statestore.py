@@ -323,6 +323,16 @@ def test_a_damaged_database_is_moved_aside_and_begun_anew(lab: Lab, where: str) 
     run_simulation(main)
 
 
+def test_the_log_of_a_damaged_database_never_meets_the_new_one(lab: Lab) -> None:
+    lab.path.parent.mkdir()
+    for suffix in ("", "-wal", "-shm"):
+        lab.path.with_name(f"state.db{suffix}").write_text(suffix)
+    aside = statedb.set_aside(lab.path)
+    assert {file.name: file.read_text() for file in lab.path.parent.iterdir()} == {
+        f"{aside.name}{suffix}": suffix for suffix in ("", "-wal", "-shm")
+    }
+
+
 @pytest.mark.parametrize("found_by", ["a look", "a merge"])
 def test_damage_that_shows_while_it_runs_does_not_end_it(lab: Lab, found_by: str) -> None:
     async def main() -> None:
