@@ -109,6 +109,17 @@ def test_replicas_that_differ_in_almost_everything_send_little_more_than_what_is
     assert transcript.size <= 5000 * 50
 
 
+def test_a_listing_that_is_matched_in_part_says_nothing_about_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What both have lies far apart in the much larger set of the responder."""
+    monkeypatch.setattr(reconcile, "WINDOW", 8)
+    rng = random.Random(7)
+    every = some_ranks(rng, 800, 10**8)
+    both, mine = every[::40], every[20::400]
+    yours = [rank for rank in every if rank not in both and rank not in mine]
+    initiator, _ = session(*replicas(both, mine, yours))
+    assert (initiator.have, initiator.need, initiator.agreed) == (set(mine), set(yours), True)
+
+
 def test_a_session_sees_the_sets_as_they_were_when_it_began() -> None:
     rng = random.Random(4)
     a, b = scattered(2000, 60, recent=False)

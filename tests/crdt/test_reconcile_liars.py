@@ -134,7 +134,10 @@ Liar = Callable[[Ask], Answer]
 def ask_of(frame: bytes) -> list[Ask]:
     reader = Reader(frame)
     assert reader.raw(1)[0] == ASKS
-    return reader.asks()
+    try:
+        return reader.asks()
+    except Malformed as error:
+        raise AssertionError("the initiator itself sent what is malformed") from error
 
 
 def answered(asks: Sequence[Ask], lie: Liar) -> bytes:
@@ -276,6 +279,27 @@ def test_answers_outside_what_was_listed_are_malformed(lie: Callable[[Listing], 
         lied_to(from_the_middle, SMALL, OURS)
 
 
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (b"\0", "without an answer"),
+        (b"\1\1\0", "more answers"),
+        (b"\1\3", "more answers"),
+        (b"\1\0\2\2" + b"\0" + RANKS[0] + b"\x09" + RANKS[1][9:], "more than an hlc"),
+        (b"\x7f", "at most"),
+    ],
+    ids=["none", "bytes left", "bits left", "ranks that take too few bytes", "to what was not asked"],
+)
+def test_answers_that_are_not_what_the_frame_says_are_malformed(answers: bytes, why: str) -> None:
+    side = initiator()
+    side.open()
+    first = Writer(bytes([DIFFER, 0]) + bytes(24))
+    first.answer(ListIt())
+    assert side.receive(first.frame()) is not None
+    with pytest.raises(Malformed, match=why):
+        side.receive(bytes([ANSWERS]) + answers)
+
+
 def asking(*asks: Ask) -> bytes:
     out = Writer(bytes([ASKS]))
     for ask in asks:
@@ -287,7 +311,8 @@ def test_an_initiator_that_never_ends_exhausts_its_session() -> None:
     many = [Compare(lo, hi, rng.randbytes(8)) for lo, hi in zip(RANKS[::4], RANKS[4::4], strict=False)]
     wide = zip(RANKS[::20], RANKS[20::20], strict=False)
     lists = [Listing(lo, hi, tuple(rng.randbytes(6) for _ in range(20))) for lo, hi in wide]
-    for asks in (many, lists, [Compare(START, END, bytes(8))], [Listing(START, END, ())]):
+    full = [Listing(lo, hi, ()) for lo, hi in zip(RANKS[::2], RANKS[2::2], strict=False)]  # answers fill a frame
+    for asks in (many, lists, full, [Compare(START, END, bytes(8))], [Listing(START, END, ())]):
         side = responder()
         side.receive(initiator().open())
         with pytest.raises(Exhausted):
