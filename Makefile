@@ -16,14 +16,14 @@ ROOMS := cli crdt node protocols training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench attacks crashes interop ci venv clean
+.PHONY: swarm test check lint format typecheck bench thorough attacks crashes interop ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | attacks | crashes | interop | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | thorough | attacks | crashes | interop | ci | clean"
 
 venv: .venv/.installed
 
@@ -76,6 +76,10 @@ bench: .venv/.installed-bench
 	    test -e "$$file" || { echo "there are no benchmarks in bench/" >&2; exit 1; }; \
 	    echo "$$file" >&2; $(BIN)/python "$$file" $(BENCH_ARGS) || exit 1; \
 	done
+
+# The promises of replicated data on 2000 random cases each, where `make test` takes 100; minutes.
+thorough: .venv/.installed
+	$(BIN)/python -m pytest tests/crdt --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
 
 # Each attack in full, beside an undefended node; minutes. Prints the table and writes docs/attacks.md.
 attacks: .venv/.installed
