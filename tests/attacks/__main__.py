@@ -33,8 +33,8 @@ DHT: real hosts in one process. A line passes where no forged value is accepted,
 
 State: 16 simulated nodes with one replicated state, two of them malicious. A line passes where honest nodes hold no
 element that the law forbids and lack none of one another's, all have one state hash, what attackers and strangers
-signed takes no more than the slots of two authors and the pool (5 MiB), repairs go on, and each attacked node shuns the
-attackers when the attack is over. The undefended node keeps what it is sent with the latest date, and passes it on.
+signed takes no more than the slots of two authors and the pool (5 MiB), repairs go on, and each attacked node comes to
+refuse the attackers. The undefended node keeps what it is sent with the latest date, and passes it on.
 
 """
 

@@ -1,13 +1,14 @@
 """The state group: each adversary holds two of 16 simulated nodes that keep one replicated state.
 
 Measured, here and on naive nodes that believe what they are sent: elements held that the law forbids, what the
-attackers' records take at most, in how many different states the honest nodes are afterwards, and how many of them
-have nothing to do with the attackers any more.
+attackers' records take at most, in how many different states the honest nodes are afterwards, and how many of those
+attacked shunned the attackers: refused their calls, told them no news and asked them for no repair.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class Damage:
     states: int  # different states, when all has settled
     missing: int  # records of honest nodes that an honest node lacks
     repairs: int  # the fewest that an honest node ended
-    shunning: int  # attacked nodes that told the attackers nothing any more when the attack was over
+    shunning: int  # attacked nodes that shunned all attackers, for a while at least
     victims: int  # attacked nodes
 
     def __str__(self) -> str:
@@ -78,9 +79,8 @@ async def damage(adversary: StateAdversary) -> Damage:
         before = [node.sync.repairs for node in swarm.honest]
         with trio.fail_after(3600):
             await adversary.attack(swarm)
-        shunning = swarm.shunning()
         await trio.sleep(SETTLE)
-        victims = set(adversary.victims(swarm))
+        victims, shunning = set(adversary.victims(swarm)), swarm.shunning()
         false = size = missing = 0
         attackers = {attacker.me for attacker in swarm.attackers}
         for node in swarm.honest:
@@ -125,6 +125,7 @@ def undefended(adversary: StateAdversary) -> str:
 
 async def outcomes() -> AsyncIterator[Outcome]:
     """All attacks of the group in full, each in a world of its own."""
+    logging.getLogger("swarmnode").setLevel(logging.ERROR)  # 14 nodes tell of every offender
     for adversary in adversaries.everyone():
         found, naive = await trio.to_thread.run_sync(_both, adversary)
         yield Outcome("state", adversary.name, str(found), naive, found.failures())

@@ -86,6 +86,7 @@ class StateSwarm:
     honest: list[StateNode] = field(default_factory=list)
     naive: list[NaiveNode] = field(default_factory=list)
     attackers: list[Attacker] = field(default_factory=list)
+    shunned: set[tuple[str, str]] = field(default_factory=set)  # (honest node, attacker), see `watch`
     expected: list[Record] = field(default_factory=list)  # what honest nodes wrote during the attack
 
     @property
@@ -98,11 +99,16 @@ class StateSwarm:
             author = self.honest[number % len(self.honest)]
             self.expected.append(await author.sync.write(f"note/{number}", number))
 
+    async def watch(self) -> None:
+        """Note who tells an attacker nothing, at any time: a refused one is let back when it has been quiet."""
+        while True:
+            for node in self.honest:
+                self.shunned |= {(node.me, each.me) for each in self.attackers if not node.sync.trusts(each.me)}
+            await trio.sleep(0.5)
+
     def shunning(self) -> set[str]:
-        """The honest nodes that tell no attacker anything now."""
-        return {
-            node.me for node in self.honest if not any(node.sync.trusts(attacker.me) for attacker in self.attackers)
-        }
+        """The honest nodes that shunned each of the attackers."""
+        return {node.me for node in self.honest if all((node.me, each.me) in self.shunned for each in self.attackers)}
 
 
 @asynccontextmanager
@@ -122,5 +128,6 @@ async def state_swarm(malicious: int, *, undefended: bool = False) -> AsyncItera
                 await nursery.start(node.state.run)
                 await nursery.start(node.sync.run)
         await trio.sleep(CLOCKS_HEARD)
+        nursery.start_soon(found.watch)
         yield found
         nursery.cancel_scope.cancel()

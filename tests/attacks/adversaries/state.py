@@ -31,7 +31,7 @@ class StateAdversary(Adversary):
     rounds: ClassVar[int] = 60
 
     def victims(self, target: StateSwarm) -> list[str]:
-        """Those that are attacked: they must have nothing to do with the attackers afterwards."""
+        """Those that are attacked: they must come to have nothing to do with the attackers."""
         return target.targets
 
     async def attack(self, target: StateSwarm) -> None:
