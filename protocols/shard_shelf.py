@@ -15,7 +15,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_tree import ShardId
 from swarmnode.protocols.shard_wire import ShardError, Store
 
-BATCH = 2  # answers written at once: with four, the memory that the others then need costs more than the trips saved
+BATCH = 2  # answers written at once; four gain nothing that could be measured, and take twice the memory
 ROOMS = 2 * BATCH  # answers that wait or are being written; who brings one more waits, so this bounds the memory
 GATHER = 0.01  # seconds that a verified answer waits for others
 
