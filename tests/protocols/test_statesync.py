@@ -204,6 +204,7 @@ def test_a_record_from_the_future_waits_outside_until_its_time(simulated: Simula
         await fast.state.merge([record])
         await trio.sleep(2)
         assert not node.state.has(rank(record)) and not third.state.has(rank(record))
+        assert not node.sync.intake.lacks(rank(record))  # who offers it is not asked for it
         mine = await node.sync.write("note/mine", 1)
         assert mine.hlc < record.hlc
         assert fast.conduct.standing(node.me) is node.conduct.standing(fast.me) is Standing.GOOD
