@@ -84,6 +84,7 @@ class Connections:
             yield peer, next(iter(connections.values()))
 
     def of(self, peer: PeerId) -> tuple[Connection, ...]:
+        """The peer's connections, the oldest first."""
         return tuple(self._of.get(peer, {}).values())
 
     def best(self, peer: PeerId) -> Connection | None:
@@ -122,7 +123,10 @@ class Connections:
         direct = conn.get_connection_type() != ConnectionType.RELAYED
         connection = Connection(conn, session, trio.current_time(), inbound, direct)
         connections = self._of.setdefault(peer, {})
+        before = self.best(peer)
         connections[id(conn)] = connection
+        if direct and before is not None and not before.direct:
+            self._tell(PeerEvent(peer, up=True, moved=True))
         if len(connections) == 1:
             self._tell(PeerEvent(peer, up=True))
             self._arrived(peer)

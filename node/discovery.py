@@ -138,7 +138,9 @@ class Discovery:
 
     async def _follow(self, events: trio.MemoryReceiveChannel[PeerEvent]) -> None:
         async for event in events:
-            if event.up:
+            if event.moved:
+                self._note(event.peer)
+            elif event.up:
                 self._came(event.peer)
             else:
                 self._went(event.peer)

@@ -68,10 +68,10 @@ class Gossip:
                 for view in self._network.peers():
                     self._add(view.peer)
                 async for event in events:
+                    if not event.up or event.moved:  # what waits is still sent where the peer moved
+                        self._drop(event.peer)
                     if event.up:
                         self._add(event.peer)
-                    else:
-                        self._drop(event.peer)
 
     def _add(self, peer: PeerId) -> None:
         if peer not in self._senders and self._nursery is not None:

@@ -159,7 +159,7 @@ class SimNetwork:
             PeerView(
                 peer=peer,
                 addresses=self._world.addresses_of(peer),
-                path="direct",
+                path="relayed" if self._world.is_relayed(self.me, peer) else "direct",
                 connected_at=connection.seen_at[self.me],
                 inbound=connection.dialled is self,
                 agent="simnet",
@@ -262,6 +262,11 @@ class SimNetwork:
     def lost(self, peer: PeerId) -> None:
         if self._connections.pop(peer, None) is not None:
             self._tell(PeerEvent(peer, False))
+
+    def moved(self, peer: PeerId) -> None:
+        """The world made the path to `peer` a direct one."""
+        if peer in self._connections:
+            self._tell(PeerEvent(peer, up=True, moved=True))
 
     def neighbours(self) -> list[tuple[PeerId, SimNetwork]]:
         return [(peer, connection.other(self.me)) for peer, connection in self._connections.items()]

@@ -64,6 +64,7 @@ class SimWorld:
         self._group: dict[PeerId, int] = {}  # peer -> its side of the partition; -1 where it is not named
         self._cut_number = 0  # partitions and heals so far
         self._frozen: set[PeerId] = set()
+        self._relayed: set[frozenset[PeerId]] = set()  # pairs that reach each other through a relay only
         self._providers: dict[bytes, dict[PeerId, None]] = {}
         self._order = itertools.count()
 
@@ -94,6 +95,17 @@ class SimWorld:
         for link in (self._link(a, b), self._link(b, a)):
             link.latency = link.latency if latency is None else latency
             link.bandwidth = link.bandwidth if bandwidth is None else bandwidth
+
+    def relay(self, a: PeerId, b: PeerId) -> None:
+        """The two reach each other through a relay from now on; what that costs is for `link` to say."""
+        self._relayed.add(frozenset((a, b)))
+
+    def get_direct(self, a: PeerId, b: PeerId) -> None:
+        """A direct connection of the two takes the relayed one's place; streams go on as they are."""
+        self._relayed.discard(frozenset((a, b)))
+        if self.connection(a, b) is not None:
+            for end, other in ((a, b), (b, a)):
+                self._nodes[end].moved(other)
 
     def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
         """Nodes reach only their own group from now on; nodes in no group make up one more."""
@@ -141,6 +153,9 @@ class SimWorld:
 
     def public_key(self, peer: PeerId) -> Ed25519PublicKey | None:
         return self._public_keys.get(peer)
+
+    def is_relayed(self, a: PeerId, b: PeerId) -> bool:
+        return frozenset((a, b)) in self._relayed
 
     def frozen(self, peer: PeerId) -> bool:
         return peer in self._frozen

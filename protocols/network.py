@@ -74,10 +74,15 @@ class PeerView:
 
 @dataclass(frozen=True)
 class PeerEvent:
-    """A peer became connected (`up`) or lost its last connection."""
+    """A peer became connected (`up`) or lost its last connection; or, with `moved` too, has a better path now.
+
+    After a move new streams are direct. Those of before go on through the relay until they end, or until it is let go
+    of a minute later: whoever keeps streams opens new ones and ends the old when nothing is under way on them.
+    """
 
     peer: PeerId
     up: bool
+    moved: bool = False  # it was connected through a relay only, and is now connected directly
 
 
 @dataclass(frozen=True)
@@ -147,4 +152,4 @@ class Network(Protocol):
         """Peers that announced `key`; their addresses are learned. Empty where nobody did or nobody answered."""
 
     def watch_peers(self) -> AbstractContextManager[trio.MemoryReceiveChannel[PeerEvent]]:
-        """A bounded feed of peers that come and go, from now on; the oldest is dropped when nobody reads."""
+        """A bounded feed of peers that come, move and go, from now on; the oldest is dropped when nobody reads."""

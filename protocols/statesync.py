@@ -149,9 +149,9 @@ class StateSync:
                     nursery.start_soon(self._meet, view.peer)
                 task_status.started()
                 async for event in events:
-                    if event.up:
+                    if event.up and not event.moved:
                         nursery.start_soon(self._greet, event.peer)
-                    else:
+                    elif not event.up:
                         self._repaired_at.pop(event.peer, None)
 
     async def write(self, key: str, value: Value) -> Record:

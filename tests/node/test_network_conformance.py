@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.relay import RelayServer
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.network import (
     Network,
@@ -68,6 +71,32 @@ class Lab:
         await self.start(a, b)
         a.learn(b.me, b.addresses)
         return a, b
+
+    async def relayed_pair(self) -> tuple[Any, Any]:
+        """Two running nodes that echo, connected through a relay; who dialled is the first."""
+        a, b = self.make(), self.make()
+        for node in (a, b):
+            node.serve(ECHO, echo)
+        await self.start(a, b)
+        if self.kind == "simnet":
+            self._world.relay(a.me, b.me)
+            await a.connect(b.me)
+        else:
+            at = self.make()
+            await self.start(at)
+            await self.nursery.start(RelayServer(at, admits=lambda peer: True).run)
+            for node in (a, b):
+                await node.connect(at.addresses[0])
+            await b.circuits.reserve(at.me)
+            await a.circuits.dial(at.me, b.me)
+        return a, b
+
+    async def get_direct(self, a: Any, b: Any) -> None:
+        """Make a direct connection beside the relayed one."""
+        if self.kind == "simnet":
+            self._world.get_direct(a.me, b.me)
+        else:
+            await a.swarm.dial_addr(Multiaddr(b.own_addresses[0]), ID.from_string(b.me))
 
     def kill(self, node: Network) -> None:
         self._scopes[node.me].cancel()
@@ -385,6 +414,34 @@ def test_connect_returns_who_answers_and_both_sides_see_each_other(conform: Conf
             stream = await a.open_stream(b.me, ECHO)
             await stream.send_all(b"x")
             assert await stream.receive_some(1) == b"x"
+
+    conform(main)
+
+
+def path(node: Network, peer: PeerId) -> str:
+    return next(view.path for view in node.peers() if view.peer == peer)
+
+
+def test_both_ends_hear_of_a_move_to_a_direct_path_and_streams_under_way_go_on(conform: Conform) -> None:
+    async def main(lab: Lab) -> None:
+        a, b = await lab.relayed_pair()
+        await until(lambda: a.me in {view.peer for view in b.peers()})
+        assert path(a, b.me) == path(b, a.me) == "relayed"
+        stream = await a.open_stream(b.me, ECHO)
+        await stream.send_all(b"before")
+        with a.watch_peers() as seen_by_a, b.watch_peers() as seen_by_b:
+            await lab.get_direct(a, b)
+            with soon():
+                assert await seen_by_a.receive() == PeerEvent(b.me, up=True, moved=True)
+                assert await seen_by_b.receive() == PeerEvent(a.me, up=True, moved=True)
+            assert path(a, b.me) == path(b, a.me) == "direct"
+            await stream.send_all(b" and after")
+            await stream.send_eof()
+            assert await everything(stream) == b"before and after"
+            await a.disconnect(b.me)
+            with soon():
+                assert await seen_by_a.receive() == PeerEvent(b.me, up=False)
+                assert await seen_by_b.receive() == PeerEvent(a.me, up=False)
 
     conform(main)
 
