@@ -17,7 +17,8 @@ from swarmnode.protocols.shard_tree import CHUNK, ShardId
 from swarmnode.protocols.shards import Shards
 
 Scope = trio.CancelScope
-CONTENT = random.Random(2).randbytes(20 * CHUNK + 5)
+CHUNKS = 80  # so many that the liar is heard before the others have sent all
+CONTENT = random.Random(2).randbytes(CHUNKS * CHUNK + 5)
 
 
 class LyingStore(ShardStore):
@@ -75,7 +76,7 @@ def test_a_shard_crosses_real_connections_although_one_provider_lies_and_one_die
                 await late._network.connect(me._network.addresses[0])
                 await late.fetch(shard)
                 assert (tmp_path / "late" / f"{shard.hex()}.shard").read_bytes() == CONTENT
-                assert await late.read(me._network.me, shard, 20) == CONTENT[20 * CHUNK :]
+                assert await late.read(me._network.me, shard, CHUNKS) == CONTENT[CHUNKS * CHUNK :]
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
