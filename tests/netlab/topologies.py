@@ -28,6 +28,7 @@ class Topology:
     states: tuple[str, ...] = ("relayed",)  # what A may find out about itself
     mdns: bool = False  # nobody tells B about A: they meet on the local network
     programs: tuple[str, ...] = ()  # needed beside the usual
+    many: bool = True  # several pairs may use the same machines at once
 
 
 @dataclass
@@ -108,10 +109,12 @@ TOPOLOGIES = (
     Topology("cone–symmetric", pair("cone", "symmetric"), direct=False),
     Topology("symmetric–cone", pair("symmetric", "cone"), direct=False),
     SYMMETRIC,
-    Topology("full cone–symmetric", pair("fullcone", "symmetric"), direct=True, states=("public", "relayed")),
+    Topology(
+        "full cone–symmetric", pair("fullcone", "symmetric"), direct=True, states=("public", "relayed"), many=False
+    ),
     Topology("renumbering cone–cone", pair("renumbering", "cone"), direct=True),
     Topology("rejecting cone–cone", pair("rejecting", "cone"), direct=False),
-    Topology("same LAN, found by mDNS", same_lan, direct=True, mdns=True),
+    Topology("same LAN, found by mDNS", same_lan, direct=True, mdns=True, many=False),
     Topology("same LAN, dialled through a relay", same_lan, direct=True),
     Topology("double NAT–cone", double_nat, direct=True),
     UPNP,
