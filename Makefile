@@ -16,14 +16,14 @@ ROOMS := cli crdt node protocols training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench thorough attacks crashes interop ci venv clean
+.PHONY: swarm test check lint format typecheck bench thorough attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | thorough | attacks | crashes | interop | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | thorough | attacks | crashes | interop | netlab | ci | clean"
 
 venv: .venv/.installed
 
@@ -84,6 +84,10 @@ thorough: .venv/.installed
 # Each attack in full, beside an undefended node; minutes. Prints the table and writes docs/attacks.md.
 attacks: .venv/.installed
 	$(BIN)/python tests/attacks
+
+# Every NAT topology in full, as root; some 20 minutes. Prints the tables and writes those of docs/nat.md.
+netlab: .venv/.installed
+	$(BIN)/python tests/netlab
 
 # The state store killed 50 times in the middle of its work.
 crashes: .venv/.installed
