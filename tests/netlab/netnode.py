@@ -96,13 +96,13 @@ class Node:
             await self.network.connect(address)
         return {"seconds": trio.current_time() - began}
 
-    async def settle(self, states: list[str], relays: int = 0, within: float = 20.0) -> Command:
-        """Wait until the node knows how it can be reached, and holds places at so many relays."""
+    async def settle(self, states: list[str], relays: int = 0, without: str = "", within: float = 20.0) -> Command:
+        """Wait until the node knows how it can be reached, and holds places at so many relays, but not at one."""
         began = trio.current_time()
 
         def settled() -> bool:
             now = self.nat.status()
-            return now.reachability in states and len(now.relays) >= relays
+            return now.reachability in states and len(now.relays) >= relays and without not in now.relays
 
         await _seen(settled, within)
         return {"seconds": trio.current_time() - began, **await self.status()}
