@@ -85,7 +85,7 @@ class Libp2pNetwork:
         self.conduct = Conduct(settings.limits.conduct, trio.current_time)
         self.conduct.on_ban(self._hang_up)
         self.pacer = Pacer(settings.limits.rates, self.conduct)
-        self._relayed: tuple[Address, ...] | None = None  # announced instead of where this node listens
+        self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         self._made = False  # py-libp2p asks for the addresses while it is being made
         self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
         self._made = True
@@ -117,7 +117,7 @@ class Libp2pNetwork:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        return self.own_addresses if self._relayed is None or self._settings.announce else self._relayed
+        return self.own_addresses if self._found_out is None or self._settings.announce else self._found_out
 
     @property
     def own_addresses(self) -> tuple[Address, ...]:
@@ -130,10 +130,10 @@ class Libp2pNetwork:
             told = multiaddrs.announced(str(address) for address in self._host.get_transport_addrs())
         return tuple(multiaddrs.with_peer(address, self.me) for address in told)
 
-    def announce_through(self, relayed: tuple[Address, ...] | None) -> None:
-        """Announce these addresses through relays instead of the node's own; None announces its own again."""
-        if relayed != self._relayed:
-            self._relayed = relayed
+    def announce_instead(self, found: tuple[Address, ...] | None) -> None:
+        """Announce these addresses instead of the node's own, unless its owner says what to announce; None ends it."""
+        if found != self._found_out:
+            self._found_out = found
             self._providers.addresses_changed()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -170,6 +170,10 @@ class Libp2pNetwork:
             for peer, first in self._connections.peers()
         )
 
+    def connections_of(self, peer: PeerId) -> tuple[Connection, ...]:
+        """The oldest first."""
+        return self._connections.of(peer)
+
     def is_direct(self, peer: PeerId) -> bool:
         """Whether there is a connection to `peer` without a relay."""
         return any(connection.direct for connection in self._connections.of(peer))
@@ -178,6 +182,14 @@ class Libp2pNetwork:
         """Whether all that connects `peer` are circuits that it made."""
         connections = self._connections.of(peer)
         return bool(connections) and all(c.inbound and not c.direct for c in connections)
+
+    def relay_of(self, peer: PeerId) -> PeerId | None:
+        """Whose circuit `peer` is reached through; None where there is a direct connection, or none at all."""
+        best = self._connections.best(peer)
+        if best is None or best.direct:
+            return None
+        parts = [str(address).split("/") for address in best.conn.get_transport_addresses()]
+        return next((part[part.index("p2p") + 1] for part in parts if "p2p-circuit" in part and "p2p" in part), None)
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of a direct connection; None where there is none."""

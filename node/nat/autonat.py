@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import trio
 from libp2p.abc import IRawConnection
@@ -36,6 +37,14 @@ MAX_ASKERS = 1024  # whose last dial is remembered
 MAX_ADDRESSES = 4  # dialled for one question
 
 
+@dataclass(frozen=True)
+class DialBack:
+    """What came of one question."""
+
+    reached: bool | None  # None where the helper did not try
+    place: Address | None = None  # where it got through, one of those asked about
+
+
 class AutoNat:
     """Both sides of AutoNAT."""
 
@@ -46,14 +55,12 @@ class AutoNat:
         self._asked: OrderedDict[PeerId, float] = OrderedDict()  # trio time of the last dial for each asker
         network.serve(AUTONAT, self._serve)
 
-    async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> bool | None:
-        """Whether `helper` reached this node at one of `places`; None where it did not try.
-
-        Raises NetworkError where it does not answer.
-        """
+    async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
+        """Whether and where `helper` reached this node. Raises NetworkError where it does not answer sensibly."""
+        asked = tuple(dict.fromkeys(place.partition("/p2p/")[0] for place in places))
         stream = await self._network.open_stream(helper, AUTONAT)
         try:
-            packed = [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in places]
+            packed = [Multiaddr(place).to_bytes() for place in asked]
             me = pb.Message.PeerInfo(id=peer_bytes(self._network.me), addrs=packed)
             await send(stream, pb.Message(type=pb.Message.DIAL, dial=pb.Message.Dial(peer=me)))
             answer = await receive(stream, pb.Message, within=ANSWER_WITHIN)
@@ -61,7 +68,16 @@ class AutoNat:
             await stream.aclose()
         if answer.type != pb.Message.DIAL_RESPONSE:
             raise BadMessage(f"{helper} answered no DIAL_RESPONSE")
-        return {pb.Message.OK: True, pb.Message.E_DIAL_ERROR: False}.get(answer.dialResponse.status)
+        status = answer.dialResponse.status
+        if status != pb.Message.OK:
+            return DialBack(False if status == pb.Message.E_DIAL_ERROR else None)
+        try:
+            reached = str(Multiaddr(answer.dialResponse.addr)).partition("/p2p/")[0]
+        except ValueError as error:
+            raise BadMessage(f"{helper} reached an address that is none: {error}") from error
+        if reached not in asked:
+            raise BadMessage(f"{helper} reached {reached}, where it was not asked to dial")
+        return DialBack(True, reached)
 
     async def _serve(self, stream: Stream) -> None:
         request = await receive(stream, pb.Message)

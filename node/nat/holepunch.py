@@ -16,7 +16,7 @@ ever.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ MAX_ADDRESSES = 8  # of the other side that are dialled at once
 DIAL_WITHIN = 3.0  # s; a SYN is sent again after 1 s, so this spans two
 RETRY_AFTER = 600.0  # s after a failure, doubled each time
 RETRY_AT_MOST = 6 * 3600.0  # s
+ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last one ends here
 MAX_REMEMBERED = 1024  # peers that could not be punched through to
 
 
@@ -70,12 +71,16 @@ class HolePuncher:
         self._source = source
         self._is_direct = is_direct
         self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
+        self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
+        self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
         self.succeeded = 0
         self.failed = 0
         network.serve(DCUTR, self._on_dcutr)
 
     def worth_trying(self, peer: PeerId) -> bool:
-        """False for a while after a failure, longer each time."""
+        """False while it is being tried, and for a while after a failure, longer each time."""
+        if peer in self._under_way:
+            return False
         failure = self._failures.get(peer)
         return failure is None or trio.current_time() >= failure.until
 
@@ -84,7 +89,16 @@ class HolePuncher:
         self._failures.clear()
 
     async def punch(self, peer: PeerId) -> bool:
-        """As B: get a direct connection to `peer`, which dialled this node through a relay; whether there is one."""
+        """As B: get a direct connection to `peer`, which is connected through a relay; whether there is one."""
+        if peer in self._under_way:
+            return self._is_direct(peer)
+        self._under_way.add(peer)
+        try:
+            return await self._punch(peer)
+        finally:
+            self._under_way.discard(peer)
+
+    async def _punch(self, peer: PeerId) -> bool:
         for attempt in range(1, ATTEMPTS + 1):
             if self._is_direct(peer):
                 return True
@@ -96,6 +110,8 @@ class HolePuncher:
                     return True
             except NetworkError as error:
                 logger.debug("no hole punched to %s: %s", peer, error)
+                if self._is_direct(peer):
+                    return True
                 break  # it does not take part; trying again would change nothing
         self.failed += 1
         self._remember(peer)
@@ -118,6 +134,17 @@ class HolePuncher:
 
     async def _on_dcutr(self, stream: Stream) -> None:
         """As A."""
+        peer = stream.peer
+        if self._answering[peer] >= ANSWERS_AT_ONCE:
+            raise BadMessage(f"{peer} wants more than {ANSWERS_AT_ONCE} holes at once")
+        self._answering[peer] += 1
+        try:
+            await self._take_part(stream)
+        finally:
+            self._answering[peer] -= 1
+            self._answering += Counter()  # drops who has none
+
+    async def _take_part(self, stream: Stream) -> None:
         peer = stream.peer
         request = await receive(stream, pb.HolePunch)
         if request.type != pb.HolePunch.CONNECT:

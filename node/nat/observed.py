@@ -4,7 +4,7 @@ Only connections that left from the listening port say where that port is mapped
 addresses that see it at one place mean an endpoint-independent NAT ("cone"), which can be punched through; two that see
 it at different places mean an address-dependent NAT ("symmetric"), which cannot (RFC 4787, section 4.1).
 
-Observers may lie: one address counts once, and what it says is used for attempts to connect, never believed alone.
+Observers may lie: one address counts once, most of them decide, and what they say is used for attempts to connect only.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ class ObservedAddresses:
         return tuple(place for place, _ in Counter(self._seen.values()).most_common())
 
     def endpoint_independent(self) -> bool | None:
-        """Whether everybody sees the listening port at one place; None where fewer than two observers know."""
-        return len(set(self._seen.values())) == 1 if len(self._seen) > 1 else None
+        """Whether most see the listening port at one place; None where fewer than two observers know."""
+        if len(self._seen) < 2:
+            return None
+        (_, most), *_rest = Counter(self._seen.values()).most_common(1)
+        return most > len(self._seen) / 2
 
 
 async def seen_by(session: Session) -> Address | None:

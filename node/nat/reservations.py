@@ -27,7 +27,8 @@ LOOK_EVERY = 5.0  # s while places are lacking
 REST = 60.0  # s for which a relay that refused or failed is not asked
 DRAW_FROM = 4  # nearest candidates among which one is drawn
 ASK_DHT_EVERY = 30.0  # s, while the connected peers do not suffice
-RESERVE_WITHIN = 8.0  # s for connecting to a relay and its answer
+ASK_DHT_WITHIN = 5.0  # s
+RESERVE_WITHIN = 5.0  # s for connecting to a relay and its answer: one that fails still leaves places within 10 s
 
 
 class Reservations:
@@ -73,10 +74,10 @@ class Reservations:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._notice_losses)
                 while True:
+                    self._wake = trio.Event()  # before looking: a relay lost meanwhile is noticed as well
                     await self._renew()
                     if len(self._held) < WANTED:
                         await self._find()
-                    self._wake = trio.Event()
                     with trio.move_on_after(LOOK_EVERY if len(self._held) < WANTED else 10 * LOOK_EVERY):
                         await self._wake.wait()
         finally:
@@ -101,11 +102,16 @@ class Reservations:
                 await self._reserve(relay)
 
     async def _find(self) -> None:
-        candidates = self._nearest(self._offered())
-        if len(candidates) + len(self._held) < WANTED and trio.current_time() >= self._asked_dht + ASK_DHT_EVERY:
+        await self._draw(self._nearest(self._offered()))
+        if len(self._held) < WANTED and trio.current_time() >= self._asked_dht + ASK_DHT_EVERY:
             self._asked_dht = trio.current_time()
-            found = await self._network.find_providers(RELAY_KEY)
-            candidates += [peer for peer in found if peer not in candidates and self._may_ask(peer)]
+            found: tuple[PeerId, ...] = ()
+            with trio.move_on_after(ASK_DHT_WITHIN):
+                found = await self._network.find_providers(RELAY_KEY)
+            await self._draw(self._nearest(found))
+
+    async def _draw(self, candidates: list[PeerId]) -> None:
+        """Ask candidates, the nearest first and by draw, until there are places enough."""
         while candidates and len(self._held) < WANTED:
             relay = self._rng.choice(candidates[:DRAW_FROM])
             candidates.remove(relay)

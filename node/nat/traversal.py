@@ -1,9 +1,10 @@
 """A node's way through NATs: find out whether it can be dialled, be a relay or use some, and replace circuits by direct
 connections.
 
-    public    announces its own addresses, relays for members of its runs, and says so in the DHT
+    public    announces its own addresses and those at which it was reached, relays for members of its runs, and says
+              so in the DHT
     private   announces circuit addresses only (its own to the local network), holds places at two relays
-    unknown   announces its own addresses until it is known
+    unknown   goes on as before; at the start it announces its own addresses
 
 Who was dialled through a relay tries to punch a hole to the dialler. New streams prefer the direct connection; the
 circuit is closed once nothing has used it for a while.
@@ -14,7 +15,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import random
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
@@ -22,19 +24,23 @@ import trio
 from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.nat.autonat import AUTONAT, AutoNat
 from swarmnode.node.nat.holepunch import HolePuncher
+from swarmnode.node.nat.moving import let_go_of_circuits
 from swarmnode.node.nat.observed import ObservedAddresses, seen_by
-from swarmnode.node.nat.reachability import Reach, Reachability, Verdict
+from swarmnode.node.nat.portmap import Mapping, PortMapping
+from swarmnode.node.nat.reachability import AGE, ENOUGH, Reach, Reachability, Verdict, is_local
 from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
 from swarmnode.node.nat.reservations import RELAY_KEY, Reservations
-from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.network import Address, NetworkError, PeerId
 
 logger = logging.getLogger(__name__)
 
 CHECK_AFTER = 1.0  # s after a change until peers are asked, so that several changes make one question
 CHECK_EVERY = 300.0  # s between questions while the state is known
 CHECK_AGAIN = 10.0  # s between questions while it is not
-ASK = 3  # peers asked in one check
+ASK_AT_MOST = 2 * ENOUGH  # peers asked in one check: some decline, having dialled too often lately
 WATCH_ADDRESSES_EVERY = 10.0  # s between looks at this machine's interfaces
+PUNCH_AGAIN_EVERY = 60.0  # s between looks for circuits whose time to be tried again has come
+MAX_REACHED_AT = 4  # addresses at which helpers got through, announced beside this node's own
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class NatStatus:
     """What `status` and `netcheck` show."""
 
     reachability: str  # unknown, public, private or relayed (private with a place at a relay)
+    mapping: Mapping | None  # a port that the router opened
+    mapping_state: str  # for a person
     reached_by: int  # hosts that got through to this node
     failed_for: int  # and that did not
     observed: tuple[str, ...]  # where the listening port is seen from outside, the most often seen first
@@ -63,9 +71,10 @@ class NatTraversal:
         *,
         admits: Callable[[PeerId], bool],
         limits: RelayLimits,
+        upnp: bool = True,
         rng: random.Random | None = None,
     ) -> None:
-        """`admits` says whom this node relays for while it is public."""
+        """`admits` says whom this node relays for while it is public; `upnp` whether the router is asked for a port."""
         self._network = network
         self._rng = rng or random.Random()
         self._reachability = Reachability()
@@ -73,11 +82,11 @@ class NatTraversal:
         self._puncher = HolePuncher(
             network,
             network.swarm,
-            mine=lambda: (*self.observed.mappings(), *network.own_addresses),
+            mine=self._places,
             source=network.dial_source,
             is_direct=network.is_direct,
         )
-        self._relay = RelayServer(network, admits=lambda p: self._state is Reach.PUBLIC and admits(p), limits=limits)
+        self._relay = RelayServer(network, admits=lambda p: self._entered is Reach.PUBLIC and admits(p), limits=limits)
         self._reservations = Reservations(
             network,
             network.circuits,
@@ -85,9 +94,16 @@ class NatTraversal:
             rtt=network.rtt,
             changed=self._announce,
         )
+        self._ports = PortMapping(
+            listens=network.dial_source,
+            needed=lambda: self._state is not Reach.PUBLIC,
+            changed=self._mapping_changed,
+        )
+        self._asks_router = upnp
         self._changed = trio.Event()
-        self._private: trio.CancelScope | None = None
-        self._offering = False
+        self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does
+        self._doing = trio.CancelScope()  # what runs because of it
+        self._reached_at: OrderedDict[Address, float] = OrderedDict()  # where helpers got through, and when
         self.observed = ObservedAddresses()
 
     @property
@@ -98,7 +114,9 @@ class NatTraversal:
         reached, failed = self._reachability.counts()
         relays = self._reservations.relays
         return NatStatus(
-            reachability="relayed" if self._state is Reach.PRIVATE and relays else self._state.value,
+            reachability="relayed" if relays else self._state.value,
+            mapping=self._ports.mapping,
+            mapping_state=self._ports.state if self._asks_router else "switched off (upnp = false)",
             reached_by=reached,
             failed_for=failed,
             observed=self.observed.mappings(),
@@ -116,38 +134,72 @@ class NatTraversal:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_connections, nursery)
             nursery.start_soon(self._watch_interfaces)
+            nursery.start_soon(self._punch_again, nursery)
+            if self._asks_router:
+                nursery.start_soon(self._ports.run)
             task_status.started()
             while True:
-                await self._check(nursery)
-                self._changed = trio.Event()
-                with trio.move_on_after(CHECK_AGAIN if self._state is Reach.UNKNOWN else CHECK_EVERY):
+                self._changed = trio.Event()  # before asking: a change meanwhile is not missed
+                answered = await self._check(nursery)
+                known = answered and self._state is not Reach.UNKNOWN
+                with trio.move_on_after(CHECK_EVERY if known else CHECK_AGAIN):
                     await self._changed.wait()
                     await trio.sleep(CHECK_AFTER)
 
     # --- reachability -----------------------------------------------------------------------------------------------
 
-    async def _check(self, nursery: trio.Nursery) -> None:
-        """Ask a few peers at different hosts to dial this node, one after another."""
-        before = self._state
-        helpers = [
-            v.peer for v in self._network.peers() if v.path == "direct" and self._network.speaks(v.peer, AUTONAT)
-        ]
-        by_host = {host: peer for peer in helpers if (host := self._network.host_of(peer)) is not None}
-        asked = self._rng.sample(sorted(by_host), min(ASK, len(by_host)))
-        for number, host in enumerate(asked):
+    async def _check(self, nursery: trio.Nursery) -> bool:
+        """Ask a few peers at different hosts to dial this node, one after another; whether any did."""
+        before, now = self._state, trio.current_time()
+        by_host = self._helpers()
+        hosts = self._rng.sample(sorted(by_host), len(by_host))
+        answers = 0
+        while hosts and answers < ENOUGH and len(by_host) - len(hosts) < ASK_AT_MOST:
+            host = hosts.pop()
             try:
                 await self._look_from_outside(host, by_host[host])
-                places = (*self.observed.mappings(), *self._network.own_addresses)
-                reached = await self._autonat.ask(by_host[host], places)
+                answer = await self._autonat.ask(by_host[host], self._places())
             except NetworkError as error:
                 logger.debug("%s does not help to find out about NATs: %s", by_host[host], error)
                 continue
-            if reached is not None:
-                left = len(asked) - number - 1
-                self._reachability.heard(Verdict(host, reached, trio.current_time()), others=left)
+            now = trio.current_time()
+            if answer.reached is not None:
+                answers += 1
+                self._reachability.heard(Verdict(host, answer.reached, now))
+            if answer.place is not None:
+                self._reached_at[answer.place] = now
+                self._reached_at.move_to_end(answer.place)
+        self._reachability.decide(now, others=len(hosts))
         if self._state is not before:
             logger.info("this node is %s", _TELL[self._state])
+        if self._state not in (Reach.UNKNOWN, self._entered):
             self._enter(nursery)
+        self._announce()
+        return answers > 0
+
+    def _helpers(self) -> dict[str, PeerId]:
+        """Whom to ask, by host: those of the local network only where there are no others."""
+        direct = (v.peer for v in self._network.peers() if v.path == "direct")
+        by_host = {
+            host: peer
+            for peer in direct
+            if self._network.speaks(peer, AUTONAT) and (host := self._network.host_of(peer)) is not None
+        }
+        outside = {host: peer for host, peer in by_host.items() if not is_local(host)}
+        if outside:
+            self._reachability.disregard_local()
+        return outside or by_host
+
+    def _places(self) -> tuple[Address, ...]:
+        """Where this node may be reached, the likeliest first."""
+        mapping = self._ports.mapping
+        mapped = (mapping.address,) if mapping is not None else ()
+        return tuple(dict.fromkeys((*mapped, *self.observed.mappings(), *self._network.own_addresses)))
+
+    def _mapping_changed(self) -> None:
+        """There is a new way in, or one less: earlier verdicts are about other places."""
+        self._reachability.forget()
+        self._changed.set()
 
     async def _look_from_outside(self, host: str, peer: PeerId) -> None:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
@@ -158,29 +210,40 @@ class NatTraversal:
                 self.observed.record(host, place)
 
     def _enter(self, nursery: trio.Nursery) -> None:
-        """Start and stop what the new state needs."""
-        if self._private is not None:
-            self._private.cancel()
-            self._private = None
-        if self._state is Reach.PRIVATE:
-            self._private = trio.CancelScope()
-            nursery.start_soon(self._be_private, self._private)
-        elif self._state is Reach.PUBLIC and not self._offering:
-            self._offering = True
-            nursery.start_soon(self._offer)
-        self._announce()
+        """Do what the new state asks for, and no more what the old one did."""
+        self._doing.cancel()
+        self._doing = trio.CancelScope()
+        self._entered = self._state
+        nursery.start_soon(self._do, self._doing, self._reservations.run if self._is_private else self._offer)
 
-    async def _be_private(self, scope: trio.CancelScope) -> None:
+    async def _do(self, scope: trio.CancelScope, what: Callable[[], Awaitable[None]]) -> None:
         with scope:
-            await self._reservations.run()
+            await what()
+
+    @property
+    def _is_private(self) -> bool:
+        return self._entered is Reach.PRIVATE
 
     async def _offer(self) -> None:
-        """Relay, and say so in the DHT; `RelayServer` admits nobody while the state is another."""
-        await self._network.provide(RELAY_KEY)
-        await self._relay.run()
+        """Relay, and say so in the DHT; `RelayServer` admits nobody once the state is another."""
+        try:
+            await self._network.provide(RELAY_KEY)
+            await self._relay.run()
+        finally:
+            self._network.withdraw(RELAY_KEY)
 
     def _announce(self) -> None:
-        self._network.announce_through(self._reservations.addresses if self._state is Reach.PRIVATE else None)
+        """Tell others where to dial this node."""
+        if self._is_private:
+            self._network.announce_instead(self._reservations.addresses)
+            return
+        oldest = trio.current_time() - AGE
+        while self._reached_at and (len(self._reached_at) > MAX_REACHED_AT or min(self._reached_at.values()) < oldest):
+            self._reached_at.popitem(last=False)
+        me, own = self._network.me, self._network.own_addresses
+        further = [f"{place}/p2p/{me}" for place in reversed(self._reached_at)]
+        found_out = self._entered is Reach.PUBLIC and not set(further) <= set(own)
+        self._network.announce_instead(tuple(dict.fromkeys((*further, *own))) if found_out else None)
 
     async def _watch_interfaces(self) -> None:
         known = self._network.own_addresses
@@ -191,6 +254,8 @@ class NatTraversal:
                 logger.info("this machine's addresses changed; finding out again how it can be reached")
                 self._reachability.forget()
                 self.observed.forget()
+                self._reached_at.clear()
+                self._ports.forget()
                 self._puncher.forget_failures()
                 self._changed.set()
 
@@ -199,14 +264,34 @@ class NatTraversal:
     async def _watch_connections(self, nursery: trio.Nursery) -> None:
         with self._network.watch_peers() as events:
             async for event in events:
-                if event.up and self._state is Reach.UNKNOWN:
+                if event.up and self._is_worth_asking(event.peer):
                     self._changed.set()
-                if event.up and self._network.dialled_through_relay(event.peer):
+                if event.moved:
+                    nursery.start_soon(let_go_of_circuits, self._network, event.peer)
+                elif event.up and self._network.dialled_through_relay(event.peer):
                     nursery.start_soon(self._get_direct, event.peer)
+
+    def _is_worth_asking(self, peer: PeerId) -> bool:
+        """Nothing is known yet, or only from the local network while this peer is outside of it."""
+        host = self._network.host_of(peer)
+        outside = host is not None and not is_local(host)
+        return self._state is Reach.UNKNOWN or (outside and self._reachability.only_local)
+
+    async def _punch_again(self, nursery: trio.Nursery) -> None:
+        """Circuits that outlived a failure are tried again when its time is over."""
+        while True:
+            await trio.sleep(PUNCH_AGAIN_EVERY)
+            for view in self._network.peers():
+                if self._network.dialled_through_relay(view.peer):
+                    nursery.start_soon(self._get_direct, view.peer)
 
     async def _get_direct(self, peer: PeerId) -> None:
         if self._puncher.worth_trying(peer):
             await self._puncher.punch(peer)
+
+    async def go_direct(self, peer: PeerId) -> bool:
+        """Try now to replace a circuit to `peer`, whatever failed before; whether there is a direct connection."""
+        return self._network.is_direct(peer) or await self._puncher.punch(peer)
 
 
 _TELL = {
