@@ -11,8 +11,11 @@ Who may fail when, and what is then true:
 - the key is not offered, or not to this peer: NotOffered, and the stream stays good;
 - size, dtype or digest are not what the fetcher permits: Corrupt before a byte is taken. The bytes do not hash to the
   digest: Corrupt after the last; `into` then holds rubbish;
-- the stream breaks: the fetch opens another and goes on from the last whole chunk, a bounded number of times, then
-  StreamBroken. A peer that sends nothing for `stall` seconds is not asked again: StreamBroken;
+- the stream breaks: the fetch opens another and goes on from the last whole chunk, until a bounded number in a row
+  brought none, then StreamBroken. So a fetch outlives any number of relayed connections that end at their limit;
+- the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
+  goes on there, idle streams on the old path are closed, and those in use are not used again;
+- the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again;
 - the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Not one
   byte of the buffer is read after `withdraw` returned, so its owner may use it again (a digest begun before may still
   read it; nobody sees that digest);
@@ -41,6 +44,7 @@ PROTOCOL = "/swarmnode/bulk/1"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_MESSAGE = 4096  # bytes of a Want or a Header
 MAX_KEY = 16  # parts of a key
+WORTH_MOVING = 4 * CHUNK  # bytes yet to come for which a fetch leaves a stream on a worse path
 HASHED = 16 * CHUNK  # bytes that are hashed at once while the next arrive: a thread is worth waking for 1 ms of work
 
 Key = tuple[str | int, ...]  # ("part", run id, round, ballot, index)
@@ -59,6 +63,10 @@ class Corrupt(NetworkError):
     """The peer's bytes are not what they should be: too many, of another kind, or with another hash."""
 
 
+class _LeftBehind(StreamBroken):
+    """The stream is whole, and on a path that another has replaced."""
+
+
 class _Stalled(StreamBroken):
     """Nothing came for too long: asking again would wait as long."""
 
@@ -69,7 +77,7 @@ class BulkLimits:
 
     streams: int = 8  # fetches from one peer at once; more wait. One that waits for its key to be offered counts
     serves: int = 16  # streams of one peer served here: twice `streams`, for those given up there
-    tries: int = 3  # streams that one fetch may use up
+    tries: int = 3  # streams in a row that may break without a chunk
     stall: float = 5.0  # seconds without a byte after which a fetch gives up
     serve_stall: float = 30.0  # seconds that a chunk may wait for a peer that does not read
     longest_wait: float = 120.0  # seconds that a peer may wait here for a key to be offered
@@ -112,6 +120,7 @@ class _Channel:
     stream: Stream
     reader: FrameReader
     used: bool = False  # an earlier fetch went well on it
+    left_behind: bool = False  # the peer has a better path now
 
 
 class Bulk:
@@ -124,6 +133,8 @@ class Bulk:
         self._offers: dict[Key, _Offer] = {}
         self._new_offer = trio.lowlevel.ParkingLot()
         self._idle: dict[PeerId, list[_Channel]] = {}
+        self._in_use: set[_Channel] = set()
+        self._moves = 0
         self._slots: dict[PeerId, tuple[trio.Semaphore, int]] = {}  # and the fetches that hold or await one
         self._desks: dict[_Desk, None] = {}
         self._running = False
@@ -178,13 +189,17 @@ class Bulk:
     # -- lifetime
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; drops the idle streams of peers that went away."""
+        """Serve until cancelled; drops the idle streams of peers that went away or moved."""
         self._running = True
         try:
             with self._network.watch_peers() as events:
                 task_status.started()
                 async for event in events:
-                    if not event.up:
+                    if event.moved:
+                        self._moves += 1
+                        for channel in self._in_use:
+                            channel.left_behind |= channel.stream.peer == event.peer
+                    if event.moved or not event.up:
                         await self._drop_idle(event.peer)
         finally:
             self._running = False
@@ -253,7 +268,8 @@ class Bulk:
         tries = self._limits.tries
         while True:
             channel = await self._checked_out(peer)
-            good = False
+            self._in_use.add(channel)
+            good, before = False, fetch.chunks
             try:
                 await fetch.attempt(channel, self._limits.stall)
                 good = True
@@ -266,15 +282,20 @@ class Bulk:
                 raise Corrupt(f"{peer} broke the rules of {PROTOCOL}: {error}") from None
             except _Stalled:
                 raise
+            except _LeftBehind:
+                log.debug("fetching %s from %s goes on over a better path", fetch.key, peer)
             except StreamBroken:
                 if channel.used:  # it may have broken long ago, and so the other idle ones
                     await self._drop_idle(peer)
-                else:
+                if fetch.chunks > before:
+                    tries = self._limits.tries
+                elif not channel.used:
                     tries -= 1
                     if not tries:
                         raise
             finally:
-                if good and self._running:
+                self._in_use.discard(channel)
+                if good and self._running and not channel.left_behind:
                     channel.used = True
                     self._idle.setdefault(peer, []).append(channel)
                 else:
@@ -287,8 +308,10 @@ class Bulk:
             if not idle:
                 del self._idle[peer]
             return channel
+        moves = self._moves
         stream = await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open)
-        return _Channel(stream, FrameReader(stream, limit=MAX_MESSAGE))
+        left_behind = self._moves > moves  # perhaps another peer moved: then a stream is opened in vain
+        return _Channel(stream, FrameReader(stream, limit=MAX_MESSAGE), left_behind=left_behind)
 
     async def _drop_idle(self, peer: PeerId) -> None:
         for channel in self._idle.pop(peer, []):
@@ -354,6 +377,11 @@ class _Fetch:
             await runner(lambda view=view: self._hasher.update(view))  # type: ignore[misc]
             self._hashed = stop
 
+    @property
+    def chunks(self) -> int:
+        """Whole chunks in hand."""
+        return self._received // CHUNK
+
     def finish(self) -> None:
         """The last byte has come."""
         self._finished = True
@@ -377,10 +405,14 @@ class _Fetch:
             raise StreamBroken("the peer ended the stream")
         self._check(decode(Header, raw, limit=MAX_MESSAGE))
         assert self.header is not None
-        while self._received < self.header.size:
+        while (left := self.header.size - self._received) > 0:
+            if channel.left_behind and left >= WORTH_MOVING:
+                if self._received % CHUNK == 0:
+                    raise _LeftBehind(f"{self._received} bytes of {self.key} came on a path that was replaced")
+                left = CHUNK - self._received % CHUNK
             piece = b""
             with trio.move_on_after(stall) as scope:
-                piece = await channel.reader.raw(self.header.size - self._received)
+                piece = await channel.reader.raw(left)
             if scope.cancelled_caught:
                 raise _Stalled(f"nothing of {self.key} came for {stall:g} s, {self._received} bytes in")
             if not piece:

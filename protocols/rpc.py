@@ -21,6 +21,8 @@ Who may fail when, and what is then true:
   The next call opens a new stream;
 - the peer is frozen or slow: each call ends at its own deadline, and calls to other peers notice nothing. A write that
   blocks is given up when no call waits for it, and the stream with it; the next call opens a new one;
+- the peer moves to a better path: calls from then on go over a new stream; those in flight are answered on the old
+  one, which is closed after the last;
 - who takes items reads slowly: who sends them waits, with at most a window of them under way;
 - the caller is cancelled, or leaves a feed or an upload: the handler is cancelled when CANCEL arrives;
 - the handler of an upload answers before the last item: the caller's next `send` says so, and nothing more is sent;
@@ -172,8 +174,11 @@ class Rpc:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                task_status.started()
-                await trio.sleep_forever()
+                with self._network.watch_peers() as events:
+                    task_status.started()
+                    async for event in events:
+                        if event.moved and event.peer in self._lines:
+                            self._lines.pop(event.peer).retire()
         finally:
             self._nursery = None
             for desk in list(self._serving):

@@ -67,6 +67,8 @@ class Line:
         self._next_id = 1
         self._patience: trio.CancelScope | None = None  # around an opening or a write while it may block
         self._over = False
+        self._retired = False  # it takes no further calls
+        self._scope = trio.CancelScope()  # around the stream's reading and writing
         self._why = "this node is stopping"
 
     def begin(self, style: int, method: str, body: bytes, deadline: float) -> tuple[int, int, Waiting]:
@@ -97,6 +99,21 @@ class Line:
             if not unsent and trio.current_time() < waiting.deadline:
                 self.outbox.put(Frame(CANCEL, number))
 
+    def release(self) -> None:
+        """Give back the slot of a call that ended."""
+        self.slots.release()
+        self._close_if_done()
+
+    def retire(self) -> None:
+        """Answer the calls that are made or wait for a slot, and then close; the owner makes no others."""
+        self._retired = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._retired and self.slots.value == self.limits.calls:  # a slot that is waited for is never free
+            self._why = "the peer moved to another path"
+            self._scope.cancel()
+
     def gone(self, method: str) -> PeerGone:
         return PeerGone(f"{method} to {self.peer}: {self._why}")
 
@@ -113,7 +130,7 @@ class Line:
             finally:
                 self.end(number, key)
         finally:
-            self.slots.release()
+            self.release()
         if waiting.answer is None:
             raise self.gone(method)
         return waiting.answer
@@ -127,9 +144,10 @@ class Line:
             if stream is None or scope.cancelled_caught:
                 self._why = "it could not be connected in time"
                 return
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._until_broken, self._read, stream, nursery.cancel_scope)
-                nursery.start_soon(self._until_broken, self._write, stream, nursery.cancel_scope)
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._until_broken, self._read, stream, nursery.cancel_scope)
+                    nursery.start_soon(self._until_broken, self._write, stream, nursery.cancel_scope)
         except NetworkError as error:
             self._why = str(error)
         except Exception as error:  # a fault of the transport must not end the daemon's nursery
@@ -251,7 +269,7 @@ class _ItemCall(AbstractAsyncContextManager[Any]):
                 self._style, self._method, self._body, self._deadline
             )
         except BaseException:
-            self._line.slots.release()
+            self._line.release()
             raise
         return self
 
@@ -259,7 +277,7 @@ class _ItemCall(AbstractAsyncContextManager[Any]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._line.end(self._number, self._key)
-        self._line.slots.release()
+        self._line.release()
         await trio.lowlevel.checkpoint()
 
     async def _in_time(self, wait: Callable[[], Awaitable[A]]) -> A:

@@ -21,6 +21,7 @@ class Channel:
         self.stream = stream
         self._reader = FrameReader(stream, limit=MAX_MESSAGE)
         self.room = NO_ROOM  # where answers are received, one after the other
+        self.left_behind = False  # the provider has a better path now
 
     async def ask(self, wants: list[Want]) -> None:
         await self.stream.send_all(b"".join(frame(encode(want)) for want in wants))
@@ -52,6 +53,8 @@ class Channels:
         self._network = network
         self._limits = limits
         self._idle: dict[PeerId, list[Channel]] = {}
+        self._in_use: set[Channel] = set()
+        self._moves = 0
 
     async def take(self, peer: PeerId) -> Channel:
         """An idle stream, or a new one. Raises Unreachable or ProtocolUnsupported."""
@@ -60,13 +63,18 @@ class Channels:
             channel = idle.pop()
             if not idle:
                 del self._idle[peer]
-            return channel
-        return Channel(await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open))
+        else:
+            moves = self._moves
+            channel = Channel(await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open))
+            channel.left_behind = self._moves > moves  # perhaps another peer moved: then a stream is opened in vain
+        self._in_use.add(channel)
+        return channel
 
     async def give_back(self, channel: Channel, *, good: bool) -> None:
         """Keep a stream on which nothing is under way; close any other."""
+        self._in_use.discard(channel)
         idle = self._idle.setdefault(channel.stream.peer, [])
-        if good and len(idle) < self._limits.idle_streams:
+        if good and not channel.left_behind and len(idle) < self._limits.idle_streams:
             channel.room = NO_ROOM  # no memory while nothing is asked for
             idle.append(channel)
             return
@@ -74,6 +82,13 @@ class Channels:
             del self._idle[channel.stream.peer]
         with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
             await channel.stream.aclose()
+
+    async def leave_behind(self, peer: PeerId) -> None:
+        """There is a better path to `peer`: close the idle streams, and use none again that is open now."""
+        self._moves += 1
+        for channel in self._in_use:
+            channel.left_behind |= channel.stream.peer == peer
+        await self.drop(peer)
 
     async def drop(self, peer: PeerId) -> None:
         for channel in self._idle.pop(peer, []):

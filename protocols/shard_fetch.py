@@ -16,6 +16,7 @@ Who may fail when, and what is then true:
 - it dies, or is silent for longer than its own rate explains: its chunks go to others at once, and it is tried
   again at a later search;
 - it sends one byte a second: the endgame takes its chunks away, and the fetch does not wait for it;
+- it moves from a relayed path to a direct one: what it was asked for still comes on the old one, and no more is;
 - it does not have what it said: the chunk is looked for elsewhere, and after a few it is dropped;
 - nobody is left: the scout goes on for `patience` seconds, then Unavailable; what has arrived stays in the store.
 
@@ -284,14 +285,17 @@ class Fetch:
     async def _draw_from(self, plan: Plan, source: Source) -> None:
         """Ask and receive until the provider fails; raises WireError or NetworkError then."""
         plan.add(source)
+        moved = True
         try:
-            channel = await self._channels.take(source.peer)
-            try:
-                async with trio.open_nursery() as nursery:
-                    for job in (self._ask, self._receive):
-                        nursery.start_soon(self._until_over, job, plan, source, channel, nursery.cancel_scope)
-            finally:
-                await self._channels.give_back(channel, good=not source.asked and source.failure is None)
+            while moved:
+                channel = await self._channels.take(source.peer)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        for job in (self._ask, self._receive):
+                            nursery.start_soon(self._until_over, job, plan, source, channel, nursery.cancel_scope)
+                finally:
+                    await self._channels.give_back(channel, good=not source.asked and source.failure is None)
+                moved = channel.left_behind and source.failure is None
         finally:
             plan.remove(source)
             if not plan.sources:
@@ -315,10 +319,11 @@ class Fetch:
             scope.cancel()
 
     async def _ask(self, plan: Plan, source: Source, channel: Channel) -> None:
-        """Keep the provider's window full."""
-        while True:
+        """Keep the provider's window full, on a stream whose path is the best there is."""
+        while source.asked or not channel.left_behind:
             source.look = trio.Event()
-            if chosen := plan.next_for(source, trio.current_time()):
+            chosen = [] if channel.left_behind else plan.next_for(source, trio.current_time())
+            if chosen:
                 source.work.set()
                 await channel.ask([Want(self._shard, run.first, count=run.count) for run in chosen])
             least, most = LOOK_AGAIN

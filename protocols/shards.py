@@ -135,7 +135,9 @@ class Shards:
                     nursery.start_soon(self._announce)
                     task_status.started()
                     async for event in events:
-                        if not event.up:
+                        if event.moved:
+                            await self._channels.leave_behind(event.peer)
+                        elif not event.up:
                             await self._channels.drop(event.peer)
         finally:
             self._nursery = None

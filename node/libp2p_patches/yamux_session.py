@@ -330,6 +330,11 @@ class Session(IMuxedConn):
     def is_closed(self) -> bool:
         return self._closing
 
+    @property
+    def open_streams(self) -> int:
+        """Streams of both sides; ours, not called by py-libp2p."""
+        return len(self._streams)
+
     async def open_stream(self) -> SessionStream:
         await trio.lowlevel.checkpoint()
         if self._closing:
