@@ -52,6 +52,9 @@ class NodeConfig:
         (), "multiaddrs of nodes to join; /p2p/PEER_ID at the end has it checked who answers"
     )
     mdns: bool = option(True, "find and be found by nodes on the local network")
+    upnp: bool = option(
+        True, "ask the router by NAT-PMP or UPnP to let peers in, where they cannot dial this node otherwise"
+    )
     role: str = option(
         "train",
         "what the node does: train, or only help others find one another (relay, watch: both run without a trainer)",

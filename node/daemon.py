@@ -159,7 +159,9 @@ class Daemon:
         self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards)
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
-        self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay)
+        self.nat = NatTraversal(
+            self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp
+        )
         self._book = AddressBook(datadir.address_book)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
