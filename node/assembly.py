@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
-from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.network import Network, PeerId, relayed_peers
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
@@ -130,11 +131,11 @@ def make_membership(chosen: ChosenRun, *, network: Network, state: StateStore, s
     return Membership(network=network, state=state, sync=sync, now=now_ms, admits=admits(chosen.spec))
 
 
-def make_agreement(chosen: ChosenRun, *, me: PeerId, rpc: Rpc, liveness: Liveness) -> Agreement:
+def make_agreement(chosen: ChosenRun, *, network: Network, rpc: Rpc, liveness: Liveness) -> Agreement:
     """This node's part in the run's agreements; from now on it answers `round.*` calls."""
     exchange = chosen.spec.exchange
     return Agreement(
-        me=me,
+        me=network.me,
         run_id=chosen.run_id,
         rpc=rpc,
         liveness=liveness,
@@ -145,6 +146,7 @@ def make_agreement(chosen: ChosenRun, *, me: PeerId, rpc: Rpc, liveness: Livenes
             ceiling=exchange.deadline_ceiling,
         ),
         admits=admits(chosen.spec),
+        relayed=partial(relayed_peers, network),
     )
 
 

@@ -287,7 +287,7 @@ class Daemon:
             if self.data is not None:
                 await stack.enter_async_context(_running(partial(self.data.pass_on, self.trainer.feed)))
             await stack.enter_async_context(_running(self.membership.run))
-            self._agreement = make_agreement(chosen, me=self.network.me, rpc=self.rpc, liveness=self.liveness)
+            self._agreement = make_agreement(chosen, network=self.network, rpc=self.rpc, liveness=self.liveness)
             self.session = make_session(
                 chosen,
                 self.config,

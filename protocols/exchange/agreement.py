@@ -91,8 +91,11 @@ class Agreement:
         liveness: Liveness,
         settings: AgreementSettings,
         admits: Callable[[PeerId], bool] = lambda peer: True,
+        relayed: Callable[[], tuple[PeerId, ...]] = tuple,
     ) -> None:
+        """`admits` says who may join; `relayed()` whom this node reaches through relays only."""
         self._me = me
+        self._relayed = relayed
         self._run_id = run_id
         self._rpc = rpc
         self._liveness = liveness
@@ -193,6 +196,7 @@ class Agreement:
                 rates,
                 joiners,
                 standing.accepted,
+                tuple(peer for peer in self._relayed() if peer in candidates),
             )
             decision: Decision | None = None
             try:

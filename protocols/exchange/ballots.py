@@ -71,11 +71,38 @@ def without_broken_links(members: Iterable[PeerId], broken: Iterable[Link]) -> t
 
 
 def seats_of(members: Sequence[PeerId], readies: Mapping[PeerId, Ready], *, weight_cap: float) -> tuple[Seat, ...]:
-    """Seats for `members`, in their order: weights by work done, parts by the rates that others measured."""
+    """Seats for `members`, in their order: weights by work done, parts by the rates that others measured.
+
+    Relayed members own no part: they fetch and offer as clients of those who do. Where all are relayed, all own parts.
+    """
     present = {p: readies[p] for p in members}
     weights = capped_weights({p: r.samples for p, r in present.items()}, weight_cap)
-    shares = shares_by_rate({p: _median_rate(p, present) for p in members})
-    return tuple(Seat(p, weights[p], shares[p]) for p in members)
+    clients = relayed_members(present)
+    owners = [p for p in members if p not in clients] or members
+    shares = shares_by_rate({p: _median_rate(p, present) for p in owners})
+    return tuple(Seat(p, weights[p], shares.get(p, 0)) for p in members)
+
+
+def relayed_members(readies: Mapping[PeerId, Ready]) -> frozenset[PeerId]:
+    """Whom to leave without a part so that no two of the others reach each other through a relay.
+
+    Whoever has the most relayed pairs goes first, equals together: behind a symmetric NAT that is every other private
+    node, behind a better one only those. A pair is relayed where both say so: nobody can take another's part away by a
+    claim.
+    """
+    pairs = {
+        (a, b)
+        for a, ready in readies.items()
+        for b in ready.relayed
+        if a < b and b in readies and a in readies[b].relayed
+    }
+    out: set[PeerId] = set()
+    while pairs:
+        count = Counter(end for pair in pairs for end in pair)
+        most = max(count.values())
+        out |= {peer for peer, n in count.items() if n == most}
+        pairs = {(a, b) for a, b in pairs if a not in out and b not in out}
+    return frozenset(out)
 
 
 def next_window(readies: Iterable[Ready], *, floor: float, present: float, elapsed: float) -> float:

@@ -98,6 +98,7 @@ class Ready:
     rates: dict[str, float]  # bytes per second that I measured when fetching from others
     joiners: tuple[PeerId, ...]  # who asked me to be named
     accepted: Accepted | None  # what I hold from an earlier ballot of this round
+    relayed: tuple[PeerId, ...] = ()  # those of the candidates that I reach through a relay only
 
     def __post_init__(self) -> None:
         check_range("Ready.round", self.round, 0, MAX_ROUND)
@@ -109,6 +110,7 @@ class Ready:
         for rate in self.rates.values():
             check_range("Ready.rates", rate, 0.0, MAX_RATE)
         check_peers("Ready.joiners", self.joiners)
+        check_peers("Ready.relayed", self.relayed)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,39 @@ def test_what_a_peer_measured_of_itself_does_not_count() -> None:
     assert {seat.share for seat in seats_of(("a", "b"), readies, weight_cap=2.0)} == {4}
 
 
+def through_relays(*pairs: str, members: str = "abcde") -> dict[str, Ready]:
+    """Readies of members whose `pairs`, "ab", reach each other through relays."""
+    return {
+        p: replace(ready(), relayed=tuple(other for other in members if p + other in pairs or other + p in pairs))
+        for p in members
+    }
+
+
+def owners(readies: dict[str, Ready]) -> str:
+    return "".join(seat.peer for seat in seats_of(tuple(readies), readies, weight_cap=2.0) if seat.share)
+
+
+def test_members_behind_relays_own_no_part() -> None:
+    assert owners(through_relays()) == "abcde"
+    assert owners(through_relays("ab", members="abc")) == "c"
+
+
+def test_a_private_pair_that_is_direct_counts_as_direct() -> None:
+    # a is public; b and c, punched through to each other, are not; neither gets through to d and e
+    assert owners(through_relays("bd", "be", "cd", "ce", "de")) == "abc"
+    assert owners(through_relays("bd", "be", "cd", "ce", "de", members="bcde")) == "bc"
+
+
+def test_where_all_are_relayed_all_own_parts() -> None:
+    assert owners(through_relays("ab", members="ab")) == "ab"
+    assert owners(through_relays("ab", "ac", "bc", members="abc")) == "abc"
+
+
+def test_nobody_is_a_client_because_another_says_so() -> None:
+    readies = through_relays() | {"e": replace(ready(), relayed=("a", "b", "c", "d"))}
+    assert owners(readies) == "abcde"
+
+
 @pytest.mark.parametrize(("voters", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
 def test_more_than_half_is_a_majority(voters: int, needed: int) -> None:
     assert majority(VOTERS[:voters]) == needed

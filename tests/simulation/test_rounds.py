@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -13,10 +14,10 @@ from swarmnode.node.simnet import run_simulation
 NAMES = ("a", "b", "c", "d", "e")
 
 
-def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
+def simulate(body: Callable[[SimSwarm], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery))
+            await body(SimSwarm(nursery, **settings))
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
@@ -41,6 +42,25 @@ def test_members_agree_in_every_round_and_learn() -> None:
         assert losses[-1] < losses[0]
 
     simulate(body)
+
+
+def test_relayed_members_are_clients_in_the_exchange_until_they_are_direct() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        relayed = [("b", "d"), ("b", "e"), ("c", "d"), ("c", "e"), ("d", "e")]  # d and e behind symmetric NATs
+        for one, other in relayed:
+            swarm.world.relay(swarm.world.node(one).me, swarm.world.node(other).me)
+        await start_all(swarm)
+        await swarm.round_done(3, *NAMES)
+        assert swarm.owners("d") == swarm.owners("e") == {"a", "b", "c"}
+        for one, other in relayed:
+            swarm.world.get_direct(swarm.peer(one), swarm.peer(other))
+        await swarm.round_done(6, *NAMES)
+        assert swarm.owners("d") == swarm.owners("e") == set(NAMES)
+        for round in range(7):
+            assert len(swarm.hashes(round)) == 1
+        assert all(swarm.nodes[n].rounds[6]["members"] == 5 for n in NAMES)
+
+    simulate(body, dimension=8192)  # a part for each
 
 
 @pytest.mark.parametrize("victim", NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from swarmnode.protocols.catchup import CatchUp
 from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
 from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.exchange.roster import parts
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.memorystate import MemoryState
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.statesync import StateSync
@@ -106,6 +108,7 @@ class SimSwarm:
             rpc=rpc,
             liveness=liveness,
             settings=AgreementSettings(group_size=64, weight_cap=2.0, floor=self._floor, ceiling=60.0),
+            relayed=partial(relayed_peers, network),
         )
         allreduce = AllReduce(
             me=network.me,
@@ -226,6 +229,12 @@ class SimSwarm:
             desks=sum(len(n.agreement._standing.desks) for n in living),
             tasks=trio.lowlevel.current_statistics().tasks_living,
         )
+
+    def owners(self, name: str) -> set[str]:
+        """Who owns a part by the last roster that a node exchanged by."""
+        roster = self.nodes[name].allreduce._offered[-1]
+        cut = {part.owner for part in parts(roster, self.nodes[name].diloco.state.parameters.size)}
+        return {n for n in self.nodes if self.peer(n) in cut}
 
     def peer(self, name: str) -> PeerId:
         return self.nodes[name].network.me
