@@ -175,7 +175,12 @@ class Membership:
             life.cancel()
 
     async def _look_at_all(self) -> None:
-        for element in await self._state.select(KIND, limit=MAX_LEASES):
+        try:
+            leases = await self._state.select(KIND, limit=MAX_LEASES)
+        except StateError as error:
+            logger.warning("leases could not be read, new ones will be seen: %s", error)
+            return
+        for element in leases:
             await self._look_at(element)
 
     async def _look_at(self, element: Element) -> None:

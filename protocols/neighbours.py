@@ -48,6 +48,10 @@ class Neighbours:
         self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
         self._distrusted[peer] = now + DISTRUSTED_FOR
 
+    def leave_alone(self, peer: PeerId) -> None:
+        """It is too slow to be asked again soon."""
+        self._until[peer] = trio.current_time() + ASK_AGAIN_AFTER
+
     def failed(self, peer: PeerId, error: CallError) -> None:
         """A call to the peer brought no answer."""
         stranger = isinstance(error, Refused) and error.code in STRANGERS

@@ -33,6 +33,10 @@ class ClockGuard:
         if len(self._ahead) > HEARD:
             self._ahead.popitem(last=False)
 
+    def forget(self, peer: PeerId) -> None:
+        """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
+        self._ahead.pop(peer, None)
+
     @property
     def off(self) -> int | None:
         """Milliseconds that the median of peers is ahead of this node; None while too few are known."""

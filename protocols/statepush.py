@@ -16,6 +16,7 @@ to it is under way; what it misses, and what is above the limits, repair brings.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -28,8 +29,10 @@ from swarmnode.protocols.budget import Allowance, Budget
 from swarmnode.protocols.neighbours import Neighbours
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import CallError, Rpc
-from swarmnode.protocols.statebackend import Change, Rank, StateBackend, rank_of
+from swarmnode.protocols.statebackend import Change, Rank, StateBackend, StateError, rank_of
 from swarmnode.protocols.statewire import MAX_RANKS, Push, Pushed, batches, joined, split
+
+logger = logging.getLogger(__name__)
 
 COLLECT = 0.2  # seconds that news waits for more of it; with the way to the next node, the time of one hop
 EAGER = 4  # peers that get the elements
@@ -160,6 +163,8 @@ class Pusher:
                 await self._push(peer, sealed, ())
         except CallError as error:
             self._neighbours.failed(peer, error)  # what it misses, repair brings
+        except StateError as error:
+            logger.warning("what %s asked for could not be read: %s", peer, error)
         finally:
             self._busy.discard(peer)
 

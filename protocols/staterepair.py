@@ -221,7 +221,9 @@ class RepairDesk:
         return Answer(frame, self._now())
 
     async def on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
-        """Give elements by rank, as many as fit into a message."""
+        """Give elements by rank, as many as fit into a message. Raises Refuse, StateError."""
+        if self._served.overdraw(peer, 0) > BATCH_TIMEOUT / 2:  # before anything is read from the disk
+            raise Refuse("busy", "the peer fetches more than its share")
         sealed = next(batches(await self._backend.sealed(split(fetch.ranks))), ())
         wait = self._served.overdraw(peer, sum(len(raw) for raw in sealed))
         if wait > BATCH_TIMEOUT / 2:

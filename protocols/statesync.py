@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -33,9 +34,10 @@ from swarmnode.protocols.neighbours import Neighbours
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.ownclock import ENOUGH, ClockGuard
+from swarmnode.protocols.reception import Reception
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.statebackend import Change, StateBackend, StateError, Unwritable, rank_of
+from swarmnode.protocols.statebackend import Change, StateBackend, StateError, rank_of
 from swarmnode.protocols.stateintake import PROTOCOL, Intake
 from swarmnode.protocols.statepush import Pusher
 from swarmnode.protocols.staterepair import RepairDesk, Repaired
@@ -59,10 +61,12 @@ REPAIR_EVERY = 30.0  # seconds, jittered by a fifth
 TRIES = 3  # neighbours asked in turn until one repairs
 GREETED_AFTER = 1.0  # seconds in which who dialled is expected to begin a repair; then the other does
 RECOVER_WITHIN = 10.0  # seconds to hear from peers what this node signed before; then it signs without
-AT_ONCE = 8  # repairs that this node begins
+AT_ONCE = 8  # repairs that this node begins because somebody connected; the one of every 30 s has a place of its own
+REPAIR_WITHIN = 60.0  # seconds; what was got by then is kept, and the next repair goes on from there
 OWN_TIMEOUT = 5.0  # seconds
 OWN_SHOWN = 64  # elements told to their author, the newest
 OWN_LOOKED_AT = 4096  # elements of one author; more than all its slots
+EVIDENCE_LOOKED_AT = 65_536  # elements of evidence that this node refuses calls by
 OWN_QUERIES = Allowance(rate=0.1, burst=4)  # of one peer
 
 
@@ -116,10 +120,11 @@ class StateSync:
         self._recovered = trio.Event()
         self._limit = trio.CapacityLimiter(AT_ONCE)
         self.repairs = 0  # sessions that this node began and ended
-        rpc.serve("state.push", Push, self._on_push)
-        rpc.serve("state.fetch", Fetch, self._on_fetch)
-        rpc.serve("state.repair", Step, self._on_step)
-        rpc.serve("state.own", OwnQuery, self._on_own)
+        self._reception = Reception("this node's state is not open")
+        rpc.serve("state.push", Push, self._reception.while_open(self._on_push))
+        rpc.serve("state.fetch", Fetch, self._reception.while_open(self._on_fetch))
+        rpc.serve("state.repair", Step, self._reception.while_open(self._on_step))
+        rpc.serve("state.own", OwnQuery, self._reception.while_open(self._on_own))
 
     @property
     def equivocators(self) -> frozenset[str]:
@@ -138,9 +143,8 @@ class StateSync:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Push, repair and answer until cancelled. The backend must be running."""
         with self._backend.watch(EVIDENCE.name) as evidence, self._network.watch_peers() as events:
-            for element in await self._backend.select(EVIDENCE.name, limit=OWN_LOOKED_AT):
-                self._neighbours.equivocators.add(element.author)
-            async with trio.open_nursery() as nursery:
+            await self._look_at_evidence()
+            async with self._reception.open(), trio.open_nursery() as nursery:
                 await nursery.start(self.pusher.run)
                 nursery.start_soon(self._convict, evidence)
                 nursery.start_soon(self._repair_now_and_then)
@@ -153,6 +157,8 @@ class StateSync:
                         nursery.start_soon(self._greet, event.peer)
                     elif not event.up:
                         self._repaired_at.pop(event.peer, None)
+                        self.clock.forget(event.peer)
+                        self._backend.hold(self.clock.complaint)
 
     async def write(self, key: str, value: Value) -> Record:
         """Sign a value of this node's own and pass it on; None deletes the key.
@@ -173,7 +179,11 @@ class StateSync:
         """One repair with every neighbour, now."""
         async with trio.open_nursery() as nursery:
             for peer in self._neighbours.here():
-                nursery.start_soon(self.repair_with, peer)
+                nursery.start_soon(self._repair_in_turn, peer)
+
+    async def _repair_in_turn(self, peer: PeerId) -> None:
+        async with self._limit:
+            await self.repair_with(peer)
 
     async def repair_with(self, peer: PeerId) -> Repaired | None:
         """One repair with `peer`, or the end of the one under way; None where it brought no answer."""
@@ -182,12 +192,16 @@ class StateSync:
             return None
         done = self._repairing[peer] = trio.Event()
         try:
-            async with self._limit:
+            with trio.fail_after(REPAIR_WITHIN):
                 repaired = await self._desk.repair(peer)
+        except trio.TooSlowError:
+            self.offences.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
+            self._neighbours.leave_alone(peer)
+            return None
         except CallError as error:
             self._neighbours.failed(peer, error)
             return None
-        except Unwritable as error:
+        except StateError as error:
             logger.warning("what %s sent could not be kept: %s", peer, error)
             return None
         finally:
@@ -196,7 +210,8 @@ class StateSync:
         if repaired.complaint:
             self._neighbours.distrust(peer)
         self.repairs += 1
-        self._repaired_at[peer] = trio.current_time()
+        if any(view.peer == peer for view in self._network.peers()):
+            self._repaired_at[peer] = trio.current_time()
         logger.debug("repaired with %s: %s", peer, repaired)
         return repaired
 
@@ -205,7 +220,7 @@ class StateSync:
     async def _repair_now_and_then(self) -> None:
         while True:
             await trio.sleep(REPAIR_EVERY * self._rng.uniform(0.8, 1.2))
-            neighbours = self._neighbours.here()
+            neighbours = [peer for peer in self._neighbours.here() if peer not in self._repairing]
             for peer in self._rng.sample(neighbours, min(len(neighbours), TRIES)):
                 if await self.repair_with(peer) is not None:
                     break
@@ -224,7 +239,14 @@ class StateSync:
     async def _meet(self, peer: PeerId) -> None:
         if not self._recovered.is_set():
             await self._remember(peer)
-        await self.repair_with(peer)
+        await self._repair_in_turn(peer)
+
+    async def _look_at_evidence(self) -> None:
+        try:
+            for element in await self._backend.select(EVIDENCE.name, limit=EVIDENCE_LOOKED_AT):
+                self._neighbours.equivocators.add(element.author)
+        except StateError as error:
+            logger.warning("evidence against authors could not be read: %s", error)
 
     async def _convict(self, evidence: trio.MemoryReceiveChannel[Change]) -> None:
         async for change in evidence:
@@ -233,6 +255,8 @@ class StateSync:
                 logger.warning("%s said two things under one key; its calls are refused from now on", offender)
                 self._neighbours.equivocators.add(offender)
                 self.offences.note(offender, "signed two records under one write-once key", Kind.LIE)
+            if change.lost:
+                await self._look_at_evidence()
 
     # --- this node's own past and clock -----------------------------------------------------------------------------
 
@@ -246,7 +270,7 @@ class StateSync:
             await self.intake.take(peer, own.sealed)
         except CallError as error:
             self._neighbours.failed(peer, error)
-        except Unwritable as error:
+        except StateError as error:
             logger.warning("what %s remembers of this node could not be kept: %s", peer, error)
         else:
             self._remembered.add(peer)
@@ -260,7 +284,8 @@ class StateSync:
             self._recovered.set()
 
     def _heard_time(self, peer: PeerId, time: int) -> None:
-        self.clock.heard(peer, time - self._now())
+        if any(view.peer == peer for view in self._network.peers()):
+            self.clock.heard(peer, time - self._now())
         self._backend.hold(self.clock.complaint)
 
     # --- answers ----------------------------------------------------------------------------------------------------
@@ -279,16 +304,15 @@ class StateSync:
         self._admit(peer, push.run_id)
         ranks = split(push.ranks)
         self.pusher.known.holds(peer, ranks)
-        try:
+        with _refusing():
             taken = await self.intake.take_pushed(peer, push.sealed)
-        except StateError as error:
-            raise Refuse("unwritable", str(error)) from None
         self.pusher.known.holds(peer, (rank_of(element.hlc, element.id) for element in taken.new))
         return Pushed(joined(rank for rank in ranks if self.intake.asks_for(rank)))
 
     async def _on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
         self._admit(peer, fetch.run_id)
-        return await self._desk.on_fetch(peer, fetch)
+        with _refusing():
+            return await self._desk.on_fetch(peer, fetch)
 
     async def _on_step(self, peer: PeerId, step: Step) -> Answer:
         self._admit(peer, step.run_id)
@@ -300,6 +324,16 @@ class StateSync:
             raise Refuse("unknown-run", "this node does not take part in that run")
         if not self._own_queries.take(peer, 1):
             raise Refuse("busy", "the peer asks too often what it signed")
-        mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
+        with _refusing():
+            mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
         newest = sorted(mine, key=lambda element: element.hlc, reverse=True)[:OWN_SHOWN]
         return Own(next(batches([element.sealed for element in newest]), ()), self._now())
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Tell the caller where the disk does not answer."""
+    try:
+        yield
+    except StateError as error:
+        raise Refuse("unwritable", str(error)) from None

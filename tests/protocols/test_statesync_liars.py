@@ -17,19 +17,25 @@ from swarmnode.node.simnet import SimWorld
 from swarmnode.protocols.rpc import Refused, Rpc
 from swarmnode.protocols.statebackend import rank_of
 from swarmnode.protocols.staterepair import OPENINGS, SESSIONS
-from swarmnode.protocols.statesync import REPAIR_EVERY
+from swarmnode.protocols.statesync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
 from swarmnode.protocols.statewire import Answer, Elements, Fetch, Own, OwnQuery, Push, Pushed, Step
 
 Simulated = Callable[..., None]
 
 
 class Liar:
-    """Answers repairs by `frame(step)`, and fetches by `give(ranks)`."""
+    """Answers repairs by `frame(step)`, and fetches by `give(ranks)`, `slow` seconds later."""
 
     def __init__(
-        self, world: SimWorld, frame: Callable[[Step], bytes], give: Callable[[bytes], tuple[bytes, ...]]
+        self,
+        world: SimWorld,
+        frame: Callable[[Step], bytes],
+        give: Callable[[bytes], tuple[bytes, ...]],
+        *,
+        name: str = "liar",
+        slow: float = 0.0,
     ) -> None:
-        self.network = world.node("liar")
+        self.network = world.node(name)
         self.rpc = Rpc(self.network)
         self.steps = self.fetches = 0
 
@@ -39,6 +45,7 @@ class Liar:
 
         async def on_fetch(peer: str, fetch: Fetch) -> Elements:
             self.fetches += 1
+            await trio.sleep(slow)
             return Elements(give(fetch.ranks))
 
         async def on_push(peer: str, push: Push) -> Pushed:
@@ -201,5 +208,31 @@ def test_a_whole_state_travels_in_bounded_messages(simulated: Simulated) -> None
         await trio.sleep(30)
         assert joiner.hash() == old.hash()
         assert (await joiner.state.stats()).elements == 1200
+
+    simulated(main)
+
+
+def test_those_who_give_at_a_crawl_do_not_keep_a_node_from_repairing_with_others(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        victim, honest = await start(nursery, world, 2, loss=1.0)
+        known = (await victim.sync.write("note/known", 1)).sealed
+
+        frame = inventing(5_000, anew=False)
+        liars = [Liar(world, frame, lambda ranks: (known,), name=f"liar {n}", slow=15) for n in range(AT_ONCE)]
+        for liar in liars:
+            await liar.run(nursery)
+            await liar.network.connect(victim.me)
+        await trio.sleep(3)
+        await honest.network.connect(victim.me)
+        await trio.sleep(3)
+        honest.sync.repair_with = victim_only  # type: ignore[assignment,method-assign]
+        record = await honest.sync.write("note/late", 1)
+        await trio.sleep(1.3 * REPAIR_EVERY)
+        assert victim.state.has(rank_of(record.hlc, record.id))
+        await trio.sleep(REPAIR_WITHIN)
+        assert not any(liar.me in victim.sync._repairing for liar in liars)
+
+    async def victim_only(peer: str) -> None:
+        """Whoever is not the victim begins no repair."""
 
     simulated(main)
