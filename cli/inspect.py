@@ -79,7 +79,8 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         (
             short_peer(peer["peer_id"]),
             "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms",
-            peer["path"] + (" in" if peer["inbound"] else " out"),
+            (f"via {short_peer(peer['relay'])}" if peer["relay"] else peer["path"])
+            + (" in" if peer["inbound"] else " out"),
             duration(peer["age_s"]),
             "-" if peer["round"] is None else str(peer["round"]),
             "yes" if peer["member"] else "no",
@@ -103,15 +104,20 @@ def ping(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Measure round trips to a peer, from the running node."""
+    """Measure round trips to a peer, from the running node.
+
+    Where the first one went through a relay, the node tries to connect directly before the next.
+    """
+    from swarmnode.cli.status_view import short_peer
+
     client = ControlClient(directory(data_dir))
     answer = client.call("ping", timeout=PING_TIMEOUT * (count + 1), peer=peer, count=count)
     if json_output:
         print_json(answer)
         return
-    for rtt in answer["rtts_ms"]:
-        print(f"{answer['peer_id']}: {rtt:.1f} ms")
     rtts = answer["rtts_ms"]
+    for rtt, relay in zip(rtts, answer["relays"], strict=True):
+        print(f"{answer['peer_id']}: {rtt:.1f} ms {f'through the relay {short_peer(relay)}' if relay else 'direct'}")
     if rtts:
         print(f"{len(rtts)} of {count} answered, {answer['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms")
     else:

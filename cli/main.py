@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "local": ("swarmnode.cli.local", "local"),
     "status": ("swarmnode.cli.inspect", "status"),
     "peers": ("swarmnode.cli.inspect", "peers"),
+    "netcheck": ("swarmnode.cli.netcheck", "netcheck"),
     "metrics": ("swarmnode.cli.metrics", "metrics"),
     "id": ("swarmnode.cli.identify", "identify"),
     "ping": ("swarmnode.cli.inspect", "ping"),

@@ -55,6 +55,7 @@ def run(
     listen: Annotated[str | None, _flag("listen", "IP", "--listen")] = None,
     announce: Annotated[list[str] | None, _flag("announce", "MULTIADDR", "--announce")] = None,
     mdns: Annotated[bool | None, _flag("mdns", None, "--mdns/--no-mdns")] = None,
+    upnp: Annotated[bool | None, _flag("upnp", None, "--upnp/--no-upnp")] = None,
     role: Annotated[str | None, _flag("role", "ROLE", "--role")] = None,
     device: Annotated[str | None, _flag("device", "DEVICE", "--device")] = None,
     threads: Annotated[int | None, _flag("threads", "N", "--threads")] = None,

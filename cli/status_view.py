@@ -29,11 +29,11 @@ _PHASE_STYLE = {
     "catching-up": "yellow",
     "paused": "yellow",
 }
-_REACHABILITY = {
+REACHABILITY = {
     "public": "public: peers can dial this node",
-    "private": "private: this node dials, peers cannot",
-    "relayed": "relayed: peers reach this node through others",
-    "unknown": "not tested: this version does not find out whether peers can dial in",
+    "private": "private: this node dials, peers cannot (swarmnode netcheck)",
+    "relayed": "relayed: peers reach this node through relays",
+    "unknown": "not known yet: no peer has tried to dial this node",
 }
 
 
@@ -129,7 +129,7 @@ def _network_lines(status: dict[str, Any], line: Any) -> list[str]:
     peers, traffic = status["peers"], status["traffic"]
     lines = [
         line("peers", f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed"),
-        line("reach", _REACHABILITY.get(status["reachability"], plain(status["reachability"]))),
+        line("reach", REACHABILITY.get(status["reachability"], plain(status["reachability"]))),
         line(
             "traffic",
             f"in {size(traffic['bytes_in'])} ({size(traffic['rate_in'])}/s)   "

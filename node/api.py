@@ -22,6 +22,7 @@ from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.datashards import release_forgotten
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
+from swarmnode.node.netcheck import report
 from swarmnode.node.shards_api import ShardsApi
 from swarmnode.node.state_api import StateApi
 from swarmnode.protocols.exchange.outcomes import Partial
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
 PING_TIMEOUT = 5.0  # seconds
+GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three attempts
 RECENT = 16  # rounds that averages shown to people go over
 EVENTS_WAITING = 256  # events kept for a slow reader of the events stream, who then loses the oldest
 
@@ -48,13 +50,26 @@ class Api:
         self._daemon = daemon
         self._started = trio.current_time()
         self._samples: deque[tuple[float, Traffic]] = deque(maxlen=4)
+        self._most_in = self._most_out = 0.0  # bytes/s, over RATE_OVER
         self._listeners: set[trio.MemorySendChannel[dict[str, Any]]] = set()
         self._seconds: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # round, computing, tokens
 
     def server(self) -> ControlServer:
         methods = {
             name: getattr(self, name)
-            for name in ("status", "peers", "metrics", "ping", "sample", "evaluate", "pause", "resume", "stop", "leave")
+            for name in (
+                "status",
+                "peers",
+                "netcheck",
+                "metrics",
+                "ping",
+                "sample",
+                "evaluate",
+                "pause",
+                "resume",
+                "stop",
+                "leave",
+            )
         }
         daemon = self._daemon
         methods |= ShardsApi(daemon.shards, daemon.shard_store, runner=in_thread).methods()
@@ -68,6 +83,10 @@ class Api:
         task_status.started()
         while True:
             self._samples.append((trio.current_time(), self._daemon.network.traffic()))
+            (before, then), (now, total) = self._samples[max(-2, -len(self._samples))], self._samples[-1]
+            if now > before:
+                self._most_in = max(self._most_in, (total.bytes_in - then.bytes_in) / (now - before))
+                self._most_out = max(self._most_out, (total.bytes_out - then.bytes_out) / (now - before))
             await trio.sleep(RATE_OVER)
 
     def note(self, event: dict[str, Any]) -> None:
@@ -170,9 +189,10 @@ class Api:
                     "peer_id": view.peer,
                     "address": view.addresses[0] if view.addresses else "",
                     "path": view.path,
+                    "relay": daemon.network.relay_of(view.peer),
                     "inbound": view.inbound,
                     "age_s": round(now - view.connected_at, 1),
-                    "rtt_ms": round(1000 * rtt, 2) if (rtt := daemon.liveness.rtts.get(view.peer)) else None,
+                    "rtt_ms": round(1000 * rtt, 2) if (rtt := self._rtt(view.peer)) else None,
                     "agent": view.agent,
                     "member": view.peer in members,
                     "standing": conduct.standing(view.peer).word,
@@ -181,6 +201,16 @@ class Api:
                 for view in daemon.network.peers()
             ],
         }
+
+    async def netcheck(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        daemon, traffic = self._daemon, self._traffic()
+        rates = {
+            "in": traffic["rate_in"],
+            "out": traffic["rate_out"],
+            "most_in": round(self._most_in, 1),
+            "most_out": round(self._most_out, 1),
+        }
+        return report(daemon.network, daemon.nat.status(), upnp=daemon.config.upnp, rates=rates)
 
     async def metrics(self, params: Mapping[str, Any]) -> dict[str, Any]:
         metrics = self._daemon.metrics
@@ -199,14 +229,23 @@ class Api:
     async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
         peer = await self._resolve(str(params.get("peer", "")))
         count = max(1, min(int(params.get("count", 3)), 100))
-        rtts = []
-        for _ in range(count):
+        network = self._daemon.network
+        rtts: list[float] = []
+        relays: list[PeerId | None] = []  # through whom each ping went
+        for number in range(count):
+            if number == 1 and relays[0] is not None:
+                with trio.move_on_after(GO_DIRECT_WITHIN):
+                    await self._daemon.nat.go_direct(peer)
             try:
                 rtts.append(round(1000 * await self._daemon.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
             except CallError as error:
                 raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
-        path = next((view.path for view in self._daemon.network.peers() if view.peer == peer), "direct")
-        return {"peer_id": peer, "rtts_ms": rtts, "path": path}
+            relays.append(network.relay_of(peer))
+        return {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "path": "relayed" if relays[-1] else "direct"}
+
+    def _rtt(self, peer: PeerId) -> float | None:
+        """In seconds: of calls where there were any lately, else of the connection's own pings."""
+        return self._daemon.liveness.rtts.get(peer) or self._daemon.network.rtt(peer)
 
     async def _resolve(self, name: str) -> PeerId:
         """A peer id, the end or beginning of a connected one's, or a multiaddr."""

@@ -57,6 +57,24 @@ STATUS: dict[str, Any] = {
     "warnings": ["peer 12D3KooW… speaks protocol 2: upgrade this node"],
 }
 
+NETCHECK: dict[str, Any] = {
+    "reachability": "relayed",
+    "reached_by": 1,
+    "failed_for": 4,
+    "listens": [f"/ip4/192.168.1.2/tcp/4077/p2p/{PEER_ID}"],
+    "announces": [f"/ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID}/p2p-circuit/p2p/{PEER_ID}"],
+    "observed": ["/ip4/198.51.100.9/tcp/61044"],
+    "nat": "address-dependent",
+    "port_mapping": {"asked": True, "way": None, "address": None, "state": "no router answers"},
+    "relays": [{"peer_id": PEER_ID, "rtt_ms": 41.3}],
+    "peers": {"connected": 3, "direct": 2, "relayed": 1},
+    "punched": 1,
+    "not_punched": 2,
+    "rates": {"in": 52_000.0, "out": 61_000.0, "most_in": 1_250_000.0, "most_out": 400_000.0},
+    "serves": {"reservations": 0, "circuits": 0, "bytes": 0},
+    "problems": [{"problem": "the router opens no port\x1b[2J", "advice": "switch on UPnP"}],
+}
+
 
 class FakeDaemon:
     """Serves what a daemon serves on a data directory, holds its lock, and notes what it was asked."""
@@ -64,6 +82,7 @@ class FakeDaemon:
     def __init__(self, home: Path) -> None:
         self.home = DataDir(home)
         self.status = copy.deepcopy(STATUS)
+        self.netcheck = copy.deepcopy(NETCHECK)
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._ready = threading.Event()
         self._stop: Callable[[], None] = lambda: None
@@ -87,7 +106,7 @@ class FakeDaemon:
                         token.run_sync_soon(nursery.cancel_scope.cancel)
 
                 self._stop = stop
-                names = ("status", "peers", "metrics", "ping", "sample", "pause", "resume", "stop", "leave")
+                names = ("status", "peers", "netcheck", "metrics", "ping", "sample", "pause", "resume", "stop", "leave")
                 methods = {name: self._method(name) for name in names}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods, {"logs": self._logs}).run)
                 self._ready.set()
@@ -98,7 +117,7 @@ class FakeDaemon:
             if name == "status":
                 return self.status
             if name == "peers":
-                stranger = peer(rtt_ms=None, round=None, member=False, standing="slowed")
+                stranger = peer(rtt_ms=None, round=None, member=False, standing="slowed", path="relayed", relay=PEER_ID)
                 kept_out = [{"peer_id": PEER_ID, "for_s": 42.0, "why": "lied\x1b[2J"}]
                 return {"peers": [peer(rtt_ms=12.3), stranger], "kept_out": kept_out}
             if name == "metrics":
@@ -106,7 +125,10 @@ class FakeDaemon:
             if name == "ping" and params["peer"] != PEER_ID:
                 raise Declined(f"no peer {params['peer']} is known; see swarmnode peers", exit_code=1)
             if name == "ping":
-                return {"peer_id": PEER_ID, "rtts_ms": [1.5] * params["count"], "path": "direct"}
+                relays = [PEER_ID, *[None] * (params["count"] - 1)]
+                return {"peer_id": PEER_ID, "rtts_ms": [1.5] * params["count"], "relays": relays, "path": "direct"}
+            if name == "netcheck":
+                return self.netcheck
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
             if name == "leave":
@@ -127,6 +149,7 @@ def peer(**other: Any) -> dict[str, Any]:
         "peer_id": PEER_ID,
         "address": f"/ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID}",
         "path": "direct",
+        "relay": None,
         "inbound": False,
         "age_s": 75.0,
         "rtt_ms": 1.0,

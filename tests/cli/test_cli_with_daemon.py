@@ -59,11 +59,13 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
     table = swarmnode("peers").stdout
     assert "12 ms" in table and "1 min 15 s" in table and "/ip4/203.0.113.7/tcp/4077" in table
-    assert "good" in table and "slowed" in table
+    assert "good" in table and "slowed" in table and "direct out" in table and "via 12D3KooW…" in table
     assert "is kept out for 42 s more: lied" in swarmnode("peers").stderr
     assert len(only_json(swarmnode("peers", "--json").stdout)["peers"]) == 2
     pinged = swarmnode("ping", answer["peer_id"], "-c", "2")
     assert pinged.returncode == OK and pinged.stdout.count("1.5 ms") == 3
+    through, direct, _ = pinged.stdout.splitlines()
+    assert "through the relay 12D3KooW…" in through and through != direct and direct.endswith("1.5 ms direct")
     unknown = swarmnode("ping", "nobody")
     assert unknown.returncode == ERROR and "see swarmnode peers" in unknown.stderr
 
@@ -73,6 +75,33 @@ def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode:
     assert "\x1b" not in swarmnode("peers").stderr
     assert "\x1b" not in swarmnode("logs", "--follow").stdout
     assert only_json(swarmnode("sample", "x", "--json").stdout)["text"].endswith("\x1b[2J")
+
+
+def test_netcheck_tells_how_the_node_is_reached_and_what_to_do(swarmnode: Any, daemon: Any) -> None:
+    shown = swarmnode("netcheck")
+    assert shown.returncode == OK, shown.stderr
+    for part in (
+        "relayed: peers reach this node through relays",
+        "5 hosts tried to dial in lately, 1 got through",
+        "/ip4/192.168.1.2/tcp/4077\n",
+        "/ip4/203.0.113.7/tcp/4077 through 12D3KooW…",
+        "/ip4/198.51.100.9/tcp/61044",
+        "address-dependent (symmetric)",
+        "none: no router answers",
+        "41 ms",
+        "3 connected: 2 direct, 1 relayed; 1 of 3 holes punched",
+        "at the most in 1.2 MB/s, out 400 kB/s",
+        "! the router opens no port",
+        "  switch on UPnP",
+    ):
+        assert part in shown.stdout, part
+    assert "\x1b" not in shown.stdout
+    assert only_json(swarmnode("netcheck", "--json").stdout) == daemon.netcheck
+
+
+def test_netcheck_says_so_when_there_is_nothing_to_mend(swarmnode: Any, daemon: Any) -> None:
+    daemon.netcheck |= {"reachability": "public", "observed": [], "relays": [], "problems": []}
+    assert "nothing to mend" in swarmnode("netcheck").stdout and "!" not in swarmnode("netcheck").stdout
 
 
 def test_metrics_are_for_prometheus_or_for_a_program(swarmnode: Any, daemon: Any) -> None:
