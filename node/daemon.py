@@ -159,9 +159,7 @@ class Daemon:
         self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards)
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
-        self.nat = NatTraversal(
-            self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp
-        )
+        self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp)
         self._book = AddressBook(datadir.address_book)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
@@ -275,10 +273,13 @@ class Daemon:
         state = make_state(chosen, folder=folder, network=self.network)
         self.sync = make_sync(state, network=self.network, rpc=self.rpc)
         self.network.conduct.watch(self.sync.offences)
+        state.measure(self.metrics)
+        self.sync.measure(self.metrics)
         self.membership = make_membership(chosen, network=self.network, state=state, sync=self.sync)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(_running(state.run))
             self.state = state
+            stack.callback(self._forget_state)
             await stack.enter_async_context(_running(self.sync.run))
             if self.data is not None:
                 await stack.enter_async_context(_running(self.data.run))
@@ -308,6 +309,10 @@ class Daemon:
             self.left.set()
             if self.options.stay and not self._stopping.is_set():
                 await self.session.serve_forever()
+
+    def _forget_state(self) -> None:
+        """The state closes next: from now on nobody can ask for it."""
+        self.state = None
 
     def _relays_for(self, peer: PeerId) -> bool:
         """A node of a run relays for its members; one that only relays, for everybody."""
@@ -345,9 +350,15 @@ class Daemon:
         session = list(self.session.warnings.values()) if self.session is not None else []
         session += list(self.data.warnings.values()) if self.data is not None else []
         session += [self.state.warning] if self.state is not None and self.state.warning else []
-        session += self.sync.complaints if self.sync is not None else ()
+        session += self._state_complaints()
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
+
+    def _state_complaints(self) -> list[str]:
+        """Why this node does not write to the state; what keeps it from its lease is told once where both say it."""
+        told = list(self.sync.complaints) if self.sync is not None else []
+        lease = self.membership.complaint if self.membership is not None else ""
+        return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
 
     def _conduct_warnings(self) -> list[str]:
         """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""

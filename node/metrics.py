@@ -96,20 +96,25 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     """What a daemon's metrics declare; its parts may write below `folder`."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from swarmnode.node.assembly import now_ms
     from swarmnode.node.host import HostSettings, Libp2pNetwork
     from swarmnode.node.identity import Identity, peer_id_of
     from swarmnode.node.shardstore import ShardStore
+    from swarmnode.node.statestore import StateStore
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.shards import Shards
+    from swarmnode.protocols.statesync import StateSync
 
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
     network = Libp2pNetwork(identity, HostSettings(listen=()))
     rpc = Rpc(network)
     shards = Shards(network, rpc, ShardStore(folder / "shards", cap=1), runner=inline)
-    return metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards)
+    state = StateStore(folder / "state.db", "", me=network.me, sign=network.sign, now=now_ms)
+    sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=now_ms)
+    return metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from swarmnode.node.stampfile import StampFile
 from swarmnode.node.statedb import Damaged, StateFull, open_database, open_reader, set_aside, size_on_disk
 from swarmnode.node.statequeries import Queries
 from swarmnode.node.statewriter import Applied, Writer
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
 from swarmnode.protocols.statebackend import Change, Rank, StateError, Stats, Unwritable
 from swarmnode.protocols.statefeed import Feeds
@@ -50,6 +51,10 @@ SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 SWEEP = 1024  # elements, about, that one transaction forgets
 GIVE_BACK = 1024  # pages of 4 KiB, at most, that a sweep gives back to the disk
 HLC = 8  # bytes at the beginning of a rank
+
+ELEMENTS = Metric("swarmnode_state_elements", GAUGE, "elements of the replicated state that this node holds")
+DISK = Metric("swarmnode_state_disk_bytes", GAUGE, "bytes on disk of the replicated state")
+POOLED = Metric("swarmnode_state_pooled", GAUGE, "records in memory of authors who are not admitted to the run")
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -120,6 +125,11 @@ class StateStore:
     @property
     def run_id(self) -> str:
         return self._run_id
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(ELEMENTS, lambda: len(self._opened.ranks) if self._opened is not None else 0)
+        metrics.show(DISK, lambda: size_on_disk(self.path))
+        metrics.show(POOLED, lambda: len(self._pool))
 
     @property
     def warning(self) -> str:

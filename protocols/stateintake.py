@@ -15,7 +15,7 @@ clock. Its sender is blamed only where peers confirm this node's own clock and t
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from swarmnode.crdt.hlc import is_ahead, time_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import InvalidRecord, Verify
 from swarmnode.protocols.budget import Allowance, Budget
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc import Refuse
@@ -44,6 +45,10 @@ AT_ONCE = 4  # batches of one peer that are looked at or wait; an honest one sen
 SEEN = 8192  # ranks of elements remembered that were judged and are not here: 2 MiB
 ASKED_FOR = 1.0  # seconds in which an element that was asked for is expected
 FAR_AHEAD = 3_600_000  # ms; no clock that is merely badly set is an hour ahead of confirmed time
+
+VERIFIED = Metric("swarmnode_state_verified_total", COUNTER, "elements of the state whose signatures were verified")
+REFUSED = Metric("swarmnode_state_refused_total", COUNTER, "elements from peers that were not stored", "why")
+NOT_STORED = tuple(verdict.value for verdict in Merged if verdict is not Merged.STORED)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,11 @@ class Intake:
         self._asked: OrderedDict[Rank, float] = OrderedDict()  # rank -> trio time, oldest first
         self._examining: set[bytes] = set()  # sealed elements that another batch has in hand
         self.verified = 0  # elements whose signatures were looked at
+        self._refused = Counter[str]()
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(VERIFIED, lambda: self.verified)
+        metrics.show(REFUSED, lambda: {why: self._refused[why] for why in (*NOT_STORED, "false", "busy")})
 
     def lacks(self, rank: Rank) -> bool:
         """Whether the element of that rank is worth asking for."""
@@ -108,6 +118,7 @@ class Intake:
             return Taken()
         if self._waiting.get(peer, 0) >= AT_ONCE:
             self._offences.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
+            self._refused["busy"] += len(sealed)
             raise Refuse("busy", "this node still looks at what the peer sent before")
         self._waiting[peer] = self._waiting.get(peer, 0) + 1
         try:
@@ -116,6 +127,7 @@ class Intake:
             )
             if wait > MAX_WAIT:
                 self._offences.note(peer, "pushes more than its share", Kind.LOAD)
+                self._refused["busy"] += len(sealed)
                 raise Refuse("busy", "the peer sends more than its share")
             await trio.sleep(wait)
             return await self.take(peer, sealed)
@@ -130,12 +142,15 @@ class Intake:
         self._examining.update(mine)
         try:
             fresh, false = self._sift(peer, mine)
+            self._refused["false"] += false
             if not self._own.take(peer, sum(element.author == peer for element in fresh)):
+                self._refused["busy"] += len(fresh)
                 self._offences.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
                 return Taken(useless=len(sealed))
             genuine = await self._genuine(fresh)
             if len(genuine) < len(fresh):
                 self._offences.note(peer, "sent an element that its author did not sign", Kind.LIE)
+                self._refused["false"] += 1
                 false = True
             verdicts = await self._backend.merge(genuine) if genuine else []
         finally:
@@ -146,7 +161,9 @@ class Intake:
         for element, verdict in zip(genuine, verdicts, strict=True):
             if verdict is Merged.STORED:
                 new.append(element)
-            elif verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
+                continue
+            self._refused[verdict.value] += 1
+            if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
                 self._remember(rank_of(element.hlc, element.id))
         return Taken(tuple(new), len(sealed) - len(new), false)
 
@@ -163,10 +180,13 @@ class Intake:
                 self._offences.note(peer, f"sent an element that is not valid: {error}", Kind.BREACH)
                 return fresh, True
             if is_ahead(element.hlc, now):
+                self._refused[Merged.AHEAD.value] += 1
                 if time_of(element.hlc) > now + FAR_AHEAD and self._clock_is_confirmed():
                     self._offences.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
             elif self.lacks(rank_of(element.hlc, element.id)):
                 fresh.append(element)
+            else:
+                self._refused[Merged.KNOWN.value] += 1
         return fresh, False
 
     async def _genuine(self, elements: Sequence[Element]) -> list[Element]:

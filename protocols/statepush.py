@@ -26,6 +26,7 @@ import trio
 
 from swarmnode.crdt.elements import Element
 from swarmnode.protocols.budget import Allowance, Budget
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.neighbours import Neighbours
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import CallError, Rpc
@@ -43,6 +44,9 @@ AUTHOR = Allowance(rate=10, burst=512)  # elements of one author passed on; a bu
 WAITING = 4096  # elements that wait to be passed on; beyond, repair brings them
 KNOWN = 4096  # elements for which it is remembered who has them
 HOLDERS = 64  # peers remembered for each
+
+PUSHES = Metric("swarmnode_state_pushes_total", COUNTER, "messages with news of the state sent to peers")
+DROPPED = Metric("swarmnode_state_dropped_total", COUNTER, "elements not passed on at once; repair brings them")
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,12 @@ class Pusher:
         self._busy: set[PeerId] = set()
         self._changes: trio.MemoryReceiveChannel[Change] | None = None
         self.known = Known()
+        self.pushes = 0  # messages
         self.dropped = 0  # elements that were not passed on, for their author's budget or for want of room
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PUSHES, lambda: self.pushes)
+        metrics.show(DROPPED, lambda: self.dropped)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pass on news until cancelled."""
@@ -170,4 +179,5 @@ class Pusher:
 
     async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
         push = Push(self._backend.run_id, sealed, joined(ranks))
+        self.pushes += 1
         return split((await self._rpc.call(peer, "state.push", push, Pushed, timeout=CALL_TIMEOUT)).wanted)

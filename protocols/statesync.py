@@ -30,6 +30,7 @@ from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, kind_of
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.budget import Allowance, Budget
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.neighbours import Neighbours
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.offences import Kind, Offences
@@ -68,6 +69,13 @@ OWN_SHOWN = 64  # elements told to their author, the newest
 OWN_LOOKED_AT = 4096  # elements of one author; more than all its slots
 EVIDENCE_LOOKED_AT = 65_536  # elements of evidence that this node refuses calls by
 OWN_QUERIES = Allowance(rate=0.1, burst=4)  # of one peer
+
+REPAIRS = Metric(
+    "swarmnode_state_repairs_total", COUNTER, "repairs that this node began, and that came to an end", "what"
+)
+EQUIVOCATORS = Metric(
+    "swarmnode_state_equivocators", GAUGE, "authors whose calls are refused for the evidence against them"
+)
 
 
 class StateSync:
@@ -119,12 +127,19 @@ class StateSync:
         self._remembered: set[PeerId] = set()  # peers that told this node what it signed before
         self._recovered = trio.Event()
         self._limit = trio.CapacityLimiter(AT_ONCE)
-        self.repairs = 0  # sessions that this node began and ended
+        self.begun = 0  # sessions that this node began …
+        self.repairs = 0  # … and ended
         self._reception = Reception("this node's state is not open")
         rpc.serve("state.push", Push, self._reception.while_open(self._on_push))
         rpc.serve("state.fetch", Fetch, self._reception.while_open(self._on_fetch))
         rpc.serve("state.repair", Step, self._reception.while_open(self._on_step))
         rpc.serve("state.own", OwnQuery, self._reception.while_open(self._on_own))
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})
+        metrics.show(EQUIVOCATORS, lambda: len(self._neighbours.equivocators))
+        for part in (self.pusher, self.intake, self.offences):
+            part.measure(metrics)
 
     @property
     def equivocators(self) -> frozenset[str]:
@@ -191,6 +206,7 @@ class StateSync:
             await self._repairing[peer].wait()
             return None
         done = self._repairing[peer] = trio.Event()
+        self.begun += 1
         try:
             with trio.fail_after(REPAIR_WITHIN):
                 repaired = await self._desk.repair(peer)
