@@ -14,7 +14,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError
 from swarmnode.crdt.evidence import Evidence, evidence_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, Kind
-from swarmnode.crdt.record import InvalidRecord, Record, Verify, parse_record
+from swarmnode.crdt.record import InvalidRecord, Record, Verify, parse_record, unsealed
 
 Element: TypeAlias = Record | Evidence
 
@@ -26,6 +26,8 @@ def parse(raw: bytes, *, kinds: Mapping[str, Kind] = KINDS) -> Element:
 
     What it returns has exactly these bytes as `sealed`.
     """
+    if (parts := unsealed(raw)) is not None:
+        return parse_record(*parts, kinds=kinds)
     try:
         sealed = encoding.decode(raw, max_size=MAX_SEALED)
     except EncodingError as error:

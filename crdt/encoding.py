@@ -16,7 +16,7 @@ Value: TypeAlias = bool | int | float | str | bytes | tuple["Value", ...] | Mapp
 
 MAX_SIZE = 4096  # bytes; state of which every node holds a copy must be small
 MAX_DEPTH = 6  # containers inside one another
-_LEAVES = (int, str, bytes, bool, type(None))
+_LEAVES = frozenset((int, str, bytes, bool, type(None)))
 
 
 class EncodingError(ValueError):
@@ -55,12 +55,17 @@ def _is_sorted(value: Any, depth: int) -> bool:
     """Whether a decoded value is as `_sorted` leaves it; that makes no copy, since peers have much decoded here."""
     kind = type(value)
     if kind is dict:
-        keys = list(value)
-        texts = all(type(key) is str for key in keys)
-        return depth > 0 and texts and keys == sorted(keys) and all(_is_sorted(v, depth - 1) for v in value.values())
-    if kind is tuple:
-        return depth > 0 and all(_is_sorted(item, depth - 1) for item in value)
-    return kind in _LEAVES or (kind is float and math.isfinite(value))  # which leaves out extension types
+        items, before = value.values(), ""
+        for key in value:
+            if type(key) is not str or key < before:
+                return False
+            before = key
+    elif kind is tuple:
+        items = value
+    else:
+        return kind in _LEAVES or (kind is float and math.isfinite(value))  # which leaves out extension types
+    # Most items are leaves, and a call for each would take most of the time.
+    return depth > 0 and all([type(item) in _LEAVES or _is_sorted(item, depth - 1) for item in items])
 
 
 def _sorted(value: Any, depth: int) -> Any:

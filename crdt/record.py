@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from swarmnode.crdt import encoding
@@ -31,7 +31,8 @@ MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 SIGNATURE_SIZE = 64  # bytes, Ed25519
 MAX_SEALED_RECORD = MAX_RECORD + SEAL  # bytes
 _TAG = b"swarmnode/record/1\0"  # no other kind of message that a node signs begins so
-_FIELDS = ("v", "run", "author", "key", "hlc", "ttl", "value")
+_FIELDS = ("author", "hlc", "key", "run", "ttl", "v", "value")  # in the order of the payload
+_SIGNED = b"\xc4\x40"  # before a signature in sealed bytes: msgpack for 64 bytes
 _RUN = re.compile(r"[0-9a-f]{64}")
 _AUTHOR = re.compile(r"[1-9A-HJ-NP-Za-km-z]+")  # base58
 
@@ -67,7 +68,7 @@ class Record:
     value: Value
     signature: bytes = field(compare=False)
 
-    @property
+    @cached_property
     def kind(self) -> str:
         return kind_of(self.key)
 
@@ -98,7 +99,9 @@ class Record:
     @property
     def sealed(self) -> bytes:
         """Payload and signature as bytes, for a peer or a disk; opening them gives these bytes again."""
-        return encoding.encode((self.payload, self.signature), max_size=MAX_SEALED_RECORD)
+        if len(self.signature) != SIGNATURE_SIZE:
+            return encoding.encode((self.payload, self.signature), max_size=MAX_SEALED_RECORD)
+        return _head(len(self.payload)) + self.payload + _SIGNED + self.signature
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -126,24 +129,30 @@ def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, Kind] 
         fields = encoding.decode(payload, max_size=MAX_RECORD)
     except EncodingError as error:
         raise InvalidRecord(f"record is malformed: {error}") from error
-    if not isinstance(fields, Mapping) or len(fields) != len(_FIELDS):
+    if not isinstance(fields, dict) or tuple(fields) != _FIELDS:
         raise InvalidRecord(f"a payload has the fields {', '.join(_FIELDS)}")
-    match fields:
-        case {
-            "v": int() as v,
-            "run": str() as run,
-            "author": str() as author,
-            "key": str() as key,
-            "hlc": int() as hlc,
-            "ttl": int() as ttl,
-            "value": value,
-        }:
+    match tuple(fields.values()):
+        case (str() as author, int() as hlc, str() as key, str() as run, int() as ttl, int() as v, value):
             record = Record(v, run, author, key, hlc, ttl, value, signature)
         case _:
-            raise InvalidRecord("payload lacks a field of a record, or one is of another type")
-    record.__dict__["payload"] = payload  # as decoding accepts canonical bytes only, these are they
+            raise InvalidRecord("a field of the payload is of another type than in a record")
+    # As decoding accepts canonical bytes only, these are they.
+    record.__dict__.update(payload=payload, id=hashlib.sha256(payload).digest())
     _check_form(record, kinds)
     return record
+
+
+def unsealed(raw: bytes) -> tuple[bytes, bytes] | None:
+    """Payload and signature in the sealed bytes of one record; None for any other bytes, even if they can be decoded.
+
+    What `encoding.decode` gives of these very bytes, in a fifth of the time.
+    """
+    begin = 3 if raw[1:2] == b"\xc4" else 4
+    behind = len(raw) - SIGNATURE_SIZE
+    size = behind - len(_SIGNED) - begin
+    if not 0 <= size <= MAX_RECORD or raw[:begin] != _head(size) or raw[behind - len(_SIGNED) : behind] != _SIGNED:
+        return None
+    return raw[begin : begin + size], raw[behind:]
 
 
 def check(record: Record, verify: Verify) -> None:
@@ -160,17 +169,26 @@ def seal(record: Record) -> bytes:
 
 def open_record(raw: bytes, verify: Verify) -> Record:
     """The record in bytes from a peer or from disk, checked. Raises InvalidRecord."""
-    try:
-        sealed = encoding.decode(raw, max_size=MAX_SEALED_RECORD)
-    except EncodingError as error:
-        raise InvalidRecord(f"record is malformed: {error}") from error
-    match sealed:
-        case (bytes() as payload, bytes() as signature):
-            record = parse_record(payload, signature)
-        case _:
-            raise InvalidRecord("a record is a pair of payload and signature")
+    if (parts := unsealed(raw)) is None:
+        raise InvalidRecord("a record is a pair of a payload and a signature of 64 bytes")
+    record = parse_record(*parts)
     check(record, verify)
     return record
+
+
+def _head(size: int) -> bytes:
+    """What is before a payload of `size` bytes in sealed bytes: msgpack for a pair that begins with so many bytes."""
+    return b"\x92\xc4" + size.to_bytes(1, "big") if size < 256 else b"\x92\xc5" + size.to_bytes(2, "big")
+
+
+@lru_cache(maxsize=64)
+def _is_run(run: str) -> bool:
+    return bool(_RUN.fullmatch(run))
+
+
+@lru_cache(maxsize=4096)
+def _is_author(author: str) -> bool:
+    return len(author) <= MAX_AUTHOR and bool(_AUTHOR.fullmatch(author))
 
 
 def _kind(key: str, kinds: Mapping[str, Kind]) -> Kind:
@@ -186,9 +204,9 @@ def _check_form(record: Record, kinds: Mapping[str, Kind]) -> None:
     """Raises InvalidRecord for what can be told without verifying the signature."""
     if isinstance(record.v, bool) or record.v != VERSION:
         raise InvalidRecord(f"record of version {record.v}; this node knows {VERSION}")
-    if not _RUN.fullmatch(record.run):
+    if not _is_run(record.run):
         raise InvalidRecord("run is not a run id of 64 hex digits")
-    if len(record.author) > MAX_AUTHOR or not _AUTHOR.fullmatch(record.author):
+    if not _is_author(record.author):
         raise InvalidRecord("author is not a peer id")
     kind = _kind(record.key, kinds)
     if (wrong := wrong_key(kind, record.key)) is not None:

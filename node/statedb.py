@@ -17,8 +17,9 @@ from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE, ExpectedError
 from swarmnode.protocols.statebackend import StateError, Unwritable
 
 APPLICATION = int.from_bytes(b"swst", "big")  # tells the file's owner to `file` and to us
-CACHE = 2048  # KiB of pages that a connection keeps in memory; the system keeps more of the file
-CHECKPOINT = 2000  # pages of 4 KiB in the write-ahead log, after which they go into the database
+CACHE = 2048  # KiB of pages that a reader keeps in memory; the system keeps more of the file
+WRITER_CACHE = 4096  # KiB; most of the indexes of 100 000 elements
+CHECKPOINT = 4000  # pages of 4 KiB in the write-ahead log, after which they go into the database, each once
 
 # One script for each version of the schema, each from the one before. `rank` is hlc as u64 big-endian, then the id.
 # Indexes are few and narrow: elements arrive scattered over them, and each touched page is written to the log.
@@ -151,7 +152,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
-    connection.execute(f"PRAGMA cache_size = -{CACHE}")
+    connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE}")
+    connection.execute("PRAGMA cache_spill = 0")  # a page that a transaction changes often is logged once
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has its effect before the first table is made
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":

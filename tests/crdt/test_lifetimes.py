@@ -58,6 +58,23 @@ def test_what_expires_later_reads_like_one_tree(found: list[tuple[str, int]], da
         assert all((r in one) == (r in model) for _, r in ranks)
 
 
+@given(elements, st.lists(st.tuples(st.booleans(), st.integers(0, 59)), max_size=80))
+def test_steps_at_once_leave_what_they_leave_one_by_one(
+    found: list[tuple[str, int]], chosen: list[tuple[bool, int]]
+) -> None:
+    ranks = [(kind, rank(time, number)) for number, (kind, time) in enumerate(found)]
+    steps = [(added, *ranks[number]) for added, number in chosen if number < len(ranks)]
+    at_once, one_by_one = Lifetimes(KINDS), Lifetimes(KINDS)
+    for lives in (at_once, one_by_one):
+        for kind, one in ranks[::2]:
+            lives.insert(kind, one)
+    at_once.change(steps)
+    for added, kind, one in steps:
+        (one_by_one.insert if added else one_by_one.remove)(kind, one)
+    assert at_once.after(0).keys() == one_by_one.after(0).keys()
+    assert at_once.after(0).fingerprint(START, END, SALT) == one_by_one.after(0).fingerprint(START, END, SALT)
+
+
 @given(elements, st.data())
 def test_expired_ranks_are_those_that_the_cutoff_leaves_out(found: list[tuple[str, int]], data: st.DataObject) -> None:
     ranks = [(kind, rank(time, number)) for number, (kind, time) in enumerate(found)]
@@ -69,7 +86,7 @@ def test_expired_ranks_are_those_that_the_cutoff_leaves_out(found: list[tuple[st
     expired = lives.expired(horizon, 1000)
     assert sorted(expired) == sorted(r for k, r in ranks if expiry(k, r) <= horizon)
     assert len(lives.expired(horizon, 1)) == min(1, len(expired))
-    assert all(map(lives.discard, expired)) and not any(map(lives.discard, expired))
+    assert lives.discard(expired) == len(expired) and not lives.discard(expired)
     assert lives.after(0).keys() == lives.after(horizon).keys()
     assert len(before) == len(ranks)
     for kind, one in ranks:

@@ -73,6 +73,29 @@ def test_insertions_and_removals_leave_what_a_sorted_list_holds(
     assert [tree.at(index) for index in range(len(tree))] == sorted(model)
 
 
+@settings(max_examples=500)
+@given(st.lists(st.tuples(st.booleans(), st.lists(numbers, max_size=60)), max_size=8), bounds, bounds)
+def test_many_changes_at_once_leave_what_they_leave_one_by_one(
+    changes: list[tuple[bool, list[int]]], lo: bytes, hi: bytes
+) -> None:
+    tree, model = RangeTree(), set[bytes]()
+    for adds, many in changes:
+        found, before = {rank_at(number) for number in many}, len(model)
+        (model.update if adds else model.difference_update)(found)
+        changed = (tree.insert_all if adds else tree.remove_all)([rank_at(number) for number in many])
+        assert changed == abs(len(model) - before)
+        agrees(tree, model, lo, hi)
+        agrees(tree, model, START, END)
+    assert [tree.at(index) for index in range(len(tree))] == sorted(model)
+
+
+def test_ranks_inserted_in_order_fill_their_leaves() -> None:
+    tree = RangeTree()
+    for first in range(0, 120, 10):
+        tree.insert_all([rank_at(number) for number in range(first, first + 10)])
+    assert [len(packed) // RANK for packed in ranges._packed(tree._root, START, END)] == [ranges.MAX_LEAF] * 30
+
+
 @settings(max_examples=300)
 @given(st.sets(numbers), st.lists(st.tuples(st.booleans(), numbers), min_size=1, max_size=40))
 def test_a_snapshot_and_its_tree_do_not_see_each_others_changes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import random
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -12,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.hlc import stamp_at
-from swarmnode.crdt.kinds import EVIDENCE, KINDS
-from swarmnode.crdt.record import InvalidRecord, Record, check, open_record, seal, write
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD
+from swarmnode.crdt.record import InvalidRecord, Record, check, open_record, seal, unsealed, write
 
 RUN = "ab" * 32
 AUTHOR = "12D3KooWAuthor"
@@ -123,6 +124,23 @@ def test_malformed_bytes_never_open(member: Record) -> None:
     ):
         with pytest.raises(InvalidRecord):
             open_record(raw, verify)
+
+
+@pytest.mark.parametrize("size", [0, 1, 70, 255, 256, 257, MAX_RECORD])
+def test_sealed_bytes_are_taken_apart_exactly_where_decoding_does(size: int) -> None:
+    draw = random.Random(size)
+    pair = (draw.randbytes(size), draw.randbytes(64))
+    raw = encoding.encode(pair, max_size=2 * MAX_RECORD)
+    assert unsealed(raw) == pair
+    wider = b"\x92\xc5" + size.to_bytes(2, "big") + raw[2 + (1 if size < 256 else 2) :]  # a length that is not shortest
+    changed = [raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :] for at in (0, 1, 2, 3, 4) for bit in (1, 2, 64, 128)]
+    changed += [raw[:-65] + bytes([byte]) + raw[-64:] for byte in range(256)]
+    for other in (wider, raw[:-1], raw + b"\0", raw[1:], raw[:66], b"", *changed):
+        try:
+            decoded = encoding.decode(other, max_size=2 * MAX_RECORD)
+        except encoding.EncodingError:
+            decoded = None
+        assert unsealed(other) in (None, decoded)
 
 
 def test_writing_an_unknown_kind_names_the_known_ones() -> None:
