@@ -120,7 +120,7 @@ def main(names: list[str]) -> int:
 
         promised: dict[str, Callable[[], list[Finding]]] = {
             "upgrade": lambda: [promises.upgrade(lab, fresh("upgrade"), known)],
-            "relay": lambda: [promises.lost_relay(lab, fresh("relay"))],
+            "relay": lambda: [promises.lost_relay(lab, fresh(how), silently=how == "cut") for how in ("kill", "cut")],
             "flood": lambda: [promises.flood(lab, fresh("flood"), known)],
             "idle": lambda: [promises.idle(lab, fresh("idle"), known)],
             "forgets": lambda: [promises.forgotten(lab, fresh("forgets"), known)],

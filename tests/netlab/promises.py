@@ -16,6 +16,8 @@ from lab import FORGETS_AFTER, Lab
 from topologies import CONE_CONE, HOME_LINK, MIB, PUBLIC, SETTLE, SYMMETRIC, Topology, pair, placed, rate, try_to_meet
 
 UPGRADED = 64_000_000  # bytes of the transfer during which the connection becomes direct
+BACK = 10.0  # s after a relay was killed
+BACK_UNTOLD = 15.0  # s after one was cut off: a connection is given up after 13 s of silence
 IDLE = 60.0  # s
 FLOODED = 400  # requests of one peer
 QUIET = 45.0  # s without a word, longer than a forgetful NAT remembers
@@ -68,8 +70,8 @@ def upgrade(lab: Lab, folder: Path, known: list[Relay]) -> Finding:
     )
 
 
-def lost_relay(lab: Lab, folder: Path) -> Finding:
-    """The relay that carries a circuit is killed; there are two more."""
+def lost_relay(lab: Lab, folder: Path, *, silently: bool) -> Finding:
+    """The relay that carries a circuit is killed, or its cable taken out; there are two more."""
     with relays(lab, folder, 3) as three, placed(lab, SYMMETRIC, folder) as pairs:
         [(a, b)] = pairs
         _connected(SYMMETRIC, a, b, three, direct_within=0.0)
@@ -77,7 +79,10 @@ def lost_relay(lab: Lab, folder: Path) -> Finding:
         rate(a, b, size=MIB)
         grown = {relay.host.name: sum(relay.host.bytes_through()) - before[relay.host.name] for relay in three}
         carrier = max(three, key=lambda relay: grown[relay.host.name])
-        carrier.node.process.kill()
+        if silently:
+            lab.cut(carrier.host)
+        else:
+            carrier.node.process.kill()
         again = b.ask("call", peer=a.peer, within=30.0)
         lost = carrier.node.ready["peer_id"]
         places = a.do("settle", states=["relayed"], relays=2, without=lost, within=30.0)
@@ -85,10 +90,12 @@ def lost_relay(lab: Lab, folder: Path) -> Finding:
         lab.take_down(*(relay.host.name for relay in three))
     back, two = answer["seconds"], places["seconds"]
     told = f"{back:.1f} s" if back is not None else "not in 30 s"
+    limit = BACK_UNTOLD if silently else BACK
     return Finding(
-        "a relay is killed: relayed nodes are back through another in 10 s",
-        f"called again after {told}, {len(places['relays'])} places again after {two:.1f} s",
-        back is not None and back <= 10.0 and len(places["relays"]) == 2 and two <= 10.0,
+        f"a relay {'is cut off in silence' if silently else 'is killed'}: relayed nodes are back in {limit:g} s",
+        f"called again after {told} and {len(answer['failures'])} failures, "
+        f"{len(places['relays'])} places again after {two:.1f} s",
+        back is not None and back <= limit and len(places["relays"]) == 2 and two <= limit,
     )
 
 
