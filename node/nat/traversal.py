@@ -134,6 +134,7 @@ class NatTraversal:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_connections, nursery)
             nursery.start_soon(self._watch_interfaces)
+            nursery.start_soon(let_go_of_circuits, self._network)
             nursery.start_soon(self._punch_again, nursery)
             if self._asks_router:
                 nursery.start_soon(self._ports.run)
@@ -266,9 +267,7 @@ class NatTraversal:
             async for event in events:
                 if event.up and self._is_worth_asking(event.peer):
                     self._changed.set()
-                if event.moved:
-                    nursery.start_soon(let_go_of_circuits, self._network, event.peer)
-                elif event.up and self._network.dialled_through_relay(event.peer):
+                if event.up and self._network.dialled_through_relay(event.peer):
                     nursery.start_soon(self._get_direct, event.peer)
 
     def _is_worth_asking(self, peer: PeerId) -> bool:

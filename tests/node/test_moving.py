@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,33 +311,38 @@ def test_a_shard_is_drawn_over_the_direct_path_after_a_move(tmp_path: Path) -> N
 
 def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays() -> None:
     async def main() -> None:
-        async with relayed_pair() as pair:
+        async with relayed_pair() as pair, trio.open_nursery() as nursery:
             near, far = pair.near.network, pair.far.network
+            nursery.start_soon(partial(let_go_of_circuits, near, unused=0.1, look=0.02))
+            await trio.sleep(0.2)
+            assert pair.relay.open_circuits == 1  # there is no other way yet
             await pair.get_direct()
             with near.watch_peers() as events:
-                await let_go_of_circuits(near, far.me, unused=0.1)
-                await until(lambda: pair.relay.open_circuits == 0)
-                assert pair.circuits() == [] and near.is_direct(far.me)
+                await until(lambda: pair.relay.open_circuits == 0 and not pair.circuits())
+                assert near.is_direct(far.me)
                 assert events.statistics().current_buffer_used == 0
             await pair.near.rpc.ping(far.me, timeout=5)
+            await near.circuits.dial(pair.at.me, far.me)  # one that comes after the direct connection
+            await until(lambda: pair.relay.open_circuits == 0)
+            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
 
 def test_a_circuit_in_use_is_closed_after_the_bound_only() -> None:
     async def main() -> None:
-        async with relayed_pair() as pair:
+        async with relayed_pair() as pair, trio.open_nursery() as nursery:
             near, far = pair.near.network, pair.far.network
             far.serve("/test/hold/1", hold)
             stream = await near.open_stream(far.me, "/test/hold/1")
             await pair.get_direct()
-            with trio.move_on_after(0.3) as waited:
-                await let_go_of_circuits(near, far.me, unused=0.05)
-            assert waited.cancelled_caught and pair.relay.open_circuits == 1
+            began = trio.current_time()
+            nursery.start_soon(partial(let_go_of_circuits, near, unused=0.05, bound=0.5, look=0.02))
+            await trio.sleep(0.2)
             await stream.send_all(b"still open")
-            await let_go_of_circuits(near, far.me, unused=0.05, bound=0.1)
             await until(lambda: pair.relay.open_circuits == 0)
-            assert near.is_direct(far.me)
+            assert trio.current_time() - began >= 0.5 and near.is_direct(far.me)
+            nursery.cancel_scope.cancel()
 
     trio.run(main)
 

@@ -67,6 +67,9 @@ class FakeNetwork:
     def rtt(self, peer: PeerId) -> float | None:
         return 0.02
 
+    def connections_of(self, peer: PeerId) -> tuple[object, ...]:
+        return ()
+
     def is_direct(self, peer: PeerId) -> bool:
         return peer in self.hosts
 
