@@ -35,6 +35,7 @@ KIND = "member"
 RENEW_EVERY = 20.0  # seconds; three renewals fit into a lease
 CONNECT_EVERY = 5.0  # seconds, jittered by half
 CALL_TIMEOUT = 5.0  # seconds
+ANSWERED_AFTER = (1.0, 2.0, 4.0, 8.0)  # seconds between looks for the answer of another daemon with this key
 MAX_LEASES = 4096  # looked at when this node starts or was too slow to follow
 MAX_ADDRESSES = 8  # in a lease
 MAX_ADDRESS_BYTES = 600  # of all addresses in a lease: it has 1 KiB for everything
@@ -92,6 +93,7 @@ class Membership:
         self._twins = Twins(self._rng.getrandbits(63), now())
         self._leases: dict[PeerId, Element] = {}
         self._displaced: KeyInUse | None = None
+        self._seen_double = trio.Event()  # another life of this node signed a lease
         self.complaint = ""  # why this node has no lease now, for its owner
 
     def members(self) -> tuple[PeerId, ...]:
@@ -116,6 +118,7 @@ class Membership:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._renew_forever)
+                    nursery.start_soon(self._look_for_answers)
                     nursery.start_soon(self._follow, changes, nursery.cancel_scope)
                     while True:
                         await trio.sleep(CONNECT_EVERY * self._rng.uniform(0.5, 1.5))
@@ -162,6 +165,15 @@ class Membership:
             now = self._now()
             self._leases = {peer: lease for peer, lease in self._leases.items() if lease.expiry > now}
 
+    async def _look_for_answers(self) -> None:
+        """Fetch what another daemon with this key answers: to peers both are one, and what they push reaches one."""
+        while True:
+            await self._seen_double.wait()
+            self._seen_double = trio.Event()
+            for wait in ANSWERED_AFTER:
+                await trio.sleep(wait)
+                await self._sync.repair_with_all()
+
     # --- others' leases ---------------------------------------------------------------------------------------------
 
     async def _follow(self, changes: trio.MemoryReceiveChannel[Change], life: trio.CancelScope) -> None:
@@ -188,6 +200,7 @@ class Membership:
             return
         if element.author == self._network.me:
             if self._twins.saw(element.value):
+                self._seen_double.set()
                 await self._renew()
         elif self._admits(element.author):
             standing = self._leases.get(element.author)

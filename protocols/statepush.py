@@ -2,7 +2,8 @@
 
 What the state stores, from whomever it came, waits `COLLECT` seconds for more, then goes to peers chosen anew each
 time: `EAGER` of them get the elements, `LAZY` others their ranks. Nobody is sent what it sent, offered or was sent
-before. What came by repair goes by rank only: others may long have it.
+before, but for leases: authors are offered their own, by which two daemons with one key hear of one another. What
+came by repair goes by rank only: others may long have it.
 
 Why not `Network.publish`, which floods: a flood passes on what nobody has verified, to everybody it knows, and what
 one receiver misses stays missed. Here a false element ends at the first honest node, each node's work does not grow
@@ -44,6 +45,7 @@ AUTHOR = Allowance(rate=10, burst=512)  # elements of one author passed on; a bu
 WAITING = 4096  # elements that wait to be passed on; beyond, repair brings them
 KNOWN = 4096  # elements for which it is remembered who has them
 HOLDERS = 64  # peers remembered for each
+ECHOED = "member"  # kind of which each author is offered its own, by rank
 
 PUSHES = Metric("swarmnode_state_pushes_total", COUNTER, "messages with news of the state sent to peers")
 DROPPED = Metric("swarmnode_state_dropped_total", COUNTER, "elements not passed on at once; repair brings them")
@@ -52,7 +54,12 @@ DROPPED = Metric("swarmnode_state_dropped_total", COUNTER, "elements not passed 
 @dataclass(frozen=True)
 class _News:
     rank: Rank
+    author: PeerId
     sealed: bytes | None  # None: to be offered by rank only
+    echo: bool  # its author is offered it as well, which another daemon with the same key takes: see `twins`
+
+    def goes_back_to(self, peer: PeerId) -> bool:
+        return self.echo and self.author == peer
 
 
 class Known:
@@ -152,18 +159,18 @@ class Pusher:
             rank, element = self._waiting.popitem(last=False)
             sealed = None if self.known.came_by_repair(rank) else element.sealed
             room -= len(sealed or b"")
-            batch.append(_News(rank, sealed if room >= 0 else None))
+            batch.append(_News(rank, element.author, sealed if room >= 0 else None, element.kind == ECHOED))
         idle = [peer for peer in self._neighbours.here() if peer not in self._busy]
         chosen = self._rng.sample(idle, min(len(idle), EAGER + LAZY))
         for number, peer in enumerate(chosen):
-            news = [each for each in batch if not self.known.has(peer, each.rank)]
+            news = [each for each in batch if not self.known.has(peer, each.rank) or each.goes_back_to(peer)]
             if news:
                 self._busy.add(peer)
                 nursery.start_soon(self._tell, peer, news, number < EAGER)
 
     async def _tell(self, peer: PeerId, batch: Sequence[_News], eager: bool) -> None:
-        whole = [news for news in batch if eager and news.sealed is not None]
-        offered = [news.rank for news in batch if not eager or news.sealed is None]
+        whole = [news for news in batch if eager and news.sealed is not None and not news.goes_back_to(peer)]
+        offered = [news.rank for news in batch if news not in whole]
         try:
             wanted = await self._push(peer, tuple(news.sealed for news in whole if news.sealed), offered)
             self.known.holds(peer, (news.rank for news in batch))
