@@ -3,10 +3,12 @@
     python bench/statestore.py [--records 100000] [--authors 1000] [--repeats 3]
 
 Records are small notes and scores of many authors, signed for real. Each repeat measures, in a process of its own:
-- `ingest`, on one core and on all: first, as the baseline, how many signatures one core verifies a second and nothing
-  else, on a part of the same records; then records a second from bytes to disk: parsed, verified in threads, merged,
-  synced. `ratio` is the second over the first, `ratio_opened` over parsing and verifying without the store, and
-  `ratio_cpu` the first in records a second of processor time, which other programs' load hardly changes;
+- `ingest`, on one core and on all, in two orders of arrival: `ranked`, the order of stamps, as records arise and as
+  repair asks for them, and `shuffled`, in no order at all, the worst for every index. First, as the baseline, how many
+  signatures one core verifies a second and nothing else, on a part of the same records; then records a second from
+  bytes to disk: parsed, verified in threads, merged, synced, AT_ONCE batches on their way at a time, as from as many
+  peers. `ratio` is the second over the first, `ratio_opened` over parsing and verifying without the store, and
+  `ratio_cpu` the first in records a second of processor time, which other programs' load changes less;
 - `restart`: seconds until a store with all records answers, as its process measures it, and the bytes of memory a
   record that this takes, by RSS and by tracemalloc (the latter in a run of its own);
 - `own`: milliseconds for a record of this node's own, signed, durable, at the median and at the 99th percentile;
@@ -45,15 +47,13 @@ from swarmnode.node.statestore import StateStore
 from swarmnode.protocols.runner import in_thread
 
 RUN = "ab" * 32
-BATCH = 512  # records that are verified, and then merged, at once
-BASELINE = 5000  # records that the baseline verifies
+BATCH = 896  # records that are verified, and then merged, at once: as many as one message of 256 KiB carries
+AT_ONCE = 2  # batches on their way
+BASELINE = 5000  # records that the baseline verifies, before and again after
+INGESTS = ("ingest_one_core_ranked", "ingest_one_core_shuffled", "ingest_ranked", "ingest_shuffled")
 OWN = 300  # records of this node's own
 MEDIANS = (
-    ("ingest_one_core", "ratio"),
-    ("ingest_one_core", "ratio_opened"),
-    ("ingest_one_core", "ratio_cpu"),
-    ("ingest", "ratio"),
-    ("ingest", "records_s"),
+    *((what, key) for what in INGESTS for key in ("ratio", "ratio_opened", "ratio_cpu", "records_s")),
     ("restart", "seconds"),
     ("restart", "rss_a_record"),
     ("restart", "traced_a_record"),
@@ -100,12 +100,19 @@ def new_store(path: Path) -> StateStore:
     return StateStore(path, RUN, me=me, sign=key.sign, now=lambda: time.time_ns() // 1_000_000)
 
 
-async def ingest(folder: Path) -> dict[str, float]:
-    sealed = kept(folder / "records")
-    some = [parse(raw) for raw in sealed[:BASELINE]]
+def verified_alone(elements: list[Element]) -> tuple[float, float]:
+    """Seconds, and seconds of processor time, that verifying takes."""
     began, cpu = time.perf_counter(), time.process_time()
-    assert all(is_genuine(element, verify) for element in some)
-    verified, cpu_verified = len(some) / (time.perf_counter() - began), len(some) / (time.process_time() - cpu)
+    assert all(is_genuine(element, verify) for element in elements)
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+async def ingest(folder: Path, shuffled: bool) -> dict[str, float]:
+    sealed = kept(folder / "records")
+    if shuffled:
+        random.Random(1).shuffle(sealed)
+    some = [parse(raw) for raw in sealed[:BASELINE]]
+    before = verified_alone(some)
     began = time.perf_counter()
     assert all(is_genuine(parse(raw), verify) for raw in sealed[:BASELINE])
     opened = len(some) / (time.perf_counter() - began)
@@ -127,11 +134,13 @@ async def ingest(folder: Path) -> dict[str, float]:
         await nursery.start(store.run)
         began, cpu = time.perf_counter(), time.process_time()
         async with trio.open_nursery() as workers:
-            for _ in range(len(os.sched_getaffinity(0))):
+            for _ in range(AT_ONCE):
                 workers.start_soon(work)
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         disk = (await store.stats()).disk
         nursery.cancel_scope.cancel()
+    after = verified_alone(some)  # the load of the machine may have changed meanwhile
+    verified, cpu_verified = (2 * len(some) / (first + second) for first, second in zip(before, after, strict=True))
     rate = len(sealed) / took
     return {
         "verified_s": verified,
@@ -203,9 +212,10 @@ async def ask(folder: Path) -> dict[str, float]:
     return found
 
 
-def measured(part: str, folder: Path, *, one_core: bool = False) -> dict[str, Any]:
+def measured(part: str, folder: Path, *, one_core: bool = False, shuffled: bool = False) -> dict[str, Any]:
     """What the child process for `part` found."""
-    command = [sys.executable, __file__, "--part", part, "--folder", str(folder)] + ["--one-core"] * one_core
+    command = [sys.executable, __file__, "--part", part, "--folder", str(folder)]
+    command += ["--one-core"] * one_core + ["--shuffled"] * shuffled
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
@@ -217,12 +227,13 @@ def main() -> int:
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--shuffled", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.part:
         if chosen.one_core:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         parts = {
-            "ingest": lambda: ingest(chosen.folder),
+            "ingest": lambda: ingest(chosen.folder, chosen.shuffled),
             "restart": lambda: restart(chosen.folder, False),
             "traced": lambda: restart(chosen.folder, True),
             "own": lambda: own(chosen.folder),
@@ -238,11 +249,13 @@ def main() -> int:
                 file.write(len(raw).to_bytes(2, "big") + raw)
         for repeat in range(chosen.repeats):
             result: dict[str, dict[str, Any]] = {}
-            for what in ("ingest_one_core", "ingest", "restart", "own", "ask"):
-                if what.startswith("ingest"):
+            for what in (*INGESTS, "restart", "own", "ask"):
+                if what in INGESTS:
                     for file_there in (folder / "ingest").glob("*"):
                         file_there.unlink()
-                    result[what] = measured("ingest", folder, one_core=what == "ingest_one_core")
+                    result[what] = measured(
+                        "ingest", folder, one_core="one_core" in what, shuffled=what.endswith("shuffled")
+                    )
                 else:
                     result[what] = measured(what, folder)
                 if what == "restart":
