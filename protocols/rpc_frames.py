@@ -31,7 +31,7 @@ class RpcLimits:
     uploads: int = 32  # of `serves`, those that may be uploads: each may fill a window of 256 KiB
     held: int = 12 << 20  # bytes of one peer's requests in progress, and of answers that find its queue full
     held_in_all: int = 128 << 20  # bytes of all peers' together: ten peers that do their worst
-    streams: int = 3  # streams of one peer; one is enough, and on both paths an old one may outlive its successor
+    streams: int = 2  # streams of one peer; one is enough, and the old may outlive its successor's opening
     queued: int = 4 << 20  # bytes of answers that wait for one peer; above, it is not read from
     longest: float = 600.0  # seconds that a handler may take, whatever the caller asked for
     open: float = 10.0  # seconds to open a stream
