@@ -48,9 +48,7 @@ class ConductLimits:
     """How much a peer may offend."""
 
     load: float = 1.0  # points for too much at once
-    load_every: float = (
-        1.0  # seconds in which overload counts once: 16 s of it slow a peer, 45 s refuse, 3 min ban it
-    )
+    load_every: float = 1.0  # seconds in which overload counts once: 16 s of it slow, 45 s refuse, 3 min ban a peer
     breach: float = 10.0  # points: two of them may be a bug that a release has, eight are a purpose
     lie: float = 20.0  # points: proved, but a bad disk or bad memory lies as well
     half_life: float = 60.0  # seconds; a peer that overloads for ever comes to 87 points
