@@ -186,10 +186,13 @@ def swarmnode_serve(network: Any, *protocols: Any) -> None:
     """Run a node and protocols on it, and say where it is, until killed."""
     import trio
 
+    from swarmnode.node.heap import rest_what_stays
+
     async def serve() -> None:
         async with trio.open_nursery() as nursery:
             for part in (network, *protocols):
                 await nursery.start(part.run)
+            rest_what_stays()  # as the daemon does
             emit(address=network.addresses[0], peer=network.me, pid=os.getpid())
 
     trio.run(serve)

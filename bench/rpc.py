@@ -106,6 +106,7 @@ def swarmnode_server() -> None:
 def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     import trio
 
+    from swarmnode.node.heap import rest_what_stays
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import in_thread
@@ -135,6 +136,7 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
         async with trio.open_nursery() as nursery:
             for part in (network, rpc, bulk):
                 await nursery.start(part.run)
+            rest_what_stays()
             await network.connect(place["address"])
             for size, callers in WORKLOADS:
                 tally = Tally("swarmnode", size, callers, place["pid"], chosen.seconds, [])

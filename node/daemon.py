@@ -46,6 +46,7 @@ from swarmnode.node.datasets import DataSet
 from swarmnode.node.datashards import publish, release_forgotten
 from swarmnode.node.discovery import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
+from swarmnode.node.heap import rest_what_stays
 from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.limits import Limits
@@ -214,6 +215,7 @@ class Daemon:
             self._discovery.run,
         ):
             await stack.enter_async_context(_running(part))
+        rest_what_stays()
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:

@@ -7,7 +7,8 @@ anywhere else has a place. Nothing is remembered of an address that has no conne
 nodes.
 
 Work begins with the first byte, which the dialling side sends at once (multistream-select): a silent connection costs
-its place, and no more.
+its place, and no more. It begins for one connection in a turn of the loop, so that a crowd that speaks at once is
+spread over many turns, between which everything else goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import trio
 
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 
@@ -42,6 +45,7 @@ class Handshakes:
         self.patience = patience  # seconds until the first byte
         self._by_network: dict[str, OrderedDict[Handshake, None]] = {}  # the oldest first
         self._outcomes: Counter[str] = Counter()
+        self._gate = trio.Lock()
 
     def __len__(self) -> int:
         return sum(map(len, self._by_network.values()))
@@ -65,6 +69,11 @@ class Handshakes:
             yield handshake
         finally:
             self._leave(handshake)
+
+    async def turn(self) -> None:
+        """Wait for a turn of the loop in which no other handshake begins."""
+        async with self._gate:
+            await trio.lowlevel.checkpoint()
 
     def settle(self, handshake: Handshake) -> None:
         """The peer is known: the place is free."""

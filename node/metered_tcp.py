@@ -226,6 +226,7 @@ class MeteredTCP(TCP):
                 with trio.move_on_after(self._handshakes.patience):
                     handshake.spoke = await stream.speaks()
                 if handshake.spoke:
+                    await self._handshakes.turn()
                     await handler_function(stream)
                 else:
                     await stream.close()

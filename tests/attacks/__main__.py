@@ -22,8 +22,8 @@ What this node was put through, and what it cost, beside the same attack on a no
 
 Transport: on real loopback sockets, two cores shared by the victim, the adversary and an honest peer that makes 100
 calls a second. A line passes where the victim's memory grows by at most 64 MiB, the honest p99 at most doubles or stays
-below 20 ms, no turn of the victim's loop takes more than 20 ms of CPU, nothing of the peer's is executed, and a new peer
-is still answered afterwards. A p99 that breaks this is measured up to three times, because the machine has other work;
+below 20 ms, no turn of the victim's loop takes more than 20 ms of CPU, nothing of the peer's is executed, and a new
+peer is still answered afterwards. A p99 that breaks this is measured up to three times, as the machine has other work;
 the first line shows what it does by itself. To the victim all are strangers. The undefended node is py-libp2p as
 installed, with a handler that believes lengths, decodes without bounds and answers one call after another. In the last
 line the victim judges its peers about fifty times as fast as it does by default.

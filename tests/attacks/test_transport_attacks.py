@@ -1,7 +1,13 @@
-"""The transport group in short: one real node takes every attack in turn, smaller and briefer than `make attacks`."""
+"""The transport group in short: one real node takes every attack in turn, smaller and briefer than `make attacks`.
+
+Delays are for `make attacks` to judge, on a machine with nothing else to do. What is judged here does not depend on
+the machine: memory, how long the victim's loop computes without a pause (in CPU time), that it lives, and what was
+executed.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,12 +15,11 @@ import transport
 import trio
 from adversaries import transport as adversaries
 
-FLOOR = 100.0  # ms; short phases on a machine that runs other tests. How long the victim computes tells more than that
-TRIES = 5  # of a phase that comes out slow
+ANY_DELAY = math.inf  # ms
 
 
 @pytest.mark.timeout(240)
-def test_every_transport_attack_leaves_memory_latency_and_the_node_whole(tmp_path: Path) -> None:
+def test_every_transport_attack_leaves_memory_and_the_node_whole_and_its_loop_free(tmp_path: Path) -> None:
     async def main() -> dict[str, tuple[str, ...]]:
         broken = {}
         async with transport.scene() as stage:
@@ -22,10 +27,10 @@ def test_every_transport_attack_leaves_memory_latency_and_the_node_whole(tmp_pat
                 adversary.scale = 0.2
                 if adversary.victim:
                     continue  # below
-                cost = await stage.cost(adversary, quiet=0.5, seconds=1.0, floor=FLOOR, tries=TRIES)
+                cost = await stage.cost(adversary, quiet=0.5, seconds=1.0, floor=ANY_DELAY)
                 print(f"{adversary.name}: {cost}")
-                if cost.failures(FLOOR):
-                    broken[adversary.name] = cost.failures(FLOOR)
+                if cost.failures(ANY_DELAY):
+                    broken[adversary.name] = cost.failures(ANY_DELAY)
         return broken
 
     assert trio.run(main) == {}
@@ -36,7 +41,7 @@ def test_who_goes_on_beyond_its_limits_meets_every_rung_and_costs_nobody_else(tm
     async def main() -> None:
         adversary = adversaries.OverLimits()
         async with transport.scene(*adversary.victim) as stage:
-            cost = await stage.cost(adversary, quiet=0.5, seconds=1.0, floor=FLOOR, tries=TRIES)
-            assert cost.failures(FLOOR) == ()
+            cost = await stage.cost(adversary, quiet=0.5, seconds=1.0, floor=ANY_DELAY)
+            assert cost.failures(ANY_DELAY) == ()
 
     trio.run(main)

@@ -85,6 +85,7 @@ async def until_input_ends() -> None:
 
 
 async def defended(hasty: bool) -> None:
+    from swarmnode.node.heap import rest_what_stays
     from swarmnode.node.host import HostSettings, Libp2pNetwork
     from swarmnode.node.limits import Limits, RateLimits
     from swarmnode.protocols.bulk import Bulk
@@ -104,6 +105,7 @@ async def defended(hasty: bool) -> None:
     async with trio.open_nursery() as nursery:
         for service in (network, rpc, bulk):
             await nursery.start(service.run)
+        rest_what_stays()
         print(json.dumps({"address": network.addresses[0]}), flush=True)
         await until_input_ends()
         nursery.cancel_scope.cancel()
