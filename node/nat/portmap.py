@@ -7,6 +7,7 @@ given back at the end; whether it lets anybody in is for AutoNAT to say. Nothing
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import struct
@@ -169,7 +170,8 @@ class PortMapping:
                             if len(answer) >= size:
                                 return answer[:size]
             except OSError as error:
-                raise MappingRefused(f"NAT-PMP: {error.strerror}") from error
+                refused = error.errno == errno.ECONNREFUSED
+                raise MappingRefused(f"NAT-PMP: {'not offered' if refused else error.strerror}") from error
         raise MappingRefused("NAT-PMP: no answer")
 
     # --- UPnP, in threads -------------------------------------------------------------------------------------------
@@ -199,7 +201,13 @@ class PortMapping:
 def _find_igd() -> miniupnpc.UPnP:
     igd = miniupnpc.UPnP()
     igd.discoverdelay = DISCOVER_MS
-    if not igd.discover():
+    try:
+        found = igd.discover()
+    except Exception as error:
+        if str(error) != "Success":
+            raise
+        found = 0  # what miniupnpc 2.3 raises when nothing answered in time
+    if not found:
         raise MappingRefused("no router answers")
     igd.selectigd()
     return igd

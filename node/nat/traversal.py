@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import trio
 
 from swarmnode.node.host import Libp2pNetwork
-from swarmnode.node.nat.autonat import AUTONAT, AutoNat
+from swarmnode.node.nat.autonat import AUTONAT, AutoNat, DialBack
 from swarmnode.node.nat.holepunch import HolePuncher
 from swarmnode.node.nat.moving import let_go_of_circuits
 from swarmnode.node.nat.observed import ObservedAddresses, seen_by
@@ -150,33 +150,40 @@ class NatTraversal:
     # --- reachability -----------------------------------------------------------------------------------------------
 
     async def _check(self, nursery: trio.Nursery) -> bool:
-        """Ask a few peers at different hosts to dial this node, one after another; whether any did."""
-        before, now = self._state, trio.current_time()
-        by_host = self._helpers()
+        """Ask a few peers at different hosts to dial this node; whether any did."""
+        before, by_host = self._state, self._helpers()
         hosts = self._rng.sample(sorted(by_host), len(by_host))
-        answers = 0
-        while hosts and answers < ENOUGH and len(by_host) - len(hosts) < ASK_AT_MOST:
-            host = hosts.pop()
-            try:
-                await self._look_from_outside(host, by_host[host])
-                answer = await self._autonat.ask(by_host[host], self._places())
-            except NetworkError as error:
-                logger.debug("%s does not help to find out about NATs: %s", by_host[host], error)
-                continue
-            now = trio.current_time()
-            if answer.reached is not None:
-                answers += 1
-                self._reachability.heard(Verdict(host, answer.reached, now))
-            if answer.place is not None:
-                self._reached_at[answer.place] = now
-                self._reached_at.move_to_end(answer.place)
-        self._reachability.decide(now, others=len(hosts))
+        answers, asked = 0, 0
+        while hosts and answers < ENOUGH and asked < ASK_AT_MOST:
+            batch = [hosts.pop() for _ in range(min(ENOUGH - answers, len(hosts)))]
+            heard: list[DialBack] = []
+            async with trio.open_nursery() as asking:
+                for host in batch:
+                    asking.start_soon(self._ask, host, by_host[host], heard)
+            asked += len(batch)
+            answers += sum(answer.reached is not None for answer in heard)
+        self._reachability.decide(trio.current_time(), others=len(hosts))
         if self._state is not before:
             logger.info("this node is %s", _TELL[self._state])
         if self._state not in (Reach.UNKNOWN, self._entered):
             self._enter(nursery)
         self._announce()
         return answers > 0
+
+    async def _ask(self, host: str, helper: PeerId, heard: list[DialBack]) -> None:
+        try:
+            await self._look_from_outside(host, helper)
+            answer = await self._autonat.ask(helper, self._places())
+        except NetworkError as error:
+            logger.debug("%s does not help to find out about NATs: %s", helper, error)
+            return
+        heard.append(answer)
+        now = trio.current_time()
+        if answer.reached is not None:
+            self._reachability.heard(Verdict(host, answer.reached, now))
+        if answer.place is not None:
+            self._reached_at[answer.place] = now
+            self._reached_at.move_to_end(answer.place)
 
     def _helpers(self) -> dict[str, PeerId]:
         """Whom to ask, by host: those of the local network only where there are no others."""

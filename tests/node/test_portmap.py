@@ -8,13 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import miniupnpc
 import pytest
 import trio
 import trio.testing
 
 from swarmnode.node.nat import portmap
-from swarmnode.node.nat.portmap import ASK_AGAIN, GIVE_BACK_WITHIN, LEASE, Mapping, PortMapping, default_gateway
+from swarmnode.node.nat.portmap import (
+    ASK_AGAIN,
+    GIVE_BACK_WITHIN,
+    LEASE,
+    Mapping,
+    MappingRefused,
+    PortMapping,
+    default_gateway,
+)
 
+FIND_IGD = portmap._find_igd  # the real one; tests put another in its place
 OUTER = "45.80.10.3"
 PORT = 4077
 
@@ -250,6 +260,18 @@ def test_upnp_takes_the_next_port_where_another_machine_has_this_one(igd: list[I
             assert mapping is not None and mapping.port == PORT + 2
 
     under_jumping_clock(main)
+
+
+def test_a_network_without_any_upnp_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nobody:
+        """What miniupnpc 2.3 does where nothing answers."""
+
+        def discover(self) -> int:
+            raise Exception("Success")
+
+    monkeypatch.setattr(miniupnpc, "UPnP", Nobody)
+    with pytest.raises(MappingRefused, match="no router answers"):
+        FIND_IGD()
 
 
 def test_refusals_of_both_kinds_are_told_and_the_router_is_left_alone_for_a_while() -> None:

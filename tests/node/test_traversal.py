@@ -135,11 +135,12 @@ class Helpers:
         self.liars: set[PeerId] = set()
         self.mute: set[PeerId] = set()
         self.decline: set[PeerId] = set()
+        self.seconds = 0.1  # that an answer takes
         self.asked: list[tuple[PeerId, tuple[Address, ...]]] = []
 
     async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
         self.asked.append((helper, places))
-        await trio.sleep(0.1)
+        await trio.sleep(self.seconds)
         if helper in self.mute:
             raise BadMessage(f"{helper} says nothing")
         if helper in self.decline:
@@ -293,6 +294,32 @@ def test_helpers_that_say_nothing_do_not_keep_the_others_from_deciding() -> None
                 lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
             await trio.sleep(5)
             assert lab.reachability == "public" and lab.nat.status().reached_by == 1
+
+    run_simulation(main)
+
+
+def test_helpers_are_asked_at_once_since_each_may_dial_in_vain_for_long() -> None:
+    async def main() -> None:
+        async with running(None, helpers=0) as lab:
+            lab.helpers.seconds = 4.0
+            for number in range(3):
+                lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
+            await trio.sleep(6)
+            assert lab.reachability == "relayed" and lab.nat.status().failed_for == 3
+
+    run_simulation(main)
+
+
+def test_no_more_helpers_are_asked_than_it_takes() -> None:
+    async def main() -> None:
+        async with running(OUTSIDE, helpers=0) as lab:
+            for number in range(20):
+                lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
+            await trio.sleep(5)
+            assert len(lab.helpers.asked) == 3
+            lab.helpers.decline = set(lab.network.hosts)
+            await trio.sleep(CHECK_EVERY - 1)
+            assert len(lab.helpers.asked) == 3 + traversal.ASK_AT_MOST
 
     run_simulation(main)
 
