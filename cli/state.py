@@ -47,7 +47,7 @@ def ls(
     if rows:
         print(table(["key", "author", "written", "value"], rows))
     more = f"; there are more (--limit {limit})" if answer["more"] else ""
-    print(f"{len(rows)} element{'' if len(rows) == 1 else 's'}{more}")
+    print(f"{_count(len(rows), 'element')}{more}")
 
 
 @state.command("get")
@@ -111,7 +111,7 @@ def export(
 ) -> None:
     """Write everything into a file, signatures included."""
     answer = ControlClient(directory(data_dir)).call("state_export", timeout=FILE_TIMEOUT, path=_path(file))
-    _show(answer, f"{answer['elements']} elements in {answer['path']}", json_output)
+    _show(answer, f"{_count(answer['elements'], 'element')} in {answer['path']}", json_output)
 
 
 @state.command("import")
@@ -123,7 +123,7 @@ def import_(
     """Take in such a file. Every element is verified, so the file need not be trusted."""
     answer = ControlClient(directory(data_dir)).call("state_import", timeout=FILE_TIMEOUT, path=_path(file))
     others = ", ".join(f"{count} {what}" for what, count in sorted(answer["verdicts"].items()) if what != "stored")
-    new = f"{answer['stored']} new element{'' if answer['stored'] == 1 else 's'}"
+    new = _count(answer["stored"], "new element")
     _show(answer, f"{new}{f'; {others}' if others else ''}", json_output)
 
 
@@ -146,8 +146,8 @@ def stats(
         return
     if answer["kinds"]:
         print(table(["kind", "elements"], [[k, str(n)] for k, n in answer["kinds"].items()], right=frozenset({1})))
-    print(f"{answer['elements']} elements of {answer['authors']} authors, {size(answer['size'])}")
-    print(f"on disk {size(answer['disk'])}; pinned {answer['pinned']}; of strangers {answer['pooled']}")
+    print(f"{_count(answer['elements'], 'element')} of {_count(answer['authors'], 'author')}, {size(answer['size'])}")
+    print(f"on disk {size(answer['disk'])}; kept for open rounds {answer['pinned']}; not admitted {answer['pooled']}")
     print(f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}")
     if answer["clock_ahead_s"] > 1:
         print(f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's")
@@ -159,6 +159,10 @@ def _row(element: dict[str, Any]) -> list[str]:
     said = plain(_shown(element), VALUE_WIDTH)
     age = duration(max(0.0, time.time() - element["written"]))
     return [plain(element["key"]), element["author"], f"{age} ago", said]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _shown(element: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from swarmnode.crdt.elements import Element
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
-from swarmnode.crdt.kinds import kind_of
+from swarmnode.crdt.kinds import MAX_KEY, kind_of
 from swarmnode.crdt.record import InvalidRecord, Verify
 from swarmnode.node.control import Declined
 from swarmnode.node.datadir import DataDirError
@@ -74,7 +74,13 @@ class StateApi:
                 found = await self._open().select(key, author=None, limit=MOST)
         elements = [as_json(element) for element in found if element.key == key and not element.tombstone]
         if not elements:
-            raise Declined(f"nobody says anything under {key[:80]!r}; swarmnode state ls shows what there is")
+            whose = (
+                "nobody says" if author is None else "this node says" if author == self._me else f"{author[:80]} says"
+            )
+            what = f"{whose} {'anything' if author is None else 'nothing'} under {key[:80]!r}"
+            raise Declined(
+                f"{what}{' any more' if any(one.key == key for one in found) else ''}; swarmnode state ls shows what there is"
+            )
         return {"key": key, "elements": elements}
 
     async def state_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,6 +90,8 @@ class StateApi:
             raise Declined(
                 f"{key[:80]!r} is not a key that people write: those begin with {WRITABLE}/", exit_code=USAGE
             )
+        if len(key) > MAX_KEY:
+            raise Declined(f"the key has {len(key)} characters; at most {MAX_KEY} are possible", exit_code=USAGE)
         value = None if params.get("delete") else from_json(params.get("value"))
         if value is None and not params.get("delete"):
             raise Declined("null is what a deleted key has; to delete it use --delete", exit_code=USAGE)
@@ -99,7 +107,11 @@ class StateApi:
             try:
                 digest = await self._runner(lambda: state.state_hash(cutoff))
             except ValueError as error:
-                raise Declined(str(error), exit_code=USAGE) from error
+                raise Declined(
+                    f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
+                    f"that no node has passed, such as {now + 60_000}",
+                    exit_code=USAGE,
+                ) from error
         return {
             "run_id": state.run_id,
             "elements": stats.elements,

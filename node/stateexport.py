@@ -7,6 +7,7 @@ Elements carry their signatures, so a file needs no trust: importing verifies ea
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from swarmnode.crdt.elements import MAX_SEALED, Element, open_element
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import InvalidRecord, Verify
-from swarmnode.node.datadir import explain, sync_directory
+from swarmnode.node.datadir import DataDirError, NoSpace, sync_directory
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.statebackend import StateBackend
 
@@ -47,7 +48,7 @@ async def export(backend: StateBackend, target: Path, *, now: int, runner: Runne
             await runner(partial(_append, beside, framed))
         await runner(lambda: _finish(beside, target))
     except OSError as error:
-        raise explain(error, target) from error
+        raise _explained(error, target, "written") from error
     finally:
         beside.unlink(missing_ok=True)
     return written
@@ -63,23 +64,30 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
         with source.open("rb") as file:
             head = await runner(lambda: file.readline(len(_HEAD) + 65))
             if head != f"{_HEAD}{backend.run_id}\n".encode():
-                known = head.startswith(_HEAD.encode())
-                what = f"the state of run {head[len(_HEAD) :].decode(errors='replace').strip()[:12]}…" if known else ""
+                if not head.startswith(_HEAD.encode()):
+                    raise NotAnExport(f"{source} is no file that swarmnode state export wrote")
+                run = head[len(_HEAD) :].decode(errors="replace").strip()
                 raise NotAnExport(
-                    f"{source}: is {what or 'no file that swarmnode state export wrote'}, not of this run"
+                    f"{source} holds the state of run {run[:12]}…, and this node takes part in {backend.run_id[:12]}…"
                 )
             while batch := await runner(lambda: _opened(file, source, verify, backend.run_id)):
                 elements = [element for element in batch if element is not None]
                 counts["invalid"] += len(batch) - len(elements)
                 counts.update(verdict.value for verdict in await backend.merge(elements))
     except OSError as error:
-        raise explain(error, source) from error
+        raise _explained(error, source, "read") from error
     return +counts
 
 
 def stored(counts: Counter[str]) -> int:
     """How many elements of an import were news."""
     return counts[Merged.STORED.value]
+
+
+def _explained(error: OSError, path: Path, done: str) -> DataDirError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"{path} cannot be {done}: no space left on its disk ({error.strerror})")
+    return DataDirError(f"{path} cannot be {done}: {error.strerror or error}")
 
 
 def _append(beside: Path, parts: list[bytes], *, first: bool = False) -> None:
@@ -108,7 +116,7 @@ def _read(file: BinaryIO, source: Path) -> Iterator[bytes]:
         size = int.from_bytes(head, "big")
         raw = file.read(size) if len(head) == 4 and size <= MAX_SEALED else b""
         if not raw or len(raw) != size:
-            raise NotAnExport(f"{source}: is cut off or damaged; what came before that was taken")
+            raise NotAnExport(f"{source} is cut off or damaged; what came before that was taken")
         yield raw
 
 

@@ -129,18 +129,29 @@ def test_what_goes_wrong_is_said_in_words(homes: tuple[Path, ...], ask: Ask, tmp
         (("put", "note/a", "1" + "0" * 40), "encoded"),
         (("put", "note/a", "x" * 3000), "at most 2048"),
         (("put", "note/a", '{"$bytes": "xy"}'), "hex digits"),
+        (("put", "note/" + "k" * 200, "1"), "has 205 characters; at most 128"),
+        (("stats", "--cutoff", "5"), "5 lies in the past"),
         (("import", str(tmp_path / "b" / "runs" / RUN / "state.db")), "no file that swarmnode state export wrote"),
     ):
         with pytest.raises(ControlError, match=said) as caught:
             ask(here, *arguments)
         assert caught.value.exit_code == USAGE, arguments
-    with pytest.raises(ControlError, match="missing"):
+    with pytest.raises(ControlError, match="missing cannot be read: No such file or directory$"):
         ask(here, "import", str(tmp_path / "missing"))
-    with pytest.raises(ControlError, match="no folder"):
+    with pytest.raises(ControlError, match="no folder/file cannot be written: No such file or directory$"):
         ask(here, "export", str(tmp_path / "no folder" / "file"))
     for arguments in (("ls",), ("put", "note/a", "1"), ("stats",), ("get", "note/a")):
         with pytest.raises(ControlError, match="in no run"):
             ask(idle, *arguments)
+    ask(here, "put", "note/gone", "--delete")
+    for arguments, said in (
+        (("note/none",), "nobody says anything under 'note/none';"),
+        (("note/none", "--author", "me"), "this node says nothing under 'note/none';"),
+        (("note/none", "--author", "12D3KooWx"), "12D3KooWx says nothing under"),
+        (("note/gone",), "nobody says anything under 'note/gone' any more;"),
+    ):
+        with pytest.raises(ControlError, match=said):
+            ask(here, "get", *arguments)
     with pytest.raises(ControlError, match="in no run"):
         next(iter(ControlClient(idle).stream("state_watch", prefix="")))
     for arguments in (("put", "note/a"), ("put", "note/a", "1", "--delete")):
