@@ -78,9 +78,8 @@ class StateApi:
                 "nobody says" if author is None else "this node says" if author == self._me else f"{author[:80]} says"
             )
             what = f"{whose} {'anything' if author is None else 'nothing'} under {key[:80]!r}"
-            raise Declined(
-                f"{what}{' any more' if any(one.key == key for one in found) else ''}; swarmnode state ls shows what there is"
-            )
+            what += " any more" if any(one.key == key for one in found) else ""
+            raise Declined(f"{what}; swarmnode state ls shows what there is")
         return {"key": key, "elements": elements}
 
     async def state_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
