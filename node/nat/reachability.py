@@ -102,4 +102,6 @@ class Reachability:
 def is_local(host: str) -> bool:
     """Whether an IP address has a meaning only within a network that a NAT or a carrier's NAT stands in front of."""
     ip = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
     return any(ip in network for network in LOCAL)

@@ -141,16 +141,15 @@ class NatTraversal:
             task_status.started()
             while True:
                 self._changed = trio.Event()  # before asking: a change meanwhile is not missed
-                answered = await self._check(nursery)
-                known = answered and self._state is not Reach.UNKNOWN
-                with trio.move_on_after(CHECK_EVERY if known else CHECK_AGAIN):
+                await self._check(nursery)
+                with trio.move_on_after(CHECK_AGAIN if self._state is Reach.UNKNOWN else CHECK_EVERY):
                     await self._changed.wait()
                     await trio.sleep(CHECK_AFTER)
 
     # --- reachability -----------------------------------------------------------------------------------------------
 
-    async def _check(self, nursery: trio.Nursery) -> bool:
-        """Ask a few peers at different hosts to dial this node; whether any did."""
+    async def _check(self, nursery: trio.Nursery) -> None:
+        """Ask a few peers at different hosts to dial this node."""
         before, by_host = self._state, self._helpers()
         hosts = self._rng.sample(sorted(by_host), len(by_host))
         answers, asked = 0, 0
@@ -168,7 +167,6 @@ class NatTraversal:
         if self._state not in (Reach.UNKNOWN, self._entered):
             self._enter(nursery)
         self._announce()
-        return answers > 0
 
     async def _ask(self, host: str, helper: PeerId, heard: list[DialBack]) -> None:
         try:

@@ -63,7 +63,12 @@ def test_a_public_node_with_peers_has_nothing_to_mend_whatever_the_nat(nat: str)
             "upnp = true",
         ),
         (
-            {"reachability": "relayed", "relays": TWO, "port_mapping": mapping("/ip4/100.64.0.9/tcp/4088")},
+            {
+                "reachability": "relayed",
+                "relays": TWO,
+                "observed": [],
+                "port_mapping": mapping("/ip4/100.64.0.9/tcp/4088"),
+            },
             "two NATs: the router's own outer address, 100.64.0.9",
             "bridge mode",
         ),

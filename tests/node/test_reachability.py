@@ -102,7 +102,9 @@ def test_disregarding_the_local_network_keeps_what_others_found() -> None:
     assert machine.state is Reach.PRIVATE and machine.counts() == (0, 2) and not machine.only_local
 
 
-@pytest.mark.parametrize("host", ["10.1.2.3", "172.31.0.1", "192.168.0.9", "100.64.3.4", "127.0.0.1", "fe80::1%eth0"])
+@pytest.mark.parametrize(
+    "host", ["10.1.2.3", "172.31.0.1", "192.168.0.9", "100.64.3.4", "127.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1"]
+)
 def test_addresses_behind_a_nat_are_told(host: str) -> None:
     assert is_local(host)
 
