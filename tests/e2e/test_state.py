@@ -141,3 +141,5 @@ def test_restored_backup_says_nothing_that_contradicts_what_it_forgot(
         words(node, "put", "note/diary", "wednesday")
         until(lambda: notes(first, "note/diary") == {me: "wednesday"}, within=10)
         assert first.command_line("state", "ls", "evidence")["elements"] == []
+    for each in (first, node):
+        assert "Traceback" not in each.log() and "not running" not in each.log()

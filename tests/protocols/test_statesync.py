@@ -65,6 +65,21 @@ def test_news_goes_along_a_chain_and_never_back(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_a_lease_is_offered_to_its_own_author_who_may_be_two(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        author, other = await start(nursery, world, 2)
+        await connect([(author, other)])
+        await trio.sleep(5)
+        calls = listen(other)
+        lease = await author.sync.write("member", {"addresses": ()})
+        await author.sync.write("note/a", 1)
+        await trio.sleep(2)
+        assert [request.ranks for method, _, request in calls if method == "state.push"] == [rank(lease)]
+        assert sent(calls) == 0
+
+    simulated(main)
+
+
 def test_what_was_written_together_travels_together(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         author, other = await start(nursery, world, 2)
