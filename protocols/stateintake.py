@@ -87,7 +87,7 @@ class Intake:
         self._waiting: dict[PeerId, int] = {}
         self._seen: OrderedDict[Rank, None] = OrderedDict()
         self._asked: OrderedDict[Rank, float] = OrderedDict()  # rank -> trio time, oldest first
-        self._examining: set[bytes] = set()  # sealed elements that another batch has in hand
+        self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
         self.verified = 0  # elements whose signatures were looked at
         self._refused = Counter[str]()
 
@@ -138,8 +138,11 @@ class Intake:
 
     async def take(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
         """Take what a peer answered, and this node asked for. Raises Unwritable."""
-        mine = [raw for raw in dict.fromkeys(sealed) if raw not in self._examining]
-        self._examining.update(mine)
+        for ended in {self._examining[raw] for raw in sealed if raw in self._examining}:
+            await ended.wait()  # then it is known; or looked at here, where that batch came to an end before it
+        mine, end = list(dict.fromkeys(sealed)), trio.Event()
+        in_hand = [raw for raw in mine if raw not in self._examining]
+        self._examining.update(dict.fromkeys(in_hand, end))
         try:
             fresh, false = self._sift(peer, mine)
             self._refused["false"] += false
@@ -154,7 +157,9 @@ class Intake:
                 false = True
             verdicts = await self._backend.merge(genuine) if genuine else []
         finally:
-            self._examining.difference_update(mine)
+            for raw in in_hand:
+                del self._examining[raw]
+            end.set()
         if not self._strangers.take(peer, verdicts.count(Merged.POOLED)):
             self._offences.note(peer, "sends what many strangers signed", Kind.BREACH)
         new = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,6 +63,32 @@ def test_calls_before_the_state_is_open_and_after_it_is_closed_are_refused(simul
         await trio.sleep(6)  # the call that was in hand did not go on
         with pytest.raises(Refused):
             await peer.rpc.call(late.me, "state.own", OwnQuery(RUN), Own, timeout=5)
+
+    simulated(main)
+
+
+def test_what_a_liar_sends_behind_a_forgery_is_not_lost_to_who_sends_it_truly(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, liar, honest = await start(nursery, world, 3)
+        await connect([(liar, node), (honest, node)])
+        await trio.sleep(5)
+        genuine, other = honest.signs("note/a", 1), honest.signs("note/b", 2)
+        fields = (getattr(other, name) for name in ("v", "run", "author", "key", "hlc", "ttl", "value"))
+        forged = type(other)(*fields, b"x" * 64)
+        inner = node.sync.intake._runner
+
+        async def slow(work: Callable[[], Any]) -> Any:
+            await trio.sleep(1)
+            return await inner(work)
+
+        node.sync.intake._runner = slow  # type: ignore[assignment]
+        push = Push(RUN, (forged.sealed, genuine.sealed))
+        nursery.start_soon(partial(liar.rpc.call, node.me, "state.push", push, Pushed, timeout=10))
+        await trio.sleep(0.5)
+        push = Push(RUN, (genuine.sealed,))
+        await honest.rpc.call(node.me, "state.push", push, Pushed, timeout=10)
+        assert node.state.has(rank_of(genuine.hlc, genuine.id))
+        assert not node.state.has(rank_of(other.hlc, other.id))
 
     simulated(main)
 
