@@ -21,7 +21,7 @@ from swarmnode.node.nat.moving import let_go_of_circuits
 from swarmnode.node.nat.relay import RelayLimits, RelayServer
 from swarmnode.node.shardstore import ShardStore
 from swarmnode.protocols.bulk import CHUNK, Bulk
-from swarmnode.protocols.rpc import Rpc, Send
+from swarmnode.protocols.rpc import Rpc, RpcLimits, Send
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 
@@ -136,6 +136,38 @@ def test_calls_move_and_those_in_flight_are_answered_once_where_they_were_made()
                 assert pair.circuits()[0].session.open_streams == 1
                 release.set()
             assert answers == [bytes(300_000), b"in flight"] and served == [b"in flight", bytes(300_000)]
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+    trio.run(main)
+
+
+def test_calls_that_wait_for_room_during_a_move_are_carried_out_once_each() -> None:
+    release, served = trio.Event(), []
+
+    async def slow(_peer: str, request: Text) -> Text:
+        served.append(request.body)
+        await release.wait()
+        return request
+
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            pair.far.rpc.serve("slow", Text, slow)
+            bodies = [b"%d" % number for number in range(2 * RpcLimits().calls)]
+            answers = []
+
+            async def call(body: bytes) -> None:
+                answer = await pair.near.rpc.call(pair.far.network.me, "slow", Text(body), Text, timeout=20)
+                answers.append(answer.body)
+
+            async with trio.open_nursery() as nursery:
+                for body in bodies:
+                    nursery.start_soon(call, body)
+                await until(lambda: len(served) == RpcLimits().calls)
+                await pair.get_direct()
+                await settled(pair)
+                await pair.near.rpc.ping(pair.far.network.me, timeout=5)  # it has the new line for itself
+                release.set()
+            assert sorted(answers) == sorted(served) == sorted(bodies)
             await until(lambda: pair.circuits()[0].session.open_streams == 0)
 
     trio.run(main)
