@@ -11,8 +11,10 @@ the data directories stay in the folder that is named at the start, with a log b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,7 @@ PROGRAM = Path(sys.executable).with_name("swarmnode")
 PORT = 4077
 HOME = Link(delay=0.01, rate=100)  # 20 ms to the public node and back, 100 Mbit/s
 LOOK_EVERY = 5.0  # s
+END_WITHIN = 15.0  # s for all nodes to leave in order
 START_WITHIN = 120.0  # s until a node answers
 HEADER = f"{'node':<12}{'behind':<14}{'reachability':<14}{'direct':>7}{'relayed':>9}{'round':>7}{'loss':>8}"
 
@@ -54,8 +57,23 @@ def start(host: Host, folder: Path, *arguments: str | Path) -> subprocess.Popen[
     command += ["--threads", "1", "--nice", "0", "--no-mdns"]
     with (folder / f"{host.name}.log").open("wb") as log:
         return subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+            list(map(str, command)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            start_new_session=True,  # Ctrl-C is for this program, which then ends the nodes in order
         )
+
+
+def end(nodes: list[subprocess.Popen[bytes]]) -> None:
+    """Let all leave in order; whoever takes too long is killed with the laboratory."""
+    for node in nodes:
+        node.send_signal(signal.SIGINT)
+    give_up = time.monotonic() + END_WITHIN
+    for node in nodes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.wait(max(0.0, give_up - time.monotonic()))
 
 
 def status(home: Path) -> dict[str, Any] | None:
@@ -96,12 +114,15 @@ def main(run: Path) -> None:
     with ExitStack() as stack:
         machines = build(stack.enter_context(Lab()))
         seed = machines["public"][0]
+        nodes: list[subprocess.Popen[bytes]] = []
+        stack.callback(end, nodes)
         first = start(seed, folder, run.absolute(), "--wait-peers", str(len(machines) - 1), "--wait-seconds", "120")
+        nodes.append(first)
         told = await_run(first, folder / seed.name)
         join = f"/ip4/{seed.address}/tcp/{PORT}/p2p/{told['peer_id']}"
         for host, _ in machines.values():
             if host is not seed:
-                start(host, folder, "--join", join, "--run", told["run"]["run_id"])
+                nodes.append(start(host, folder, "--join", join, "--run", told["run"]["run_id"]))
         cone = machines["cone-1"][0]
         print(f"look closer:\n  {PROGRAM} peers --data-dir {folder / cone.name}\n  {' '.join(cone.enter)} bash")
         while True:

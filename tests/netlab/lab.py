@@ -242,6 +242,7 @@ class Lab:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         give_up = time.monotonic() + 10
         while not pid.exists():
@@ -287,7 +288,8 @@ class Lab:
                 _plain(internet, name)
             options = ["--delay", link.delay, "--jitter", link.jitter, "--loss", link.loss]
             command = ["ip", "netns", "exec", internet, sys.executable, LINK, here, other, *options]
-            self._links.append(subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL))
+            carrier = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, start_new_session=True)
+            self._links.append(carrier)
         _batch(internet, f"link set {port} master br0")
         if link.rate:
             shape = f"root tbf rate {link.rate}mbit burst 64k latency 200ms"

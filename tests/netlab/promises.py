@@ -17,7 +17,7 @@ from topologies import CONE_CONE, HOME_LINK, MIB, PUBLIC, SETTLE, SYMMETRIC, Top
 
 UPGRADED = 64_000_000  # bytes of the transfer during which the connection becomes direct
 BACK = 10.0  # s after a relay was killed
-BACK_UNTOLD = 15.0  # s after one was cut off: a connection is given up after 13 s of silence
+BACK_UNTOLD = 20.0  # s after one was cut off: a connection is given up after 8 to 16 s of silence
 IDLE = 60.0  # s
 FLOODED = 400  # requests of one peer
 QUIET = 45.0  # s without a word, longer than a forgetful NAT remembers
