@@ -40,14 +40,28 @@ refuse the attackers. The undefended node keeps what it is sent with the latest 
 
 
 async def main(groups: list[str]) -> int:
+    """Attack with these groups, or all; the page keeps what it says of the others."""
     found: list[Outcome] = []
     for group in groups or list(GROUPS):
+        of_group: list[Outcome] = []
         async for outcome in GROUPS[group]():
-            found.append(outcome)
-            print(table([outcome]).splitlines()[-1], flush=True)
-    if not groups:
-        PAGE.write_text(INTRODUCTION + table(found))
+            of_group.append(outcome)
+            print(row(outcome), flush=True)
+        write_page(of_group)
+        found += of_group
     return 0 if all(outcome.passed for outcome in found) else 1
+
+
+def row(outcome: Outcome) -> str:
+    return table([outcome]).splitlines()[-1]
+
+
+def write_page(outcomes: list[Outcome]) -> None:
+    """Put the lines of one group in the place of its earlier ones."""
+    head, rows = table([]), PAGE.read_text().splitlines() if PAGE.exists() else []
+    of = {group: [line for line in rows if line.lower().startswith(f"| {group} |")] for group in GROUPS}
+    of[outcomes[0].group.lower()] = [row(outcome) for outcome in outcomes]
+    PAGE.write_text(INTRODUCTION + head + "".join(f"{line}\n" for group in GROUPS for line in of[group]))
 
 
 if __name__ == "__main__":

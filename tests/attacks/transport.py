@@ -89,7 +89,8 @@ def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what an undefended victim never read
+                    pipe.close()
 
 
 async def line(child: subprocess.Popen[str], *, patience: float = 30.0) -> Any:
