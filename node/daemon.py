@@ -62,6 +62,7 @@ from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.agreement import Agreement
 from swarmnode.protocols.exchange.messages import Head
+from swarmnode.protocols.hello import PROTOCOL as HELLO
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
@@ -317,8 +318,8 @@ class Daemon:
         self.state = None
 
     def _relays_for(self, peer: PeerId) -> bool:
-        """A node of a run relays for its members; one that only relays, for everybody."""
-        return self.config.role == "relay" or self._is_member(peer)
+        """A node of a run relays for its members; one that only relays, for every node of our kind."""
+        return self._is_member(peer) or (self.config.role == "relay" and self.network.speaks(peer, HELLO))
 
     # --- what others ask --------------------------------------------------------------------------------------------
 

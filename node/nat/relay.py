@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
+INTRODUCED_WITHIN = 1.0  # s that a peer has to become one that is served: identify or its lease are under way
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
 
 
@@ -52,8 +53,8 @@ class RelayLimits:
 class RelayServer:
     """Serves reservations and circuits while `run` runs.
 
-    `admits` says for whom: members of this node's runs, or with `--role relay` everybody. Counted: `refused` by name of
-    the status, `bytes_relayed`.
+    `admits` says for whom: members of this node's runs, or with `--role relay` all nodes of our kind. Counted:
+    `refused` by name of the status, `bytes_relayed`.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class RelayServer:
 
     async def _reserve(self, stream: Stream) -> None:
         peer, now = stream.peer, self._now()
-        if not self._admits(peer) or self._is_relayed(peer):
+        if not await self._admitted(peer) or self._is_relayed(peer):
             await self._refuse(stream, pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
             return
         if peer not in self._reservations and len(self.reservations) >= self._limits.reservations:
@@ -137,7 +138,7 @@ class RelayServer:
             return
         if target not in self.reservations:
             await self._refuse(stream, pb.NO_RESERVATION, f"{target} holds no place here")
-        elif not self._admits(source):
+        elif not await self._admitted(source):
             await self._refuse(stream, pb.PERMISSION_DENIED, "not of a run of this node")
         elif (
             self.open_circuits >= self._limits.circuits
@@ -202,6 +203,15 @@ class RelayServer:
         self.refused[pb.Status.Name(status)] += 1
         logger.debug("refused %s: %s", stream.peer, why)
         await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=status))
+
+    async def _admitted(self, peer: PeerId) -> bool:
+        """Whether this relay serves the peer; who has just connected may not have said yet what it is."""
+        until = trio.current_time() + INTRODUCED_WITHIN
+        while not self._admits(peer):
+            if trio.current_time() >= until:
+                return False
+            await trio.sleep(INTRODUCED_WITHIN / 10)
+        return True
 
     def _limit(self) -> pb.Limit:
         return pb.Limit(duration=int(self._limits.circuit_seconds), data=self._limits.circuit_bytes)

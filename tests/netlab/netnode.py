@@ -28,6 +28,7 @@ from swarmnode.node.limits import Limits
 from swarmnode.node.nat.circuit import Refused
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.rpc_errors import CallError
@@ -60,6 +61,7 @@ class Node:
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.calls = 0  # answered
         self.rpc.serve("netlab/count", Count, self._count)
+        serve_hello(self.network, "netlab")  # relays serve nodes of our kind only
 
     async def _count(self, peer: str, count: Count) -> Count:
         self.calls += 1

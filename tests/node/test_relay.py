@@ -16,6 +16,8 @@ from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.circuit import Circuits, Refused
 from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
+from swarmnode.protocols.hello import PROTOCOL as HELLO
+from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.network import Stream, StreamBroken
 
 ECHO = "/test/echo/1"
@@ -119,6 +121,26 @@ def test_strangers_get_neither_places_nor_circuits() -> None:
             await a.circuits.reserve(at.me)
             with pytest.raises(Refused, match="permission denied"):
                 await b.circuits.dial(at.me, a.network.me)
+
+    trio.run(main)
+
+
+def test_nodes_of_our_kind_are_served_as_soon_as_they_have_said_so_and_others_are_not() -> None:
+    """As for `--role relay`, which has no run whose members it could serve."""
+    at: list[Libp2pNetwork] = []
+
+    async def main() -> None:
+        async with relayed(1, admits=lambda peer: at[0].speaks(peer, HELLO)) as (relay, _relay, stranger):
+            at.append(relay)
+            node = network()
+            serve_hello(node, "test")
+            async with trio.open_nursery() as nursery:
+                await nursery.start(node.run)
+                await node.connect(relay.addresses[0])
+                await node.circuits.reserve(relay.me)  # identify is still under way
+                nursery.cancel_scope.cancel()
+            with pytest.raises(Refused, match="permission denied"):
+                await stranger.circuits.reserve(relay.me)
 
     trio.run(main)
 
