@@ -20,6 +20,13 @@ NAT = {
 }
 
 
+FILTERING = {
+    "open": "open: who dials this node gets through",
+    "port-dependent": "port-dependent: only answers from where this node sent something come in",
+    "unknown": "not known: nobody has dialled back yet",
+}
+
+
 def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Tell how peers reach this node, and what to do about each problem.
 
@@ -56,6 +63,7 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "announces", [_place(address) for address in answer["announces"]]
     yield "seen at", [_place(place) for place in answer["observed"]] or ["not known yet"]
     yield "NAT", [NAT.get(answer["nat"], answer["nat"])]
+    yield "filtering", [FILTERING.get(answer["filtering"], answer["filtering"])]
     mapping = answer["port_mapping"]
     yield (
         "port mapping",

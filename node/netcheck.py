@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 NO_NAT, INDEPENDENT, DEPENDENT, UNKNOWN = "none", "endpoint-independent", "address-dependent", "unknown"
 
 
+OPEN, CLOSED = "open", "port-dependent"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is not as it could be."""
@@ -40,6 +43,7 @@ def report(network: Libp2pNetwork, nat: NatStatus, *, upnp: bool, rates: Mapping
         "announces": list(network.addresses),
         "observed": list(nat.observed),
         "nat": kind_of_nat(network.own_addresses, nat),
+        "filtering": filtering(nat),
         "port_mapping": {
             "asked": upnp,
             "way": mapping.way if mapping is not None else None,
@@ -66,6 +70,17 @@ def kind_of_nat(own: tuple[str, ...], nat: NatStatus) -> str:
     if nat.endpoint_independent is None:
         return UNKNOWN
     return INDEPENDENT if nat.endpoint_independent else DEPENDENT
+
+
+def filtering(nat: NatStatus) -> str:
+    """What the way in lets through (RFC 4787, section 5), as peers that dialled back found out.
+
+    They dial from another port than the one that this node knows of them: where they got through, the way is open;
+    where they did not, only answers from where this node sent something come in.
+    """
+    if nat.reachability == "public":
+        return OPEN
+    return CLOSED if nat.reachability in ("private", "relayed") else UNKNOWN
 
 
 def problems(answer: Mapping[str, Any]) -> list[Problem]:

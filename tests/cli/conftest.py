@@ -65,6 +65,7 @@ NETCHECK: dict[str, Any] = {
     "announces": [f"/ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID}/p2p-circuit/p2p/{PEER_ID}"],
     "observed": ["/ip4/198.51.100.9/tcp/61044"],
     "nat": "address-dependent",
+    "filtering": "port-dependent",
     "port_mapping": {"asked": True, "way": None, "address": None, "state": "no router answers"},
     "relays": [{"peer_id": PEER_ID, "rtt_ms": 41.3}],
     "peers": {"connected": 3, "direct": 2, "relayed": 1},

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from swarmnode.node.nat.portmap import Mapping
 from swarmnode.node.nat.traversal import NatStatus
-from swarmnode.node.netcheck import DEPENDENT, INDEPENDENT, NO_NAT, UNKNOWN, kind_of_nat, problems
+from swarmnode.node.netcheck import (
+    CLOSED,
+    DEPENDENT,
+    INDEPENDENT,
+    NO_NAT,
+    OPEN,
+    UNKNOWN,
+    filtering,
+    kind_of_nat,
+    problems,
+)
 
 OWN = ("/ip4/192.168.1.2/tcp/4088/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",)
 OUTSIDE = "/ip4/45.80.10.3/tcp/4088"
@@ -109,3 +120,11 @@ def test_the_kind_of_nat_is_told(
     own: tuple[str, ...], observed: tuple[str, ...], independent: bool | None, kind: str
 ) -> None:
     assert kind_of_nat(own, status(observed, independent)) == kind
+
+
+@pytest.mark.parametrize(
+    ("reachability", "kind"),
+    [("public", OPEN), ("private", CLOSED), ("relayed", CLOSED), ("unknown", UNKNOWN)],
+)
+def test_what_the_way_in_lets_through_follows_from_the_dials_back(reachability: str, kind: str) -> None:
+    assert filtering(replace(status((), None), reachability=reachability)) == kind
