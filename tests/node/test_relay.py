@@ -222,3 +222,17 @@ def test_a_malformed_request_is_refused_and_harms_nobody(raw: bytes) -> None:
             assert relay.reservations == (a.network.me,) and not at.handler_failures()
 
     trio.run(main)
+
+
+def test_two_who_hold_places_at_one_relay_dial_each_other() -> None:
+    """Their addresses differ in who stands at the end only, which is not what tells a node's own from others'."""
+
+    async def main() -> None:
+        async with relayed() as (at, _relay, a, b):
+            for end in (a, b):
+                end.network.announce_instead((await end.circuits.reserve(at.me)).addresses)
+            b.network.learn(a.network.me, a.network.addresses)
+            await b.network.connect(a.network.me)
+            assert await there_and_back(b.network, a.network.me, b"hello") == b"hello"
+
+    trio.run(main)
