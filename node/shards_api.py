@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import trio
 
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import ERROR, USAGE
 from swarmnode.node.shardstore import Kept, ShardStore
 from swarmnode.protocols.runner import Runner
@@ -62,7 +61,7 @@ class ShardsApi:
             took = trio.current_time() - began
             if params.get("pin"):
                 await self._runner(lambda: self._store.pin(shard))
-            target = _absolute(params["to"]) if params.get("to") else None
+            target = absolute_path(params["to"]) if params.get("to") else None
             if target is not None:
                 await self._runner(lambda: self._store.export(shard, target))
         size = self._store.holding(shard).size
@@ -70,7 +69,7 @@ class ShardsApi:
 
     async def shards_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Take a file into the store and offer it to peers."""
-        source = _absolute(params.get("path"))
+        source = absolute_path(params.get("path"))
         with _declining():
             shard = await self._shards.put(source)
             if params.get("pin"):
@@ -135,13 +134,6 @@ def _as_json(kept: Kept) -> dict[str, Any]:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _absolute(value: Any) -> Path:
-    path = Path(str(value or ""))
-    if not path.is_absolute():
-        raise Declined(f"{str(path)!r} is not an absolute path; the daemon has a working directory of its own")
-    return path
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from swarmnode.crdt.elements import Element
@@ -13,7 +12,7 @@ from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import MAX_KEY, kind_of
 from swarmnode.crdt.record import InvalidRecord, Verify
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.datadir import DataDirError
 from swarmnode.node.exitcodes import ERROR, USAGE
 from swarmnode.node.stateexport import NotAnExport, export, import_, stored
@@ -128,14 +127,14 @@ class StateApi:
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Write all elements into a file."""
-        target = _absolute(params.get("path"))
+        target = absolute_path(params.get("path"))
         with _declining():
             count = await export(self._open(), target, now=self._now(), runner=self._runner)
         return {"path": str(target), "elements": count}
 
     async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the elements of such a file, verified one by one."""
-        source = _absolute(params.get("path"))
+        source = absolute_path(params.get("path"))
         with _declining():
             counts = await import_(self._open(), source, verify=self._verify, runner=self._runner)
         return {"path": str(source), "stored": stored(counts), "verdicts": dict(counts)}
@@ -199,13 +198,6 @@ def from_json(value: Any) -> Value:
             raise Declined(f"{value} is not a number that a record can hold", exit_code=USAGE)
         case _:
             return value
-
-
-def _absolute(value: Any) -> Path:
-    path = Path(str(value or ""))
-    if not path.is_absolute():
-        raise Declined(f"{str(path)!r} is not an absolute path; the daemon has a working directory of its own")
-    return path
 
 
 @contextmanager

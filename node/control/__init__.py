@@ -10,6 +10,9 @@ so that commands start quickly.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from swarmnode.node.exitcodes import ERROR
 
 LINE_LIMIT = 1 << 20  # bytes of one line in either direction; a whole log ring or peer list fits many times
@@ -27,3 +30,11 @@ class Declined(Exception):
     def __init__(self, text: str, *, exit_code: int = ERROR) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+def absolute_path(value: Any) -> Path:
+    """A path that a command gave. Raises Declined where it is relative: the daemon has another working directory."""
+    path = Path(str(value or ""))
+    if not path.is_absolute():
+        raise Declined(f"{str(path)!r} is not an absolute path; the daemon has a working directory of its own")
+    return path
