@@ -1,0 +1,158 @@
+"""The arithmetic of an open round (docs/architecture.md, "apply"): the same roster gives the same bits on every CPU.
+
+    norms   = [exact_norm(raw, elements) for raw in contributions]      # what the clip factors of a roster rest on
+    clips   = clip_units(norms)                                         # integers, so that they travel exactly
+    state   = apply_contributions(state, contributions, factors, lr=1.0)
+
+A contribution is the encoded pseudo-gradient of one node, bytes of a stranger. A roster lists them in an order, with
+an integer weight and an integer clip factor each; from there on nothing is chosen by a machine: factors come from
+integers, sums run element by element in the roster's order, and norms are correctly rounded whatever the order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.codecs import CodecError, codec
+from swarmnode.training.codecs.topk import TopK
+from swarmnode.training.outer import OuterState, outer_step
+
+Vector = NDArray[np.float32]
+Raw = bytes | bytearray | memoryview
+
+CLIP_UNIT = 1 << 20  # a clip factor of 1: the contribution counts whole
+DEFAULT_CODEC = TopK.name
+
+_STEP = 64 << 10  # elements worked on at a time, so that temporaries stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a contribution is multiplied with: weight / total * clip / 2^20, from the integers of a roster.
+
+    Raises ValueError unless 0 <= weight <= total, 0 < total and 0 <= clip <= 2^20.
+    """
+
+    weight: int
+    clip: int  # units of 2^-20
+    total: int  # of the weights that the roster gives
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.weight <= self.total and self.total > 0 and 0 <= self.clip <= CLIP_UNIT):
+            raise ValueError(f"{self}: weights lie between 0 and their total, clip factors between 0 and {CLIP_UNIT}")
+
+    @property
+    def rounded(self) -> np.float32:
+        """The quotient of the integers, correctly rounded to float64, then to float32."""
+        return np.float32(self.weight * self.clip / (self.total * CLIP_UNIT))
+
+
+def apply_contributions(
+    state: OuterState,
+    contributions: Sequence[Raw],
+    factors: Sequence[Factor],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    codec_name: str = DEFAULT_CODEC,
+) -> OuterState:
+    """The state after a roster of `contributions`, bytes of one codec in the roster's order, with one factor for each.
+
+        acc = 0;  for i in order: acc <- acc + (f_i * x_i)
+        phi', m' = outer_step(phi, m, acc)        without momentum: phi' = phi - (lr * acc)
+
+    Every product and every sum is rounded to float32 on its own. Where x_i is sparse, elements that it does not name
+    are left alone, which gives the bits that adding its zeros would give: acc is never -0. Another order may give other
+    bits. An empty roster gives the same parameters (and with momentum, one step along it). SparseLoCo (2508.15706) is
+    `topk`, lr 1 and no momentum.
+
+    Raises CodecError for a contribution that no encoder makes, naming its place in the roster; ValueError where counts
+    differ or the new parameters would not be finite. All of them depend on the arguments alone: who holds the roster
+    raises alike.
+    """
+    if len(contributions) != len(factors):
+        raise ValueError(f"{len(contributions)} contributions with {len(factors)} factors; one factor for each")
+    total: Vector = np.zeros(state.parameters.size, np.float32)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # what overflows is refused by outer_step
+        for place, (raw, factor) in enumerate(zip(contributions, factors, strict=True)):
+            try:
+                _add(total, raw, factor.rounded, codec_name)
+            except CodecError as error:
+                raise CodecError(f"contribution {place} of the roster: {error}") from error
+    return outer_step(state, total, lr=lr, momentum=momentum)
+
+
+def exact_norm(raw: Raw, elements: int, *, codec_name: str = DEFAULT_CODEC) -> float:
+    """The Euclidean norm of a contribution of `elements` values: the same float64 on every machine.
+
+    The sum of squares is exact (`exact_sum_of_squares`), rounded once; IEEE 754 rounds its root correctly. Raises
+    CodecError for bytes that no encoder makes.
+    """
+    chosen = codec(codec_name)
+    values = chosen.decode_sparse(raw, elements)[1] if isinstance(chosen, TopK) else chosen.decode(raw, elements)
+    return norm_of(values)
+
+
+def norm_of(values: Vector) -> float:
+    """The Euclidean norm of finite `values`, float32 (n,), as `exact_norm` computes it."""
+    numerator, denominator = exact_sum_of_squares(values)
+    return math.sqrt(numerator / denominator)
+
+
+def exact_sum_of_squares(values: Vector) -> tuple[int, int]:
+    """The sum of the squares of finite `values`, float32 (n,), as numerator and denominator, exactly.
+
+    A square is an integer below 2^48 times a power of 4 that its exponent gives. Both halves of these integers are
+    added up for each exponent; sums of 2^16 numbers below 2^24 are exact in the float64 that `bincount` adds with.
+    """
+    halves = np.zeros((2, 256), np.int64)  # the lower and the upper 24 bits of squares, by exponent
+    for start in range(0, values.size, _STEP):
+        bits = np.ascontiguousarray(values[start : start + _STEP]).view(np.uint32) & np.uint32(0x7FFFFFFF)
+        exponents = (bits >> np.uint32(23)).astype(np.intp)
+        significands = (bits & np.uint32(0x7FFFFF)) | (exponents > 0).astype(np.uint32) << np.uint32(23)
+        squares = np.square(significands, dtype=np.uint64)
+        for row, half in enumerate((squares & np.uint64(0xFFFFFF), squares >> np.uint64(24))):
+            halves[row] += np.bincount(exponents, weights=half, minlength=256).astype(np.int64)
+    total = 0
+    for exponent, (low, high) in enumerate(halves.T.tolist()):
+        total += ((high << 24) + low) << 2 * max(exponent - 1, 0)  # subnormals share the exponent of the smallest
+    return total, 1 << 298  # the least bit of a float32 is 2^-149
+
+
+def clip_units(norms: Sequence[float]) -> list[int]:
+    """Clip factors in units of 2^-20 that bring every norm down to the median: floor(min(1, median / norm) * 2^20).
+
+    The median of an even count is the lower of the two in the middle: an average would round. Norms of zero clip
+    nothing: they do not count for the median, and their factor is 1. The quotient is that of exact integers, rounded
+    down. Raises ValueError for a norm that is negative or not finite.
+    """
+    if not all(math.isfinite(norm) and norm >= 0 for norm in norms):
+        raise ValueError(f"norms {list(norms)} must be finite and not negative")
+    positive = sorted(norm for norm in norms if norm > 0)
+    if not positive:
+        return [CLIP_UNIT] * len(norms)
+    above, below = positive[(len(positive) - 1) // 2].as_integer_ratio()
+    units = []
+    for norm in norms:
+        numerator, denominator = float(norm).as_integer_ratio()
+        units.append(min(CLIP_UNIT, above * denominator * CLIP_UNIT // (below * numerator)) if norm else CLIP_UNIT)
+    return units
+
+
+def _add(total: Vector, raw: Raw, factor: np.float32, codec_name: str) -> None:
+    """total += factor * decoded `raw`, element by element."""
+    chosen = codec(codec_name)
+    if isinstance(chosen, TopK):
+        places, kept = chosen.decode_sparse(raw, total.size)
+        total[places] += factor * kept  # places differ, so each is read and written once
+        return
+    values = chosen.decode(raw, total.size)
+    for start in range(0, total.size, _STEP):
+        part = slice(start, start + _STEP)
+        np.multiply(factor, values[part], out=values[part])
+        np.add(total[part], values[part], out=total[part])
