@@ -4,8 +4,10 @@
 
 A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
 canonical encoding of the *resolved* values, so two files that mean the same are the same run, and a spec that came from
-a peer is checked by hashing it. Keys that a later version adds are left out of the encoding at their default, so that
-old run ids stay what they were.
+a peer is checked by hashing it. Keys that a later version adds are left out of the encoding at their default, and
+tables with nothing in them, so that old run ids stay what they were.
+
+No RunSpec contains "auto": it is replaced, when one is made, by what it means beside the other values.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ _SHARD = re.compile(r"[0-9a-f]{64}")
 class RunSection:
     name: str = option(help="name of the run: lower case letters, digits, '.', '_' and '-'")
     seed: int = option(0, "seed of the initial parameters and of all sampling", minimum=0, maximum=2**53)
-    trust: str = option("known", "who may take part and how results are checked", choices=("known",))
+    trust: str = option(
+        "known",
+        "known: all who take part are believed; open: anybody may, and electors check what each one sends",
+        choices=("known", "open"),
+    )
     members: tuple[str, ...] = option((), "peer ids that may take part; empty admits anyone who holds the run id")
 
 
@@ -86,8 +92,16 @@ class OuterSection:
 
 @dataclass(frozen=True)
 class ExchangeSection:
-    method: str = option("diloco", "how nodes exchange what they learned", choices=("diloco",))
-    codec: str = option("int8", "encoding of pseudo-gradients on the wire", choices=("fp32", "fp16", "int8"))
+    method: str = option(
+        "auto",
+        "how nodes exchange what they learned; auto is open where trust is open, else diloco",
+        choices=("auto", "diloco", "open"),
+    )
+    codec: str = option(
+        "auto",
+        "encoding of pseudo-gradients on the wire; auto is topk for open, int8 for diloco",
+        choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "topk"),
+    )
     group_size: int = option(64, "members that exchange in one round at the most", unit="nodes", minimum=1, maximum=256)
     weight_cap: float = option(
         2.0, "weight of a member at the most, as a multiple of the median member's", minimum=1, maximum=1000
@@ -97,6 +111,70 @@ class ExchangeSection:
     )
     deadline_ceiling: float = option(
         120.0, "longest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=86400
+    )
+
+
+@dataclass(frozen=True)
+class TrustSection:
+    """Who judges in an open run, and what a stranger is worth there. Shares are of 1."""
+
+    electors: tuple[str, ...] = option(
+        (),
+        "peer ids of those who judge from the first round on; empty in the file of a run that begins: its creator",
+        since=2,
+    )
+    participants: int = option(
+        64,
+        "contributions a round is meant to have; of more nodes a sample takes part in each round",
+        unit="nodes",
+        minimum=2,
+        maximum=4096,
+        since=2,
+    )
+    gain_floor: float = option(
+        0.0,
+        "held-out loss that a contribution must take off, beyond the noise, to count",
+        unit="bits per byte",
+        minimum=0,
+        maximum=8,
+        since=2,
+    )
+    earn_rounds: int = option(
+        8, "rounds with accepted work that make an elector", unit="rounds", minimum=1, maximum=4096, since=2
+    )
+    earn_window: int = option(
+        16, "latest rounds that those are counted in", unit="rounds", minimum=1, maximum=4096, since=2
+    )
+    earn_lag: int = option(6, "rounds just past that do not count yet", unit="rounds", minimum=1, maximum=4096, since=2)
+    growth: float = option(
+        0.125,
+        "share by which the electors may grow within earn_window rounds; one may always come",
+        minimum=0,
+        maximum=1,
+        since=2,
+    )
+    committee: int = option(
+        33,
+        "electors that judge a round, drawn by lot where there are more",
+        unit="nodes",
+        minimum=1,
+        maximum=257,
+        since=2,
+    )
+    probation: float = option(
+        0.125, "share of a round's weight that all who are no electors have together", minimum=0, maximum=1, since=2
+    )
+    probation_small: float = option(
+        0.5, "the same while there are fewer than 4 electors", minimum=0, maximum=1, since=2
+    )
+    staleness: float = option(
+        0.5, "factor on the weight of a contribution that comes a round late", minimum=0, maximum=1, since=2
+    )
+    depth: int = option(
+        64, "rounds that a node can go back to follow a better history", unit="rounds", minimum=8, maximum=4096, since=2
+    )
+    revert_every: int = option(
+        8, "rounds from one undone round to the next at the least", unit="rounds", minimum=1, maximum=4096, since=2
     )
 
 
@@ -111,6 +189,15 @@ class RunSpec:
     inner: InnerSection = field(default_factory=InnerSection)
     outer: OuterSection = field(default_factory=OuterSection)
     exchange: ExchangeSection = field(default_factory=ExchangeSection)
+    trust: TrustSection = field(default_factory=TrustSection)
+
+    def __post_init__(self) -> None:
+        method, codec = self.exchange.method, self.exchange.codec
+        if method == "auto":
+            method = "open" if self.run.trust == "open" else "diloco"
+        if codec == "auto":
+            codec = "topk" if method == "open" else "int8"
+        object.__setattr__(self, "exchange", dataclasses.replace(self.exchange, method=method, codec=codec))
 
     @property
     def run_id(self) -> str:
@@ -125,6 +212,12 @@ class RunSpec:
             data=dataclasses.replace(self.data, index=index),
         )
 
+    def begun_by(self, creator: str) -> RunSpec:
+        """The spec with its creator as the one elector, where its method has electors and it lists none."""
+        if self.exchange.method != "open" or self.trust.electors:
+            return self
+        return dataclasses.replace(self, trust=dataclasses.replace(self.trust, electors=(creator,)))
+
 
 SECTIONS: dict[str, type[Any]] = {
     "run": RunSection,
@@ -134,6 +227,7 @@ SECTIONS: dict[str, type[Any]] = {
     "inner": InnerSection,
     "outer": OuterSection,
     "exchange": ExchangeSection,
+    "trust": TrustSection,
 }
 
 
@@ -188,6 +282,35 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
+    if spec.run.trust == "open" and spec.exchange.method != "open":
+        raise SettingError(
+            f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
+            "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
+        )
+    _check_trust(spec, source)
+
+
+def _check_trust(spec: RunSpec, source: str) -> None:
+    trust = spec.trust
+    twice = sorted({peer for peer in trust.electors if trust.electors.count(peer) > 1})
+    if twice:
+        raise SettingError(f"{source} [trust]: electors names {', '.join(twice)} more than once; name each peer once")
+    strangers = [peer for peer in trust.electors if spec.run.members and peer not in spec.run.members]
+    if strangers:
+        raise SettingError(
+            f"{source} [trust]: electors names {', '.join(strangers)}, not among [run] members; who judges must be "
+            "admitted, so add them there or leave them out here"
+        )
+    if trust.earn_rounds > trust.earn_window:
+        raise SettingError(
+            f"{source} [trust]: earn_rounds = {trust.earn_rounds} cannot be reached within earn_window = "
+            f"{trust.earn_window} rounds; lower the first or raise the second"
+        )
+    if trust != TrustSection() and spec.exchange.method != "open":
+        raise SettingError(
+            f"{source} [trust]: has no meaning with [exchange] method = {spec.exchange.method!r}; leave the table out, "
+            "or write [run] trust = 'open'"
+        )
 
 
 def encode(spec: RunSpec) -> bytes:
@@ -195,11 +318,13 @@ def encode(spec: RunSpec) -> bytes:
     tables: dict[str, Any] = {"schema": SCHEMA}
     for name, section in SECTIONS.items():
         values = getattr(spec, name)
-        tables[name] = {
+        table = {
             key: list(value) if isinstance(value, tuple) else value
             for key, (f, described) in sorted(describe(section).items())
             if (value := getattr(values, key)) is not None and not (described.since > SCHEMA and value == f.default)
         }
+        if table:
+            tables[name] = table
     packed: bytes = msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
     return packed
 

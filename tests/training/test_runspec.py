@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.training import runspec
+from swarmnode.training.codecs import CODECS
 from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import decode, encode, load_runspec, parse_runspec, to_toml
@@ -59,8 +60,40 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
     assert spec_of(outer={"warm": 0.5}).run_id != before
 
 
+def test_the_run_id_of_an_open_run_is_pinned() -> None:
+    """Its defaults may not change silently either."""
+    plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
+    assert plain.run_id == "25a5ea1bac971c0ce8d801d4c9e45c72ed9f74f45ab53d689ededf506b75bb65"
+    assert plain.begun_by("12D3").run_id != plain.run_id
+
+
+def test_open_runs_exchange_sparsely_by_the_open_method_unless_told_otherwise() -> None:
+    known, open_ = spec_of(), spec_of(run={"name": "t", "trust": "open"})
+    assert (known.exchange.method, known.exchange.codec) == ("diloco", "int8")
+    assert (open_.exchange.method, open_.exchange.codec) == ("open", "topk")
+    assert spec_of(run={"name": "t", "trust": "open"}, exchange={"codec": "int8"}).exchange.codec == "int8"
+    assert spec_of(exchange={"method": "auto", "codec": "auto"}).run_id == known.run_id
+    assert spec_of(exchange={"method": "diloco", "codec": "int8"}).run_id == known.run_id
+
+
+def test_every_codec_there_is_can_be_chosen() -> None:
+    chosen = runspec.describe(runspec.ExchangeSection)["codec"][1].choices
+    assert set(chosen) == {"auto", *CODECS}
+
+
+def test_the_creator_of_an_open_run_is_its_elector_unless_the_file_names_some() -> None:
+    unnamed = spec_of(run={"name": "t", "trust": "open"})
+    named = spec_of(run={"name": "t", "trust": "open"}, trust={"electors": ["12D3", "12D4"]})
+    assert unnamed.begun_by("12D5").trust.electors == ("12D5",)
+    assert named.begun_by("12D5") == named
+    assert spec_of().begun_by("12D5") == spec_of()  # nobody judges among known peers
+
+
 def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
     spec = spec_of(run={"name": "t", "seed": 7, "members": ["12D3", 'a"b\\']}, exchange={"codec": "fp16"})
+    assert parse_runspec(tomllib.loads(to_toml(spec)), source="again") == spec
+    assert decode(encode(spec), expected_run_id=spec.run_id) == spec
+    spec = spec_of(run={"name": "t", "trust": "open"}, trust={"gain_floor": 0.01}).begun_by("12D3")
     assert parse_runspec(tomllib.loads(to_toml(spec)), source="again") == spec
     assert decode(encode(spec), expected_run_id=spec.run_id) == spec
 
@@ -74,12 +107,30 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
         ({"inner": {"steps": 2.5}}, ["steps = 2.5", "a whole number"]),
         ({"inner": {"steps": True}}, ["steps = True", "a number"]),
         ({"inner": {"lr": float("nan")}}, ["lr = nan", "finite"]),
-        ({"exchange": {"codec": "int9"}}, ["codec = 'int9'", "fp32, fp16, int8"]),
+        ({"exchange": {"codec": "int9"}}, ["codec = 'int9'", "fp32, fp16, bf16, int8"]),
         ({"exchange": {"deadline_floor": 10, "deadline_ceiling": 5}}, ["deadline_floor", "above", "deadline_ceiling"]),
         ({"model": {"width": 100, "heads": 3}}, ["width = 100", "multiple of heads = 3"]),
         ({"run": {"name": "No Spaces"}}, ["name = 'No Spaces'", "lower case"]),
         ({"data": {"source": "peers"}}, ["t.toml [data]", "source = 'peers'", "shards, local"]),
         ({"data": {"index": "ab"}}, ["t.toml [data]", "index = 'ab'", "64 lower case hex digits", "leave it out"]),
+        ({"run": {"name": "t", "trust": "all"}}, ["t.toml [run]", "trust = 'all'", "known, open"]),
+        (
+            {"run": {"name": "t", "trust": "open"}, "exchange": {"method": "diloco"}},
+            ["t.toml [exchange]", "method = 'diloco'", "trust = 'open'", "leave method out"],
+        ),
+        ({"trust": {"participants": 9}}, ["t.toml [trust]", "method = 'diloco'", "leave the table out"]),
+        (
+            {"run": {"name": "t", "trust": "open"}, "trust": {"electors": ["a", "a"]}},
+            ["t.toml [trust]", "electors", "a more than once"],
+        ),
+        (
+            {"run": {"name": "t", "trust": "open", "members": ["a"]}, "trust": {"electors": ["b"]}},
+            ["t.toml [trust]", "electors names b", "[run] members"],
+        ),
+        (
+            {"run": {"name": "t", "trust": "open"}, "trust": {"earn_rounds": 20}},
+            ["t.toml [trust]", "earn_rounds = 20", "earn_window = 16"],
+        ),
         ({"run": {}}, ["'name' is missing"]),
         ({"outter": {}}, ["unknown table [outter]"]),
         ({"outer": 3}, ["outer = 3 is not a table"]),
