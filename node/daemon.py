@@ -71,6 +71,7 @@ from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
+from swarmnode.training.golden import check_golden
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +246,7 @@ class Daemon:
         if self.config.role != "train":
             self._ready()
             await trio.sleep_forever()
+        check_golden()
         await in_thread(lambda: release_forgotten(self.store, self.shard_store))
         if self.options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
             self._discovery.set_rendezvous(bytes.fromhex(self.options.run_id))

@@ -9,6 +9,7 @@ from swarmnode.node.host import PortTaken
 from swarmnode.node.trainer import TrainerFailed
 from swarmnode.protocols.twins import KeyInUse
 from swarmnode.training.corpus import CorpusError
+from swarmnode.training.golden import GoldenMismatch
 
 
 class DaemonError(ExpectedError):
@@ -22,7 +23,7 @@ class DaemonError(ExpectedError):
 def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one exception in nested nurseries' groups that tells a person what happened."""
     leaves = list(_leaves(group))
-    for kind in (ExpectedError, KeyInUse, PortTaken, TrainerFailed, CorpusError, ValueError, OSError):
+    for kind in (ExpectedError, KeyInUse, PortTaken, TrainerFailed, GoldenMismatch, CorpusError, ValueError, OSError):
         for leaf in leaves:
             if isinstance(leaf, KeyInUse):
                 return DaemonError(str(leaf), exit_code=KEY_IN_USE)
@@ -30,7 +31,7 @@ def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
                 return DaemonError(str(leaf), exit_code=PORT_TAKEN)
             if isinstance(leaf, CorpusError):
                 return DaemonError(str(leaf), exit_code=CONFIG)
-            if isinstance(leaf, TrainerFailed):
+            if isinstance(leaf, (TrainerFailed, GoldenMismatch)):
                 return DaemonError(str(leaf))
             if isinstance(leaf, kind):
                 return leaf

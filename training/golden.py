@@ -1,0 +1,137 @@
+"""Golden vectors of the arithmetic that members of a swarm must share bit by bit, and their expected hashes.
+
+    python -m swarmnode.training.golden          # prints what this machine computes, as the table below
+
+A daemon checks them before it takes part in a run, and CI checks them wherever it runs. They catch a numpy, a compiler
+or a CPU that fuses, reorders or flushes what docstrings say is rounded one by one. Inputs come from SHAKE-256 and
+powers of two, with no random number library between: ties, zeros of both signs, subnormals and large values are among
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.codecs import CODECS, codec
+from swarmnode.training.layout import Layout
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
+from swarmnode.training.outer import OuterState, outer_step, state_hash, weighted_sum
+
+Vector = NDArray[np.float32]
+
+SIZE = 2 * 4096 + 1024 + 77  # two whole chunks of topk, a short one, and short last blocks of the others
+
+
+class GoldenMismatch(Exception):
+    """This machine computes other bits than the swarm; the text says where, what it means and what to do."""
+
+
+def check_golden() -> None:
+    """Compute every golden vector; some 20 ms. Raises GoldenMismatch naming all that differ."""
+    wrong = [name for name, digest in computed().items() if digest != EXPECTED[name]]
+    if wrong:
+        raise GoldenMismatch(
+            f"this machine computes other bits than the swarm: {', '.join(wrong)} (of {len(EXPECTED)} checks; numpy"
+            f" {np.__version__}). Its parameters would drift away from everybody's, so it must not train with others."
+            " Install numpy from the wheels of PyPI, without libraries that make the CPU take subnormal numbers for"
+            " zero; if the mismatch stays or moves from start to start, suspect the memory or the CPU"
+        )
+
+
+def computed() -> dict[str, str]:
+    """What this machine computes: sha-256 by the name of the check."""
+    return {name: hashlib.sha256(b"".join(bytes(part) for part in make())).hexdigest() for name, make in CHECKS.items()}
+
+
+def vector(name: str, size: int = SIZE) -> Vector:
+    """Finite values, float32 (size,), of magnitudes 2^-20 to 2^4; every 64th is subnormal, a zero, huge or a tie."""
+    words = np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * size), "<u4")
+    # 24 bits convert to float32 exactly, and so does every power of two
+    values = (words & np.uint32(0xFFFFFF)).astype(np.float32) * np.float32(2.0**-24)
+    values = np.ldexp(values, (words >> np.uint32(24) & np.uint32(31)).astype(np.int32) % 25 - 20)
+    values[words >> np.uint32(31) == 1] *= np.float32(-1)
+    for offset, special in enumerate((1e-40, -0.0, 0.5, -0.5, 1e-45, 0.0, 4096.0, -(2.0**-126))):
+        values[offset * 64 + 7 :: 512] = np.float32(special)
+    return values.astype(np.float32, copy=False)
+
+
+def _state() -> OuterState:
+    return OuterState.start(vector("parameters"))
+
+
+def _outer(momentum: float) -> Iterable[bytes]:
+    state = _state()
+    for round in range(2):
+        state = outer_step(state, vector(f"gradient {round}"), lr=0.7, momentum=momentum)
+    return state.parameters.tobytes(), state.momentum.tobytes()
+
+
+def _weighted_sum() -> Iterable[bytes]:
+    yield weighted_sum([vector(f"part {i}") for i in range(3)], [3, 1, 7]).tobytes()
+
+
+def _codec(name: str) -> Iterable[bytes]:
+    raw = codec(name).encode(vector("pseudo-gradient"))
+    return bytes(raw), codec(name).decode(raw, SIZE).tobytes()
+
+
+def _open_step(name: str) -> Iterable[bytes]:
+    raws = [bytes(codec(name).encode(vector(f"contribution {i}"))) for i in range(3)]
+    factors = [Factor(5, CLIP_UNIT, 13), Factor(1, 333_333, 13), Factor(7, CLIP_UNIT - 1, 13)]
+    state = apply_contributions(_state(), raws, factors, lr=1.0, codec_name=name)
+    yield state.parameters.tobytes()
+    for raw in raws:
+        yield struct.pack("<d", exact_norm(raw, SIZE, codec_name=name))
+
+
+def _clip_units() -> Iterable[bytes]:
+    norms = [norm_of(vector(f"norm {i}", 100 * (i + 1))) for i in range(6)] + [0.0, 1e-300, 1e300]
+    yield struct.pack(f"<{len(norms)}d", *norms)
+    yield struct.pack(f"<{len(norms)}q", *clip_units(norms))
+
+
+def _state_hash() -> Iterable[bytes]:
+    yield state_hash(3, Layout.of([("w", (SIZE - 7, 1)), ("b", (7,))]), _state()).encode()
+
+
+CHECKS: dict[str, Callable[[], Iterable[bytes]]] = {
+    "inputs": lambda: (vector("inputs").tobytes(),),
+    "outer_step": partial(_outer, 0.9),
+    "outer_step without momentum": partial(_outer, 0.0),
+    "weighted_sum": _weighted_sum,
+    **{f"codec {name}": partial(_codec, name) for name in CODECS},
+    "open_step topk": partial(_open_step, "topk"),
+    "open_step int8": partial(_open_step, "int8"),
+    "clip_units": _clip_units,
+    "state_hash": _state_hash,
+}
+
+EXPECTED: dict[str, str] = {
+    "inputs": "51537792275c1120c53357b086e744afab6b4fb321544a3134ea525fc99b956d",
+    "outer_step": "60f4985d80d5ef9bf0f36deec203b66869faec09d84418423be778cd80ddec24",
+    "outer_step without momentum": "a40bc7115206b8047fb03de7b6709aeeec1473c7b6625a23ccea7f8f44f86009",
+    "weighted_sum": "6429926dc6a937c9a40e9599cad2a8612d6df216ef12b906c59d7403b32d448a",
+    "codec fp32": "b3431c7c307f3e92b721eb026eb2ba2c6fd60c66125f2bd5b9d28d3b798dee52",
+    "codec fp16": "426822a1488af3a7089313375aa2252ee160c0c1994e262d41fc4451f5af035d",
+    "codec bf16": "e229117ec1539162be7f8303e2e3fef5ed2deee35ca5df1a43c0fa97b6a01dfc",
+    "codec int8": "30154a74e01676e379a96f1d7ac4f326769a536af5aecb18d36ad1e083b75d3e",
+    "codec int4": "2b7a00379ddd8be50a4b98bc523e6055a006dbaae1566fe3a3ec5c15f00dceed",
+    "codec e3m0": "aed255e9b836c334463b464bd95f98a25ad2a493393a255747920a5d33791d4c",
+    "codec sign": "211a7101f43bed002937b69c9c69b7248390993d4e5854ad138524d9235ec04a",
+    "codec topk": "8e8825e47e95dab842a38651a832a374f44d79cada1bb0d2cb887e2188b713b5",
+    "open_step topk": "ade79e33769d329fbf281f59b3eadcbac18d14b9f4786efe007eaa93b45d0244",
+    "open_step int8": "f15f226db1c08b7614fb977235eeeaebf92c36b86f63b0cd6c087812c27c368f",
+    "clip_units": "551fc0ec210c5f3248c3b1b27fbfb855f43762a8470e3439135481d51c07ef9c",
+    "state_hash": "8be92aaeb3463bf48dfb9a3f3ec87261de59be2a583bf384330372e33b186f12",
+}
+
+
+if __name__ == "__main__":
+    for check, digest in computed().items():
+        print(f'    "{check}": "{digest}",')
