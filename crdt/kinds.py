@@ -52,6 +52,7 @@ def once(name: str, *, slots: int, max_size: int) -> Kind:
 WRITE_ONCE = (
     once("commit", slots=KEPT_ROUNDS, max_size=512),
     once("cut", slots=KEPT_ROUNDS, max_size=4096),  # some 110 ids of commits
+    once("reveal", slots=KEPT_ROUNDS, max_size=512),
     once("score", slots=2 * KEPT_ROUNDS, max_size=4096),  # first the hash of the scores, then the scores
     once("roster", slots=KEPT_ROUNDS, max_size=MAX_RECORD),  # the ids of 33 cuts and scores, 110 commits with weights
     once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds

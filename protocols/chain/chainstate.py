@@ -1,0 +1,118 @@
+"""What follows from a chain of rosters, as far as later rounds need it. A fold: `validity.advance` makes the next one.
+
+`digest` is in every roster that builds on this state, so whoever trusts a roster can take this state from anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnode.crdt import encoding
+from swarmnode.crdt.encoding import EncodingError, Value
+
+EVERYBODY = 1_000_000  # participation in millionths: all take part
+MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 64 authors take 80 kB
+
+
+@dataclass(frozen=True)
+class ChainRules:
+    """What a run's `[trust]` table fixes. Units as in the RunSpec, but gains in micro-bits per byte, times in ms."""
+
+    participants: int = 64  # contributions a round that are aimed at; above, a sample takes part
+    gain_floor: int = 0  # a contribution must gain more than this
+    revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
+    shortest_window: int = 1_000
+    longest_window: int = 24 * 3_600_000
+
+
+@dataclass(frozen=True)
+class Worked:
+    """Accepted work of one author in one roster."""
+
+    author: str
+    units: int  # audited: 1000 is the median gain of the round or more
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """After `round` rounds, about to do the round of that number."""
+
+    run_id: str
+    round: int
+    tip: bytes  # id of the last roster; that of the genesis before round 0
+    seed: bytes  # of this round: orders leaders, draws judges and participants
+    electors: tuple[str, ...]  # ascending
+    genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_ROUNDS without proof of work
+    history: tuple[tuple[Worked, ...], ...]  # of the last rosters that are not empty, oldest first
+    anchors: Mapping[str, bytes]  # of each author who may lead: the value whose preimage is next
+    participation: int  # millionths of the authors that are drawn for this round
+    empties: int  # empty rosters in a row up to here
+    reverted: int  # round of the last revert; -1: none
+    undoable: bool  # whether the last roster moved the parameters, so that it can be undone
+    window: int  # ms of this round's training
+
+    def encode(self) -> bytes:
+        """Canonical bytes, for `decode`."""
+        value: Value = {
+            "anchors": dict(self.anchors),
+            "electors": self.electors,
+            "empties": self.empties,
+            "genesis": self.genesis,
+            "history": tuple(tuple((w.author, w.units) for w in worked) for worked in self.history),
+            "participation": self.participation,
+            "reverted": self.reverted,
+            "round": self.round,
+            "run": self.run_id,
+            "seed": self.seed,
+            "tip": self.tip,
+            "undoable": self.undoable,
+            "window": self.window,
+        }
+        return encoding.encode(value, max_size=MAX_ENCODED)
+
+    @property
+    def digest(self) -> bytes:
+        """sha-256 over `encode`, 32 bytes."""
+        return hashlib.sha256(b"swarmnode/chain/1\0" + self.encode()).digest()
+
+
+def genesis_id(run_id: str) -> bytes:
+    """What the first roster of a run has as its parent."""
+    return hashlib.sha256(b"swarmnode/genesis/1\0" + run_id.encode()).digest()
+
+
+def genesis(run_id: str, electors: tuple[str, ...], *, window: int) -> ChainState:
+    """The chain of a run before round 0. `electors`: those of the RunSpec, at least one."""
+    if not electors:
+        raise ValueError("a run has at least one genesis elector")
+    named = tuple(sorted(set(electors)))
+    start = genesis_id(run_id)
+    seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
+    return ChainState(run_id, 0, start, seed, named, named, (), {}, EVERYBODY, 0, -1, False, window)
+
+
+def decode(raw: bytes) -> ChainState:
+    """The state in bytes from a peer, to be compared with a digest that is trusted. Raises ValueError."""
+    try:
+        value: Any = encoding.decode(raw, max_size=MAX_ENCODED)
+        history = tuple(tuple(Worked(author, units) for author, units in worked) for worked in value["history"])
+        return ChainState(
+            value["run"],
+            value["round"],
+            value["tip"],
+            value["seed"],
+            value["electors"],
+            value["genesis"],
+            history,
+            value["anchors"],
+            value["participation"],
+            value["empties"],
+            value["reverted"],
+            value["undoable"],
+            value["window"],
+        )
+    except (EncodingError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"these bytes are no chain state: {error}") from error
