@@ -168,9 +168,25 @@ class RunFinder:
             spec = await self._publish(spec)
         elif not spec.data.index:
             raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
+        if creator:
+            spec = self._with_electors(spec, joining)
         chosen = ChosenRun(spec, spec.run_id, creator)
         await self._runner(lambda: self._store.keep(chosen.spec))
         return chosen
+
+    def _with_electors(self, spec: RunSpec, joining: bool) -> RunSpec:
+        """The run that begins here by this file; its creator judges it where the file does not say who does.
+
+        A node that joins others by such a file would begin a run of its own, which nobody wants. Raises NoRun.
+        """
+        begun = spec.begun_by(self._network.me)
+        if begun != spec and joining and begun.run_id not in self._store.known():
+            raise NoRun(
+                "the run file does not say who judges the run ([trust] electors), so its run id depends on who begins "
+                "it: join with the run id in place of the file (swarmnode id --join prints the command there), or list "
+                "the electors' peer ids in the file"
+            )
+        return begun
 
     async def _only_known_run(self) -> RunSpec:
         known = self._store.known()
