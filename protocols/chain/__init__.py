@@ -1,7 +1,7 @@
 """The open round's chain of rosters: who may judge, which roster is valid, which one wins, and what follows from it.
 
 Everything here is a pure function over signed records; nothing knows a network, a clock or a tensor. Two nodes that
-hold the same roster derive the same `ChainState` and, folding contributions as `training.open_step` does, the same bits.
+hold the same roster derive the same `ChainState`, and the same bits by folding contributions (`training.open_step`).
 
     statements.py   what is said in a round: commit, cut, reveal, seal, scores, roster, head
     chainstate.py   what follows from a chain, as far as later rounds need it: electors, seed, history

@@ -1,8 +1,8 @@
 """The tree of valid rosters, and which of them to follow (DESIGN.md, "Forks").
 
 From the oldest roster that is kept, follow at each fork the child under which most heads of the electorate *at the
-fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what electors signed last, so a
-node that hears what the others heard goes where the others go.
+fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what electors signed last,
+so a node that hears what the others heard goes where the others go.
 """
 
 from __future__ import annotations
