@@ -148,8 +148,8 @@ def _add(total: Vector, raw: Raw, factor: np.float32, codec_name: str) -> None:
     """total += factor * decoded `raw`, element by element."""
     chosen = codec(codec_name)
     if isinstance(chosen, TopK):
-        places, kept = chosen.decode_sparse(raw, total.size)
-        total[places] += factor * kept  # places differ, so each is read and written once
+        for places, kept in chosen.decode_steps(raw, total.size):
+            total[places] += factor * kept  # places differ, so each is read and written once
         return
     values = chosen.decode(raw, total.size)
     for start in range(0, total.size, _STEP):

@@ -9,23 +9,30 @@ SparseLoCo (2508.15706): chunks of 64 x 64, top 64, values of two bits, with err
 magnitudes, split by two steps of Lloyd's algorithm. Chunks are cut from the flat vector. The last one is shorter and
 keeps one of 64 elements, rounded up.
 
-Decoding is the part that every node does with strangers' bytes: `decode_sparse` gives places and values without ever
-making the dense vector, `decode` adds them into one.
+Decoding is the part that every node does with strangers' bytes: `decode_steps` and `decode_sparse` give places and
+values without ever making the dense vector, `decode` writes them into one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import CodecError, Vector, check_finite, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import CodecError, Vector, checked_bytes, checked_values, room
 from swarmnode.training.codecs.bf16 import from_bf16, to_bf16
 
 CHUNK = 4096  # elements; places within take 12 bits
 KEEP = 64  # of a whole chunk
 _LARGEST = 0x7F7F  # the largest finite bf16
 _SMALLEST = 0x0080  # the smallest normal one
-_BATCH = 64  # chunks worked on at a time: 2 MiB of keys
+_INFINITY = np.uint32(0x7F800000)  # magnitudes from here on are infinite or NaN
+
+# Work is done on so many chunks at a time that its temporaries stay in a core's second cache, and below the size from
+# which malloc asks the kernel for fresh pages each time: beyond, page faults cost several times the arithmetic.
+_SELECT = 16  # whole chunks: 256 KiB of magnitudes
+_STEP = 128  # chunks of which only the kept are looked at: 64 KiB of places
 
 Places = NDArray[np.int64]
 
@@ -44,37 +51,21 @@ class TopK:
 
     def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
         values = checked_values(values)
-        check_finite(values)
         target = room(out, self.encoded_size(values.size))
-        kept = kept_of(values.size)
-        levels = np.zeros((-(-values.size // CHUNK), 2), "<u2")
-        places, codes = np.zeros(kept + kept % 2, np.uint16), np.zeros(kept + -kept % 4, np.uint8)
-        whole = values.size - values.size % CHUNK
-        for start in range(0, whole, _BATCH * CHUNK):
-            stop = min(start + _BATCH * CHUNK, whole)
-            chunks = values[start:stop].reshape(-1, CHUNK)
-            first, at = start // CHUNK, start // CHUNK * KEEP
-            count = chunks.shape[0] * KEEP
-            found = _encode_chunks(chunks, KEEP)
-            levels[first : first + chunks.shape[0]], places[at : at + count], codes[at : at + count] = found
-        if whole < values.size:
-            tail = values[None, whole:]
-            found = _encode_chunks(tail, kept - whole // CHUNK * KEEP)
-            levels[-1:], places[whole // CHUNK * KEEP : kept], codes[whole // CHUNK * KEEP : kept] = found
-        low, high = places[0::2].astype(np.uint32), places[1::2].astype(np.uint32)
-        triples = np.stack([low & 255, low >> 8 | (high & 15) << 4, high >> 4], axis=1).astype(np.uint8).reshape(-1)
-        quads = codes.reshape(-1, 4)
-        packed = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
-        end = levels.nbytes + -(-kept * 3 // 2)
-        target[: levels.nbytes] = levels.tobytes()
-        target[levels.nbytes : end] = triples[: end - levels.nbytes].tobytes()
-        target[end:] = packed.tobytes()
+        levels, places, codes = _sections(target, values.size)
+        for first, chunks, keep in _batches(values):
+            at = first * KEEP
+            chosen = np.concatenate([_greatest(chunks[i : i + _SELECT], keep) for i in range(0, len(chunks), _SELECT)])
+            kept = np.take_along_axis(chunks, chosen, axis=1)
+            levels[first : first + len(chunks)], picked = _quantise(kept)
+            _pack_places(chosen, places[at * 3 // 2 :])
+            _pack_codes(picked, codes[at // 4 :])
         return target
 
     def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
-        places, kept = self.decode_sparse(raw, elements)
         values = np.zeros(elements, np.float32)
-        values[places] = kept
+        for places, kept in self.decode_steps(raw, elements):
+            values[places] = kept
         return values
 
     def decode_sparse(self, raw: bytes | bytearray | memoryview, elements: int) -> tuple[Places, Vector]:
@@ -82,20 +73,33 @@ class TopK:
 
         Raises CodecError for bytes that no encoder makes.
         """
+        places, values, at = np.empty(kept_of(elements), np.int64), np.empty(kept_of(elements), np.float32), 0
+        for some, kept in self.decode_steps(raw, elements):
+            places[at : at + some.size], values[at : at + some.size] = some, kept
+            at += some.size
+        return places, values
+
+    def decode_steps(self, raw: bytes | bytearray | memoryview, elements: int) -> Iterator[tuple[Places, Vector]]:
+        """What `decode_sparse` gives, in consecutive pieces of at most 8192 places; both arrays are new.
+
+        Raises CodecError for bytes that no encoder makes, which may be after the first pieces.
+        """
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        chunks, kept = -(-elements // CHUNK), kept_of(elements)
-        end = 4 * chunks + -(-kept * 3 // 2)
-        halves = np.frombuffer(view[: 4 * chunks], "<u2").reshape(-1, 2)
+        halves, places, codes = _sections(view, elements)
         if np.any((halves != 0) & (halves < _SMALLEST) | (halves > _LARGEST)) or np.any(halves[:, 0] > halves[:, 1]):
             raise CodecError("topk: a level is negative, not finite, subnormal, or above the greater one")
-        places = _unpack_places(np.frombuffer(view[4 * chunks : end], np.uint8), kept)
-        codes = _unpack_codes(np.frombuffer(view[end:], np.uint8), kept)
-        chunk = np.minimum(np.arange(kept) // KEEP, max(chunks - 1, 0))
-        absolute = chunk * CHUNK + places
-        if kept and (np.any(np.diff(absolute) <= 0) or absolute[-1] >= elements or np.any(absolute // CHUNK != chunk)):
-            raise CodecError("topk: places are not in ascending order, or beyond the vector")
-        values = from_bf16(halves)[chunk, codes & 1]
-        return absolute, np.where(codes & 2, -values, values)
+        # Four values a chunk, by code: lesser, greater, minus lesser, minus greater.
+        table = from_bf16(np.concatenate([halves, halves | np.uint16(0x8000)], axis=1)).reshape(-1)
+        kept = kept_of(elements)
+        for first in range(0, len(halves), _STEP):
+            at, stop = first * KEEP, min((first + _STEP) * KEEP, kept)
+            within = _unpack_places(places[at * 3 // 2 : -(-stop * 3 // 2)], stop - at)
+            code = _unpack_codes(codes[at // 4 : -(-stop // 4)], stop - at)
+            chunk = np.arange(at, stop) // KEEP
+            absolute = chunk * CHUNK + within
+            if (absolute[1:] <= absolute[:-1]).any() or absolute[-1] >= elements:  # 12 bits stay in a whole chunk
+                raise CodecError("topk: places are not in ascending order, or beyond the vector")
+            yield absolute, table[chunk * 4 + code]
 
 
 def kept_of(elements: int) -> int:
@@ -103,48 +107,93 @@ def kept_of(elements: int) -> int:
     return elements // CHUNK * KEEP + -(-(elements % CHUNK) * KEEP // CHUNK)
 
 
-def _encode_chunks(chunks: Vector, keep: int) -> tuple[NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint8]]:
-    """Levels (n, 2) as bf16 bits, places (n * keep,) and codes (n * keep,) of `chunks`, (n, size)."""
+def _sections(raw: memoryview, elements: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Levels (chunks, 2), packed places and packed codes inside encoded bytes."""
+    levels = 4 * -(-elements // CHUNK)
+    places = levels + -(-kept_of(elements) * 3 // 2)
+    pairs = np.frombuffer(raw[:levels], "<u2").reshape(-1, 2)
+    return pairs, np.frombuffer(raw[levels:places], np.uint8), np.frombuffer(raw[places:], np.uint8)
+
+
+def _batches(values: Vector) -> Iterator[tuple[int, Vector, int]]:
+    """Number of the first chunk, chunks (n, size) of one size, and how many of each are kept."""
+    whole = values.size // CHUNK
+    chunks = values[: whole * CHUNK].reshape(-1, CHUNK)
+    for first in range(0, whole, _STEP):
+        yield first, chunks[first : first + _STEP], KEEP
+    if values.size % CHUNK:
+        yield whole, values[None, whole * CHUNK :], kept_of(values.size % CHUNK)
+
+
+def _greatest(chunks: Vector, keep: int) -> Places:
+    """Places (n, keep) of the greatest magnitudes of each row of (n, size), ascending; of equal ones, the first.
+
+    Raises CodecError for NaN and infinity, whose bits are the greatest of all.
+    """
     size = chunks.shape[1]
-    magnitudes = np.ascontiguousarray(chunks).view(np.uint32) & np.uint32(0x7FFFFFFF)
-    # One key an element, all different: whatever algorithm sorts them, of equal magnitudes the first are kept.
-    keys = magnitudes.astype(np.uint64) << np.uint64(12) | np.arange(size - 1, -1, -1, dtype=np.uint64)
-    top = np.partition(keys, size - keep, axis=1)[:, size - keep :]
-    places = np.sort(np.uint64(size - 1) - (top & np.uint64(0xFFF)), axis=1).astype(np.int64)
-    values = np.take_along_axis(chunks, places, axis=1)
-    absolute = np.abs(values).astype(np.float64)
+    magnitudes = chunks.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    ranked = np.partition(magnitudes, size - keep, axis=1)
+    if (ranked[:, size - keep :] >= _INFINITY).any():
+        raise CodecError("topk: values to encode contain NaN or infinity")
+    least = ranked[:, size - keep, None]
+    chosen = magnitudes >= least
+    flat = np.flatnonzero(chosen)
+    if flat.size > chosen.shape[0] * keep:
+        equal = magnitudes == least
+        surplus = np.count_nonzero(chosen, axis=1) - keep
+        rank = np.cumsum(equal, axis=1, dtype=np.int16)  # at most 4096
+        chosen &= ~equal | (rank <= (rank[:, -1] - surplus)[:, None])
+        flat = np.flatnonzero(chosen)
+    return flat.reshape(-1, keep) % size
+
+
+def _quantise(kept: Vector) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Two levels (n, 2) as bf16 bits for each row of (n, keep), and the codes (n, keep)."""
+    absolute = np.abs(kept).astype(np.float64)
     split = absolute.mean(axis=1, keepdims=True)
     for _ in range(2):
-        greater = absolute > split
-        lesser_mean, greater_mean = _group_means(absolute, greater)
-        split = (lesser_mean + greater_mean) / 2
+        split = _group_means(absolute, absolute > split).mean(axis=1, keepdims=True)
     greater = absolute > split
-    lesser_mean, greater_mean = _group_means(absolute, greater)
-    means = np.concatenate([lesser_mean, greater_mean], axis=1).astype(np.float32)
-    levels = to_bf16(means)
+    levels = to_bf16(_group_means(absolute, greater).astype(np.float32))
     levels = np.where(levels < _SMALLEST, np.uint32(0), levels)
     zero = np.take_along_axis(levels, greater.astype(np.int64), axis=1) == 0
-    codes = greater.astype(np.uint8) | ((values < 0) & ~zero).astype(np.uint8) << 1
-    return levels, places.astype(np.uint16).reshape(-1), codes.reshape(-1)
+    return levels, greater.astype(np.uint8) | ((kept < 0) & ~zero).astype(np.uint8) << 1
 
 
-def _group_means(
-    absolute: NDArray[np.float64], greater: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean of the lesser and of the greater of each row, (n, 1) each; an empty group has the other's."""
-    counts = greater.sum(axis=1, keepdims=True)
+def _group_means(absolute: NDArray[np.float64], greater: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Means of the lesser and of the greater of each row, (n, 2); an empty group has the other's."""
+    counts = np.count_nonzero(greater, axis=1)
     rest = absolute.shape[1] - counts
-    above = np.where(greater, absolute, 0).sum(axis=1, keepdims=True) / np.maximum(counts, 1)
-    below = np.where(greater, 0, absolute).sum(axis=1, keepdims=True) / np.maximum(rest, 1)
-    return np.where(rest > 0, below, above), np.where(counts > 0, above, below)
+    above = np.where(greater, absolute, 0).sum(axis=1) / np.maximum(counts, 1)
+    below = np.where(greater, 0, absolute).sum(axis=1) / np.maximum(rest, 1)
+    return np.stack([np.where(rest > 0, below, above), np.where(counts > 0, above, below)], axis=1)
 
 
-def _unpack_places(packed: NDArray[np.uint8], kept: int) -> Places:
-    triples = np.pad(packed, (0, -packed.size % 3)).reshape(-1, 3).astype(np.int64)
-    places = np.empty((triples.shape[0], 2), np.int64)
-    places[:, 0] = triples[:, 0] | (triples[:, 1] & 15) << 8
-    places[:, 1] = triples[:, 1] >> 4 | triples[:, 2] << 4
-    flat = places.reshape(-1)
+def _pack_places(places: Places, packed: NDArray[np.uint8]) -> None:
+    """Write `places`, below 2^12, into the first bytes of `packed`: two in three."""
+    flat = places.reshape(-1).astype(np.uint16)
+    even, odd = flat[0::2], flat[1::2]
+    triples = np.zeros((even.size, 3), np.uint8)
+    triples[:, 0] = even & 0xFF
+    triples[:, 1] = even >> 8
+    triples[: odd.size, 1] |= (odd << 4 & 0xFF).astype(np.uint8)
+    triples[: odd.size, 2] = odd >> 4
+    taken = -(-flat.size * 3 // 2)
+    packed[:taken] = triples.reshape(-1)[:taken]
+
+
+def _pack_codes(codes: NDArray[np.uint8], packed: NDArray[np.uint8]) -> None:
+    """Write `codes`, below 4, into the first bytes of `packed`: four in one, the first lowest."""
+    quads = np.pad(codes.reshape(-1), (0, -codes.size % 4)).reshape(-1, 4)
+    packed[: len(quads)] = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
+
+
+def _unpack_places(packed: NDArray[np.uint8], kept: int) -> NDArray[np.uint16]:
+    triples = np.pad(packed, (0, -packed.size % 3)).reshape(-1, 3).astype(np.uint16)
+    pairs = np.empty((len(triples), 2), np.uint16)
+    pairs[:, 0] = triples[:, 0] | (triples[:, 1] & 15) << 8
+    pairs[:, 1] = triples[:, 1] >> 4 | triples[:, 2] << 4
+    flat = pairs.reshape(-1)
     if flat[kept:].any():
         raise CodecError("topk: bits are set beyond the last place")
     return flat[:kept]
