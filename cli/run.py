@@ -68,6 +68,7 @@ def run(
     task: Annotated[str | None, _flag("task", "FILE.py:CLASS", "--task")] = None,
     checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,
     checkpoint_keep: Annotated[int | None, _flag("checkpoint_keep", "N", "--checkpoint-keep")] = None,
+    checkpoint_hours: Annotated[float | None, _flag("checkpoint_hours", "H", "--checkpoint-hours")] = None,
     shards_cap: Annotated[float | None, _flag("shards_cap", "GB", "--shards-cap")] = None,
     wait_peers: Annotated[int | None, _flag("wait_peers", "N", "--wait-peers")] = None,
     wait_seconds: Annotated[float | None, _flag("wait_seconds", "SECONDS", "--wait-seconds")] = None,

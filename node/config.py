@@ -80,7 +80,14 @@ class NodeConfig:
     )
     task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
     checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
-    checkpoint_keep: int = option(3, "checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)
+    checkpoint_keep: int = option(3, "newest checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)
+    checkpoint_hours: float = option(
+        24.0,
+        "older checkpoints kept: one 1 to 2 hours old, one 2 to 4, and so on up to this; 0 keeps the newest only",
+        unit="h",
+        minimum=0,
+        maximum=100_000,
+    )
     shards_cap: float = option(
         10.0, "disk that shards may take; above it the least recently used go", unit="GB", minimum=0, maximum=1e6
     )
