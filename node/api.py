@@ -127,7 +127,7 @@ class Api:
         session, chosen = daemon.session, daemon.chosen
         if chosen is None:
             return None
-        head = daemon.head()
+        place = daemon.place()
         last = session.last if session is not None else None
         elapsed, computed, tokens = (
             (sum(column) for column in zip(*self._seconds, strict=True)) if self._seconds else (0.0, 0.0, 0)
@@ -137,10 +137,11 @@ class Api:
         return {
             "run_id": chosen.run_id,
             "name": chosen.spec.run.name,
-            "round": head.round if head is not None else None,
+            "round": place.round if place is not None else None,
             "rounds": daemon.options.rounds,
             "phase": session.phase if session is not None else "waiting",
-            "members": len(head.voters) if head is not None else 0,
+            "arriving": list(session.arriving) if session is not None and session.arriving is not None else None,
+            "members": len(place.members) if place is not None else 0,
             "parameters": daemon.parameters(),
             "codec": chosen.spec.exchange.codec,
             "data": daemon.data.status() if daemon.data is not None else None,
@@ -148,11 +149,11 @@ class Api:
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
             "tokens_per_second": round(tokens / elapsed, 1) if elapsed else None,
             "compute_share": round(computed / elapsed, 4) if elapsed else None,
-            "state_hash": head.state_hash if head is not None else None,
+            "state_hash": place.state_hash if place is not None else None,
             "outcome": type(outcome).__name__ if outcome is not None else None,
             "missing": list(outcome.missing) if isinstance(outcome, Partial) else [],
             "round_seconds": round(last.seconds, 2) if last is not None else None,
-            "next_round_s": round(max(0.0, usual - head.elapsed), 1) if usual and head is not None else None,
+            "next_round_s": round(max(0.0, usual - place.elapsed), 1) if usual and place is not None else None,
         }
 
     def _trainer_status(self) -> dict[str, Any] | None:
@@ -176,8 +177,8 @@ class Api:
     async def peers(self, params: Mapping[str, Any]) -> dict[str, Any]:
         daemon = self._daemon
         members = set(daemon.membership.members()) if daemon.membership is not None else set()
-        head = daemon.head()
-        seated = {*head.voters, *head.joiners} if head is not None else set()
+        place = daemon.place()
+        seated = {*place.members, *place.newcomers} if place is not None else set()
         now = trio.current_time()
         conduct = daemon.network.conduct
         return {
@@ -196,7 +197,7 @@ class Api:
                     "agent": view.agent,
                     "member": view.peer in members,
                     "standing": conduct.standing(view.peer).word,
-                    "round": head.round if head is not None and view.peer in seated else None,
+                    "round": place.round if place is not None and view.peer in seated else None,
                 }
                 for view in daemon.network.peers()
             ],

@@ -1,6 +1,6 @@
 """How the parts of one run are built and wired, from its RunSpec and this node's configuration.
 
-    data, state → sync → membership, trainer, agreement → all-reduce, catch-up → DiLoCo → session
+    data, state → sync → membership, trainer → exchange method → session
 
 Here alone the run's keys and the owner's options become the settings of parts. Nothing is started: `daemon.py` runs
 what is built here. Whatever blocks in a part goes to threads.
@@ -8,6 +8,7 @@ what is built here. Whatever blocks in a part goes to threads.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,10 +26,8 @@ from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.statestore import StateStore
 from swarmnode.node.trainer import TrainerProcess, TrainerSettings
 from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.catchup import CatchUp
-from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
-from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.exchange.method import Method, Observer, Parts
+from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.network import Network, PeerId, relayed_peers
@@ -37,10 +36,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
 from swarmnode.protocols.trainer import Trainer
-from swarmnode.training.codecs import codec
-from swarmnode.training.runspec import RunSpec
-
-FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
+from swarmnode.training.runspec import RunSpec, encode
 
 
 def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSettings:
@@ -131,25 +127,6 @@ def make_membership(chosen: ChosenRun, *, network: Network, state: StateStore, s
     return Membership(network=network, state=state, sync=sync, now=now_ms, admits=admits(chosen.spec))
 
 
-def make_agreement(chosen: ChosenRun, *, network: Network, rpc: Rpc, liveness: Liveness) -> Agreement:
-    """This node's part in the run's agreements; from now on it answers `round.*` calls."""
-    exchange = chosen.spec.exchange
-    return Agreement(
-        me=network.me,
-        run_id=chosen.run_id,
-        rpc=rpc,
-        liveness=liveness,
-        settings=AgreementSettings(
-            group_size=exchange.group_size,
-            weight_cap=exchange.weight_cap,
-            floor=exchange.deadline_floor,
-            ceiling=exchange.deadline_ceiling,
-        ),
-        admits=admits(chosen.spec),
-        relayed=partial(relayed_peers, network),
-    )
-
-
 def make_session(
     chosen: ChosenRun,
     config: NodeConfig,
@@ -159,51 +136,56 @@ def make_session(
     network: Network,
     rpc: Rpc,
     bulk: Bulk,
+    shards: Shards,
     liveness: Liveness,
+    state: StateStore,
+    sync: StateSync,
     trainer: Trainer,
     membership: Membership,
-    agreement: Agreement,
     emit: Callable[[dict[str, Any]], None],
 ) -> Session:
     """This node's life in the run, for so many `rounds`. The trainer must have told its layout.
 
-    Checkpoints lie below `folder`, the run's; `emit` is told what happens.
+    Checkpoints lie below `folder`, the run's; `emit` is told what happens. From now on the run's exchange method
+    answers its peers.
     """
-    spec, run_id, exchange = chosen.spec, chosen.run_id, chosen.spec.exchange
-    allreduce = AllReduce(
-        me=network.me,
-        run_id=run_id,
-        bulk=bulk,
-        liveness=liveness,
-        runner=in_thread,
-        codec=codec(exchange.codec),
-        parameters=trainer.layout.parameters,
-        patience=exchange.deadline_ceiling,
-    )
-    diloco = Diloco(
-        me=network.me,
-        settings=DilocoSettings(
-            steps=spec.inner.steps,
-            outer_lr=spec.outer.lr,
-            outer_momentum=spec.outer.momentum,
-            first_window=FIRST_WINDOW * exchange.deadline_ceiling,
-        ),
-        trainer=trainer,
-        agreement=agreement,
-        allreduce=allreduce,
-        catch_up=CatchUp(run_id=run_id, rpc=rpc, bulk=bulk, liveness=liveness, runner=in_thread, layout=trainer.layout),
-        runner=in_thread,
-    )
+
+    def build(observer: Observer) -> Method:
+        return METHODS[chosen.spec.exchange.method](
+            Parts(
+                me=network.me,
+                run_id=chosen.run_id,
+                spec=chosen.spec,
+                network=network,
+                rpc=rpc,
+                bulk=bulk,
+                liveness=liveness,
+                runner=in_thread,
+                trainer=trainer,
+                membership=membership,
+                state=state,
+                sync=sync,
+                shards=shards,
+                admits=admits(chosen.spec),
+                relayed=partial(relayed_peers, network),
+                observer=observer,
+                now=now_ms,
+                sign=network.sign,
+                rng=random.Random(),
+            )
+        )
+
     return Session(
-        run_id=run_id,
         network=network,
-        trainer=trainer,
         membership=membership,
-        agreement=agreement,
-        allreduce=allreduce,
-        diloco=diloco,
+        build=build,
         checkpoints=Checkpoints(
-            folder / "checkpoints", run_id=run_id, layout=trainer.layout, keep=config.checkpoint_keep
+            folder / "checkpoints",
+            run_id=chosen.run_id,
+            layout=trainer.layout,
+            keep=config.checkpoint_keep,
+            hours=config.checkpoint_hours,
+            spec=encode(chosen.spec),
         ),
         runner=in_thread,
         settings=SessionSettings(

@@ -32,7 +32,6 @@ from swarmnode.node import sdnotify
 from swarmnode.node.api import Api
 from swarmnode.node.assembly import (
     host_settings,
-    make_agreement,
     make_data,
     make_membership,
     make_session,
@@ -60,8 +59,7 @@ from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.statestore import StateStore
 from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.agreement import Agreement
-from swarmnode.protocols.exchange.messages import Head
+from swarmnode.protocols.exchange.method import Place
 from swarmnode.protocols.hello import PROTOCOL as HELLO
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
@@ -177,7 +175,6 @@ class Daemon:
         self.trainer: TrainerProcess | None = None
         self.session: Session | None = None
         self.left = trio.Event()  # the session is over and saved
-        self._agreement: Agreement | None = None
         self.forgetting = False  # `leave` deletes what was saved
         self._stopping = trio.Event()
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
@@ -198,7 +195,7 @@ class Daemon:
         if not self.options.json_events:
             saved = self.chosen is not None and not self.forgetting
             print(
-                f"stopped in order{f'; {self.head_round()} rounds of the run are saved' if saved else ''}", flush=True
+                f"stopped in order{f'; {self.rounds_done()} rounds of the run are saved' if saved else ''}", flush=True
             )
         return OK
 
@@ -293,7 +290,6 @@ class Daemon:
             if self.data is not None:
                 await stack.enter_async_context(_running(partial(self.data.pass_on, self.trainer.feed)))
             await stack.enter_async_context(_running(self.membership.run))
-            self._agreement = make_agreement(chosen, network=self.network, rpc=self.rpc, liveness=self.liveness)
             self.session = make_session(
                 chosen,
                 self.config,
@@ -302,15 +298,17 @@ class Daemon:
                 network=self.network,
                 rpc=self.rpc,
                 bulk=self.bulk,
+                shards=self.shards,
                 liveness=self.liveness,
+                state=state,
+                sync=self.sync,
                 trainer=self.trainer,
                 membership=self.membership,
-                agreement=self._agreement,
                 emit=self.emit,
             )
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
-            self.emit({"event": "finished", "rounds": self.head_round()})
+            self.emit({"event": "finished", "rounds": self.rounds_done()})
             self.left.set()
             if self.options.stay and not self._stopping.is_set():
                 await self.session.serve_forever()
@@ -328,20 +326,17 @@ class Daemon:
     def _listings(self) -> tuple[RunListing, ...]:
         if self.chosen is None:
             return ()
-        head = self.head()
-        round, members = (head.round, len(head.voters)) if head is not None else (0, 0)
+        place = self.place()
+        round, members = (place.round, len(place.members)) if place is not None else (0, 0)
         return (RunListing(self.chosen.run_id, self.chosen.spec.run.name, round, members),)
 
-    def head(self) -> Head | None:
+    def place(self) -> Place | None:
         """Where this node stands in its run; None until it knows."""
-        try:
-            return self._agreement.head() if self._agreement is not None else None
-        except RuntimeError:
-            return None
+        return self.session.place if self.session is not None else None
 
-    def head_round(self) -> int:
-        head = self.head()
-        return head.round if head is not None else 0
+    def rounds_done(self) -> int:
+        place = self.place()
+        return place.round if place is not None else 0
 
     def parameters(self) -> int | None:
         """Parameters of the model; None until the trainer has told."""

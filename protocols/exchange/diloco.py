@@ -1,283 +1,151 @@
-"""DiLoCo among known peers (arXiv 2311.08105): train apart for H inner steps, then move together.
+"""The exchange method `diloco`: known peers train apart and take the mean of how far they moved (arXiv 2311.08105).
 
-One round is `Diloco.run_round`, which reads like the algorithm:
+    diloco_place.py   finding a place among the members, and noticing that others have a better history
+    diloco_round.py   train, agree, reduce, step
+    agreement.py      one result per round, though any member may die or freeze at any moment
+    allreduce.py      the mean of all pseudo-gradients, bit-identical on all members
 
-    θ ← inner steps from φ           until H steps are done or the window closes
-    Δ ← φ − θ                        the pseudo-gradient
-    agree on a roster, all-reduce Δ  `agreement.py`, `allreduce.py`
-    φ ← φ − Nesterov(mean Δ)         `training.outer`, bit-identical on all members
-    θ ← φ
-
-What is then true: members that apply a decision hold the state whose hash it names. Work that is not in a decided
-result (its node came late, was cut off, or fell behind) goes to the sender's residual, at most one norm of it, and is
-sent with a later round: no failed exchange throws it away. Each round's work goes to one of the two, once (`_owed`);
-only where a node never learns how its round ended may work be sent again that did count.
+What it promises: members that end a round with one hash hold the same bits; while a majority of the last roster is
+connected all go through the same states; a member that falls behind or onto a side branch finds back. What it does not:
+everybody's work is believed, so a member that lies can spoil the model.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 import trio
 
 from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
-from swarmnode.protocols.exchange.agreement import Agreement, Position
+from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings, Behind, LeftOut
 from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.ballots import LONGEST_WINDOW, WINDOW_SLACK
-from swarmnode.protocols.exchange.messages import Decision, Head
-from swarmnode.protocols.exchange.outcomes import Completed, Outcome, Partial, PartsMissing
-from swarmnode.protocols.exchange.roster import Roster
-from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.trainer import Trainer, TrainerDied, Vector, Worked
-from swarmnode.training.outer import OuterState, outer_step, state_hash
+from swarmnode.protocols.exchange.diloco_place import DilocoPlace
+from swarmnode.protocols.exchange.diloco_round import DilocoRounds, DilocoSettings
+from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
+from swarmnode.training.codecs import codec
 
-logger = logging.getLogger(__name__)
-
-LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
-NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 
 
-@dataclass(frozen=True)
-class DilocoSettings:
-    """From the RunSpec."""
-
-    steps: int  # H, inner steps a round
-    outer_lr: float
-    outer_momentum: float
-    first_window: float  # seconds for the first round's training, before anything was measured
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """One round as this node saw it end."""
-
-    round: int
-    outcome: Outcome
-    state_hash: str  # of the shared state after the round
-    loss: float  # held-out loss of that state, bits per byte
-    worked: Worked
-    seconds: float  # wall time from the end of the round before
-    members: int
+def build(parts: Parts) -> Diloco:
+    """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
+    return Diloco(parts)
 
 
 class Diloco:
-    """One node's part in a DiLoCo run. `begin` or `catch_up` first, then `run_round` again and again."""
+    """Implements `Method`. Its parts are public, for tests that look at what DiLoCo alone promises."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        settings: DilocoSettings,
-        trainer: Trainer,
-        agreement: Agreement,
-        allreduce: AllReduce,
-        catch_up: CatchUp,
-        runner: Runner,
-    ) -> None:
-        self._me = me
-        self._settings = settings
-        self._trainer = trainer
-        self._agreement = agreement
-        self._allreduce = allreduce
-        self._catch_up = catch_up
-        self._runner = runner
-        self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
-        self._owed = False  # whether the trainer holds work that is neither in a result nor in the residual
-        self._ended = trio.current_time()
-        self._late_by = 0.0  # seconds into the round at which this node came into it
-        self._state: OuterState | None = None
-        self.phase = "waiting"
+    name = "diloco"
+
+    def __init__(self, parts: Parts) -> None:
+        spec, exchange = parts.spec, parts.spec.exchange
+        self.agreement = Agreement(
+            me=parts.me,
+            run_id=parts.run_id,
+            rpc=parts.rpc,
+            liveness=parts.liveness,
+            settings=AgreementSettings(
+                group_size=exchange.group_size,
+                weight_cap=exchange.weight_cap,
+                floor=exchange.deadline_floor,
+                ceiling=exchange.deadline_ceiling,
+            ),
+            admits=parts.admits,
+            relayed=parts.relayed,
+        )
+        self.allreduce = AllReduce(
+            me=parts.me,
+            run_id=parts.run_id,
+            bulk=parts.bulk,
+            liveness=parts.liveness,
+            runner=parts.runner,
+            codec=codec(exchange.codec),
+            parameters=parts.trainer.layout.parameters,
+            patience=exchange.deadline_ceiling,
+        )
+        self.rounds = DilocoRounds(
+            me=parts.me,
+            settings=DilocoSettings(
+                steps=spec.inner.steps,
+                outer_lr=spec.outer.lr,
+                outer_momentum=spec.outer.momentum,
+                first_window=FIRST_WINDOW * exchange.deadline_ceiling,
+            ),
+            trainer=parts.trainer,
+            agreement=self.agreement,
+            allreduce=self.allreduce,
+            catch_up=CatchUp(
+                run_id=parts.run_id,
+                rpc=parts.rpc,
+                bulk=parts.bulk,
+                liveness=parts.liveness,
+                runner=parts.runner,
+                layout=parts.trainer.layout,
+            ),
+            runner=parts.runner,
+        )
+        self.places = DilocoPlace(
+            run_id=parts.run_id,
+            network=parts.network,
+            membership=parts.membership,
+            trainer=parts.trainer,
+            agreement=self.agreement,
+            rounds=self.rounds,
+            observer=parts.observer,
+            rng=parts.rng,
+        )
+        self._better: Behind | None = None  # another history that this node should follow instead of its own
+        self._round = trio.CancelScope()  # of the round in hand
 
     @property
-    def state(self) -> OuterState:
-        """The shared state that this node stands on."""
-        if self._state is None:
-            raise RuntimeError("Diloco.begin or Diloco.catch_up was never called")
-        return self._state
+    def phase(self) -> str:
+        return self.places.phase or self.rounds.phase
 
-    async def begin(
-        self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
-    ) -> str:
-        """Stand on `state` after `round` rounds: a new run, an uncontested checkpoint, or alone. Its hash."""
-        if self._state is not None:
-            await self._return_work(await self._pseudo_gradient())
-        hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
-        self._stand_on(round, hash, state)
-        self._agreement.advance(Position(round, hash, voters, joiners, self._settings.first_window))
-        self._ended = trio.current_time()
-        return hash
+    @property
+    def place(self) -> Place | None:
+        if not self.rounds.stands:
+            return None
+        head = self.agreement.head()
+        return Place(head.round, head.state_hash, head.voters, head.joiners, head.elapsed)
 
-    async def catch_up(
-        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None = None
-    ) -> str:
-        """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
+    @property
+    def paused(self) -> bool:
+        return self.agreement.paused
 
-        What this node trained since it last stood with others goes to its residual.
-        """
-        self.phase = "catching-up"
-        began = trio.current_time()
-        state = await self._state_at(head, sources, progress)
-        round, hash = head.round, head.state_hash
-        if self._state is not None:
-            await self._return_work(await self._pseudo_gradient())
-        self._allreduce.rollback()
-        self._stand_on(round, hash, state)
-        window = min(max(head.window, 0.0), LONGEST_WINDOW)
-        self._ended = trio.current_time()
-        self._late_by = max(head.elapsed, 0.0) + self._ended - began
-        self._agreement.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=self._late_by)
-        return hash
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self.agreement.paused = paused
 
-    async def _state_at(
-        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None
-    ) -> OuterState:
-        """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
-        layout = self._trainer.layout
-        held = self._state or OuterState.start(self._trainer.parameters())
-        if await self._runner(lambda: state_hash(head.round, layout, held)) == head.state_hash:
-            return held
-        round, _, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, progress=progress)
-        if round != head.round:
-            raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
-        return state
-
-    def _stand_on(self, round: int, hash: str, state: OuterState) -> None:
-        if self._proposed is not None and self._proposed[0] != hash:
-            self._catch_up.withdraw(self._proposed[0])
-        self._proposed = None
-        self._state = state
-        self._trainer.load(state.parameters)
-        self._owed = True
-        self._catch_up.serve_state(round, hash, state)
+    async def find_place(self, begin: Begin) -> None:
+        if begin.saved is not None:
+            self.allreduce.sent.restore(begin.saved.residual)
+        await self.places.find(begin)
 
     async def run_round(self) -> RoundResult:
-        """Take part in one round. Raises Behind or CatchUpFailed where this node must first catch up."""
-        here = self._agreement.position
-        self.phase = "training"
-        worked = await self._train(here)
-        gradient = await self._pseudo_gradient()
-        if not np.isfinite(gradient).all():
-            logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
-            gradient, worked = np.zeros_like(gradient), NOTHING
-        self.phase = "exchanging"
-        decision = await self._agreement.agree(
-            samples=worked.samples,
-            train_seconds=worked.seconds,
-            rates=dict(self._allreduce.rates),
-            reduce=lambda roster, within: self._reduce(roster, gradient, within),
-            obtain=self._obtain,
-        )
-        outcome = await self._apply(decision, gradient, worked)
-        loss = await self._evaluate()
-        seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
-        return RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(decision.roster.seats))
+        if self._better is None:
+            with trio.CancelScope() as self._round:
+                try:
+                    return await self.rounds.run_round()
+                except Behind as error:
+                    self._better = error
+                except (CatchUpFailed, LeftOut) as error:
+                    raise LostPlace(str(error)) from error
+        raise Overtaken(str(self._better))
 
-    async def return_local_work(self) -> None:
-        """Put what was trained since the last round into the residual: before leaving, or before a pause."""
-        await self._return_work(await self._pseudo_gradient())
-        self._trainer.load(self.state.parameters)
-        self._owed = True
+    async def regain_place(self) -> None:
+        better, self._better = self._better, None
+        await self.places.regain(better)
+        self._better = None
 
-    async def _train(self, here: Position) -> Worked:
-        """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
+    async def watch(self) -> None:
+        while True:
+            self._better = await self.places.find_better()
+            if self.phase == "training":
+                self._round.cancel()
 
-        Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
-        """
-        late_by = self._late_by
-        seconds, self._late_by = here.window, 0.0
-        if late_by > LATE_START:
-            seconds = here.window / WINDOW_SLACK - late_by
-        started = trio.current_time()
-        while (left := seconds - (trio.current_time() - started)) > 0:
-            try:
-                return await self._trainer.train(round=here.round, steps=self._settings.steps, seconds=left)
-            except TrainerDied as error:
-                logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
-        return NOTHING
+    async def leave(self) -> None:
+        if self.rounds.stands:
+            await self.agreement.say_goodbye()
+            await self.rounds.return_local_work()
 
-    async def _evaluate(self) -> float:
-        try:
-            return await self._trainer.evaluate(thorough=False)
-        except TrainerDied as error:
-            logger.warning("the trainer died while measuring the loss and is restarted: %s", error)
-            return float("nan")
-
-    async def _pseudo_gradient(self) -> Vector:
-        start = self.state.parameters
-        return await self._runner(lambda: start - self._trainer.parameters())
-
-    async def _reduce(self, roster: Roster, gradient: Vector, within: float) -> str:
-        """The state that follows from this roster; kept until the round is decided."""
-        mean = await self._allreduce.reduce(roster, gradient, within=within)
-        before, settings = self.state, self._settings
-
-        def step() -> tuple[str, OuterState]:
-            try:
-                after = outer_step(before, mean, lr=settings.outer_lr, momentum=settings.outer_momentum)
-            except ValueError as error:
-                # every member holds the same mean and comes to the same conclusion
-                logger.error("round %d moves nothing: %s", roster.round, error)
-                after = before
-            return state_hash(roster.round + 1, self._trainer.layout, after), after
-
-        hash, after = await self._runner(step)
-        self._propose(roster.round + 1, hash, after)
-        return hash
-
-    def _propose(self, round: int, hash: str, state: OuterState) -> None:
-        """Hold and serve a state that may be decided, in place of an earlier one of the round."""
-        if self._proposed is not None and self._proposed[0] not in (hash, self._agreement.position.parent):
-            self._catch_up.withdraw(self._proposed[0])
-        self._proposed = hash, state
-        self._catch_up.serve_state(round, hash, state)
-
-    async def _obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
-        """Hold the state with this hash: computed already, or fetched from who holds it. Raises PartsMissing."""
-        if self._proposed is not None and self._proposed[0] == hash:
-            return
-        others = tuple(p for p in holders if p != self._me)
-        try:
-            round, _, state = await self._catch_up.fetch(others, state_hash=hash)
-        except CatchUpFailed as error:
-            raise PartsMissing(others) from error
-        if round != self._agreement.position.round + 1:
-            raise PartsMissing(others)
-        self._propose(round, hash, state)
-
-    async def _apply(self, decision: Decision, gradient: Vector, worked: Worked) -> Outcome:
-        """Move to the decided state; keep this node's work for later where it is not in it."""
-        # whether the work counted is settled before the state is here: fetching it may fail
-        counted = self._allreduce.commit(decision.roster)
-        if not counted and worked.samples > 0:
-            await self._return_work(gradient)
-        self._owed = False
-        try:
-            await self._obtain(decision.state_hash, decision.roster.peers)
-        except PartsMissing as error:
-            raise CatchUpFailed(f"the result of round {decision.round} could not be fetched: {error}") from error
-        if self._proposed is None:
-            raise RuntimeError("a state was obtained and is not held")
-        round, roster = decision.round + 1, decision.roster
-        self._stand_on(round, *self._proposed)
-        window = min(max(roster.window, 0.0), LONGEST_WINDOW)
-        self._late_by = self._agreement.late_by
-        position = Position(round, decision.state_hash, roster.peers, roster.joiners, window)
-        self._agreement.advance(position, elapsed=self._late_by)
-        missing = set(decision.missing)
-        if not counted and worked.samples > 0:
-            missing.add(self._me)
-        members = len(roster.seats)
-        return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
-
-    async def _return_work(self, gradient: Vector) -> None:
-        """Add what the trainer did to the residual, once; work that is not finite is worth nothing."""
-        norm = float(np.linalg.norm(gradient.astype(np.float64)))
-        if not self._owed or norm == 0 or not np.isfinite(norm):
-            return
-        self._owed = False
-        self._allreduce.rollback()
-        await self._runner(lambda: self._allreduce.sent.add(gradient, norm))
+    def saved(self) -> Saved:
+        here = self.agreement.position
+        return Saved(here.round, self.rounds.state, self.allreduce.sent.export(), here.voters, method=self.name)

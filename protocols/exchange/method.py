@@ -58,7 +58,6 @@ class Saved:
     """What a checkpoint gives back, and what is kept in one. Parameters, momentum and `residual` are (P,)."""
 
     round: int
-    state_hash: str
     state: OuterState
     residual: Vector  # work that no result contains yet
     members: tuple[PeerId, ...]

@@ -32,7 +32,7 @@ async def three(swarm: SimSwarm) -> None:
 
 
 def residual(swarm: SimSwarm, name: str) -> float:
-    return float(np.linalg.norm(swarm.nodes[name].allreduce.sent.export()))
+    return float(np.linalg.norm(swarm.nodes[name].method.saved().residual))
 
 
 def test_others_do_not_wait_for_one_that_stops_and_its_work_is_kept() -> None:
@@ -86,18 +86,18 @@ def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
 def test_work_of_a_round_without_this_node_is_returned_once() -> None:
     async def body(swarm: SimSwarm) -> None:
         await three(swarm)
-        diloco = swarm.nodes["c"].diloco
+        rounds = swarm.nodes["c"].diloco_rounds
         await trio.sleep(1.9)
         swarm.nodes["c"].session.stop()
         await swarm.nodes["c"].session.finished.wait()
         once = residual(swarm, "c")
         assert once > 0
-        gradient = np.ones(diloco.state.parameters.size, np.float32)
-        diloco._owed = False
-        await diloco._return_work(gradient)
+        gradient = np.ones(rounds.state.parameters.size, np.float32)
+        rounds._owed = False
+        await rounds._return_work(gradient)
         assert residual(swarm, "c") == once
-        diloco._owed = True
-        await diloco._return_work(gradient * np.float32(np.nan))
+        rounds._owed = True
+        await rounds._return_work(gradient * np.float32(np.nan))
         assert residual(swarm, "c") == once  # what is not finite is worth nothing and ends nobody
 
     simulate(body)
@@ -109,13 +109,13 @@ def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
         node = swarm.nodes["c"]
         await node.session.pause()
         await trio.sleep(2.0)
-        node.diloco._trainer.load(node.diloco.state.parameters + np.float32(0.1))  # work in hand
+        node.trainer.load(node.diloco_rounds.state.parameters + np.float32(0.1))  # work in hand
         swarm.world.partition([[swarm.peer("c")]])
         before = residual(swarm, "c")
         here = node.agreement.position
         for _ in range(5):
             lie = Head(RUN, here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), (), 0.0, 1.0, False)
-            assert not await node.session._go_to(lie, swarm.peer("a"))
+            assert not await node.places.go_to(lie, swarm.peer("a"))
         assert residual(swarm, "c") == before
 
     simulate(body)
@@ -130,8 +130,8 @@ def test_two_nodes_that_wait_for_one_another_go_on() -> None:
         await swarm.round_done(3, "a", "b")  # each alone, on a history of its own
         for name, other in (("a", "b"), ("b", "a")):
             node = swarm.nodes[name]
-            node.session._better = Behind(swarm.nodes[other].agreement.head(), swarm.peer(other))
-            node.session._training.cancel()
+            node.diloco._better = Behind(swarm.nodes[other].agreement.head(), swarm.peer(other))
+            node.diloco._round.cancel()
         swarm.world.heal()
         await swarm.until(swarm.all_stand_together, within=120)
 
@@ -152,7 +152,7 @@ def test_a_whole_swarm_restarts_from_its_checkpoints(tmp_path: Path) -> None:
         assert all(saved.values())
         await swarm.until(swarm.all_stand_together, within=120)
         assert min(swarm.nodes["a"].rounds) >= stood > 6
-        layout = swarm.nodes["a"].diloco._trainer.layout
+        layout = swarm.nodes["a"].trainer.layout
         newest = Checkpoints(tmp_path / "a", run_id=RUN, layout=layout, keep=3).newest()
         assert newest is not None and newest.round >= stood
 

@@ -16,10 +16,13 @@ from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.node.toytrainer import SimTrainer
 from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.catchup import CatchUp
-from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.exchange.agreement import Agreement
 from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.diloco import Diloco, DilocoSettings
+from swarmnode.protocols.exchange.diloco import Diloco
+from swarmnode.protocols.exchange.diloco_place import DilocoPlace
+from swarmnode.protocols.exchange.diloco_round import DilocoRounds
+from swarmnode.protocols.exchange.method import Method, Observer, Parts
+from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.exchange.roster import parts
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
@@ -28,8 +31,8 @@ from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.statesync import StateSync
-from swarmnode.training.codecs import codec
 from swarmnode.training.layout import Layout
+from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.toy import ToyModel
 
 RUN = "ab" * 32
@@ -55,16 +58,40 @@ class SimNode:
     name: str
     network: SimNetwork
     session: Session
-    agreement: Agreement
-    diloco: Diloco
+    trainer: SimTrainer
     bulk: Bulk
-    allreduce: AllReduce
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def rounds(self) -> dict[int, dict[str, Any]]:
         return {e["round"]: e for e in self.events if e["event"] == "round"}
+
+    @property
+    def method(self) -> Method:
+        return self.session.method
+
+    @property
+    def diloco(self) -> Diloco:
+        """The method, where it is that one; what follows are its parts."""
+        assert isinstance(self.session.method, Diloco)
+        return self.session.method
+
+    @property
+    def places(self) -> DilocoPlace:
+        return self.diloco.places
+
+    @property
+    def diloco_rounds(self) -> DilocoRounds:
+        return self.diloco.rounds
+
+    @property
+    def agreement(self) -> Agreement:
+        return self.diloco.agreement
+
+    @property
+    def allreduce(self) -> AllReduce:
+        return self.diloco.allreduce
 
 
 class SimSwarm:
@@ -80,9 +107,13 @@ class SimSwarm:
         floor: float = 5.0,
         dimension: int = 64,
         seed: int = 0,
+        exchange: dict[str, Any] | None = None,
+        trust: dict[str, Any] | None = None,
     ) -> None:
+        """`exchange` and `trust`: values of those tables of the run file, beside or instead of the ones here."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
+        self._exchange, self._trust = exchange or {}, trust or {}
         self.nodes: dict[str, SimNode] = {}
         self._nursery = nursery
         self._steps, self._seconds_per_step, self._floor, self._dimension = steps, seconds_per_step, floor, dimension
@@ -102,34 +133,6 @@ class SimSwarm:
         rpc = Rpc(network)
         bulk = Bulk(network, runner=inline)
         liveness = Liveness(rpc)
-        agreement = Agreement(
-            me=network.me,
-            run_id=RUN,
-            rpc=rpc,
-            liveness=liveness,
-            settings=AgreementSettings(group_size=64, weight_cap=2.0, floor=self._floor, ceiling=60.0),
-            relayed=partial(relayed_peers, network),
-        )
-        allreduce = AllReduce(
-            me=network.me,
-            run_id=RUN,
-            bulk=bulk,
-            liveness=liveness,
-            runner=inline,
-            codec=codec("int8"),
-            parameters=trainer.layout.parameters,
-            patience=60.0,
-        )
-        catch_up = CatchUp(run_id=RUN, rpc=rpc, bulk=bulk, liveness=liveness, runner=inline, layout=trainer.layout)
-        diloco = Diloco(
-            me=network.me,
-            settings=DilocoSettings(steps=self._steps, outer_lr=1.0, outer_momentum=0.0, first_window=600.0),
-            trainer=trainer,
-            agreement=agreement,
-            allreduce=allreduce,
-            catch_up=catch_up,
-            runner=inline,
-        )
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
         state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time)
@@ -140,28 +143,49 @@ class SimSwarm:
         def emit(event: dict[str, Any]) -> None:
             events.append(event)
             if event["event"] == "round":
-                voters = "/".join(sorted(agreement.position.voters))
+                place = session.place
+                voters = "/".join(sorted(place.members)) if place is not None else ""
                 self.told.append((name, {**event, "roster": voters}))
             self._news.set()
             self._news = trio.Event()
 
+        def build(observer: Observer) -> Method:
+            return METHODS[self.spec.exchange.method](
+                Parts(
+                    me=network.me,
+                    run_id=RUN,
+                    spec=self.spec,
+                    network=network,
+                    rpc=rpc,
+                    bulk=bulk,
+                    liveness=liveness,
+                    runner=inline,
+                    trainer=trainer,
+                    membership=membership,
+                    state=state,
+                    sync=sync,
+                    shards=None,
+                    admits=lambda peer: True,
+                    relayed=partial(relayed_peers, network),
+                    observer=observer,
+                    now=real_time,
+                    sign=network.sign,
+                    rng=random.Random(f"session {self._seed} {name}"),
+                )
+            )
+
         session = Session(
-            run_id=RUN,
             network=network,
-            trainer=trainer,
             membership=membership,
-            agreement=agreement,
-            allreduce=allreduce,
-            diloco=diloco,
+            build=build,
             checkpoints=self._checkpoints_of(name, trainer.layout),
             runner=inline,
             settings=SessionSettings(
                 rounds=rounds, creator=join is None, wait_peers=wait_peers, wait_seconds=60.0, checkpoint_every=5
             ),
             emit=emit,
-            rng=random.Random(f"session {self._seed} {name}"),
         )
-        node = SimNode(name, network, session, agreement, diloco, bulk, allreduce, events=events)
+        node = SimNode(name, network, session, trainer, bulk, events=events)
         self.nodes[name] = node
         await self._nursery.start(self._live, node, rpc, bulk, liveness, state, sync, membership, join)
         return node
@@ -192,6 +216,17 @@ class SimSwarm:
                 task_status.started()
                 await node.session.run(expect_members=join is not None)
                 await node.session.serve_forever()
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run, as its file would say it."""
+        tables = {
+            "run": {"name": "simulated", "trust": "open" if self._exchange.get("method") == "open" else "known"},
+            "inner": {"steps": self._steps},
+            "exchange": {"deadline_floor": self._floor, "deadline_ceiling": 60.0, **self._exchange},
+            "trust": self._trust,
+        }
+        return parse_runspec(tables, source="simulation")
 
     def kill(self, name: str) -> None:
         """The process is gone: no goodbye, connections end."""
@@ -226,14 +261,14 @@ class SimSwarm:
         living = [n for n in self.nodes.values() if not n.scope.cancel_called]
         return Held(
             offers=sum(len(n.bulk._offers) for n in living),
-            desks=sum(len(n.agreement._standing.desks) for n in living),
+            desks=sum(len(n.agreement._standing.desks) for n in living if isinstance(n.method, Diloco)),
             tasks=trio.lowlevel.current_statistics().tasks_living,
         )
 
     def owners(self, name: str) -> set[str]:
         """Who owns a part by the last roster that a node exchanged by."""
         roster = self.nodes[name].allreduce._offered[-1]
-        cut = {part.owner for part in parts(roster, self.nodes[name].diloco.state.parameters.size)}
+        cut = {part.owner for part in parts(roster, self.nodes[name].method.saved().residual.size)}
         return {n for n in self.nodes if self.peer(n) in cut}
 
     def peer(self, name: str) -> PeerId:
