@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from swarmnode.training.codecs import CodecError, codec
+from swarmnode.training.codecs.base import STEP
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.codecs.nibbles import BLOCK
 from swarmnode.training.codecs.topk import CHUNK, KEEP, TopK, kept_of
@@ -74,6 +75,24 @@ def test_four_bit_codes_and_scales_that_no_encoder_makes_are_refused(name: str) 
     for scale in (b"\x80\xff", b"\x80\x7f", b"\x00\x80", b"\x01\x00", half(-1.0, name)):
         with pytest.raises(CodecError, match="scale"):
             codec(name).decode(scale + b"\x11", 2)
+
+
+def test_four_bit_scales_whose_multiples_would_be_infinite_are_refused() -> None:
+    largest, beyond = np.finfo(np.float32).max / np.float32(7), half(2.0**126, "int4")
+    assert np.isfinite(codec("int4").decode(half(float(largest), "int4") + b"\x77", 2)).all()
+    with pytest.raises(CodecError, match="scale"):
+        codec("int4").decode(beyond + b"\x77", 2)
+    assert codec("e3m0").decode(beyond + b"\x77", 2).tolist() == [2.0**126] * 2  # the top of e3m0 is its scale
+
+
+@pytest.mark.parametrize("name", ["int4", "e3m0", "sign", "topk"])
+def test_vectors_longer_than_a_step_decode_like_their_parts(name: str) -> None:
+    """Steps, blocks and chunks divide one another, so a cut at a whole step changes no value."""
+    x = normal(8 * STEP + 3 * CHUNK + 77)
+    whole = there_and_back(name, x)
+    for start in range(0, x.size, 2 * STEP):
+        part = slice(start, start + 2 * STEP)
+        assert (there_and_back(name, x[part]) == whole[part]).all()
 
 
 def test_sign_keeps_the_sum_of_magnitudes() -> None:

@@ -21,8 +21,9 @@ from swarmnode.training.codecs.bf16 import from_bf16, to_bf16
 
 BLOCK = 64  # elements that share a scale; divides STEP
 _SMALLEST = 0x0400  # bf16 of 2^-119: the codes of smaller scales would be subnormal, which some CPUs take for zero
-_LARGEST = 0x7F7F  # the largest finite bf16
-_SIGN = np.uint8(8)
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)  # magnitudes from here on are infinite or NaN
+_MINUS_ZERO = 8  # the one code that no encoder makes: bit 3 with nothing below it
 
 
 class Blockwise4(ABC):
@@ -30,6 +31,15 @@ class Blockwise4(ABC):
 
     name: str
     top: np.float32  # the greatest multiple of a scale
+    _largest: int  # bf16 bits of the largest scale whose multiples are all finite
+    _pairs: NDArray[np.complex64]  # the two values that each byte of codes stands for, in units of the scale; (256,)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._largest = int((np.finfo(np.float32).max / cls.top).view(np.uint32) >> np.uint32(16))
+        codes = np.arange(256)
+        multiples = cls._multiples()
+        cls._pairs = np.stack([multiples[codes & 15], multiples[codes >> 4]], axis=1).view(np.complex64)[:, 0]
 
     def encoded_size(self, elements: int) -> int:
         return 2 * _blocks(elements) + -(-elements // 2)
@@ -37,57 +47,63 @@ class Blockwise4(ABC):
     def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
         values = checked_values(values)
         target = room(out, self.encoded_size(values.size))
-        end = 2 * _blocks(values.size)
-        scales, packed = np.frombuffer(target[:end], "<u2"), np.frombuffer(target[end:], np.uint8)
+        scales, packed = _sections(target, values.size)
+        scratch = np.empty(min(STEP, _blocks(values.size) * BLOCK), np.float32)
         for start in range(0, values.size, STEP):
             step = values[start : start + STEP]
-            blocks = np.pad(step, (0, -step.size % BLOCK)).reshape(-1, BLOCK)
-            halves = self._scales(blocks)
+            blocks = (np.pad(step, (0, -step.size % BLOCK)) if step.size % BLOCK else step).reshape(-1, BLOCK)
+            relative = scratch[: blocks.size].reshape(blocks.shape)
+            halves = self._scales(np.bitwise_and(blocks.view(np.uint32), _MAGNITUDE, out=relative.view(np.uint32)))
             scales[start // BLOCK : start // BLOCK + halves.size] = halves
-            scale = from_bf16(halves)[:, None]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                relative = np.where(scale > 0, blocks / scale, np.float32(0))
-            codes = self._codes(relative).reshape(-1, 2)
+            scale = from_bf16(halves)
+            scale[halves == 0] = np.inf  # all of such a block becomes zero
+            pairs = self._codes(np.divide(blocks, scale[:, None], out=relative)).reshape(-1).view("<u2")
             taken = -(-step.size // 2)
-            packed[start // 2 : start // 2 + taken] = (codes[:, 0] | codes[:, 1] << 4)[:taken]
+            packed[start // 2 : start // 2 + taken] = (pairs | pairs >> 4).astype(np.uint8)[:taken]
         return target
 
     def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        end = 2 * _blocks(elements)
-        halves, packed = np.frombuffer(view[:end], "<u2"), np.frombuffer(view[end:], np.uint8)
-        if np.any((halves != 0) & (halves < _SMALLEST) | (halves > _LARGEST)):
+        halves, packed = _sections(view, elements)
+        if np.any((halves != 0) & (halves < _SMALLEST) | (halves > self._largest)):
             raise CodecError(f"{self.name}: a scale is negative, not finite or out of range")
-        codes = np.empty((packed.size, 2), np.uint8)
-        codes[:, 0], codes[:, 1] = packed & 15, packed >> 4
-        flat = codes.reshape(-1)
-        if (flat == _SIGN).any() or flat[elements:].any():
+        if elements % 2 and packed[-1] > 15:
             raise CodecError(f"{self.name}: a code that no encoder makes")
-        values = np.zeros(_blocks(elements) * BLOCK, np.float32)
-        values[:elements] = self._multiples()[flat[:elements]]
-        blocks = values.reshape(-1, BLOCK)
-        np.multiply(blocks, from_bf16(halves)[:, None], out=blocks)
+        values = np.empty(_blocks(elements) * BLOCK, np.float32)
+        values[elements:] = 0
+        index = np.empty(min(STEP // 2, packed.size), np.intp)
+        for start in range(0, elements, STEP):
+            pairs = packed[start // 2 : (start + STEP) // 2]
+            if ((pairs & 15 == _MINUS_ZERO) | (pairs >> 4 == _MINUS_ZERO)).any():
+                raise CodecError(f"{self.name}: a code that no encoder makes")
+            step = values[start : start + STEP]
+            index[: pairs.size] = pairs
+            # `clip` takes without a check of its own: 256 values for any byte
+            np.take(self._pairs, index[: pairs.size], out=step[: 2 * pairs.size].view(np.complex64), mode="clip")
+            scale = from_bf16(halves[start // BLOCK : (start + STEP) // BLOCK])
+            np.multiply(step.reshape(-1, BLOCK), scale[:, None], out=step.reshape(-1, BLOCK))
         return values[:elements]
 
-    def _scales(self, blocks: Vector) -> NDArray[np.uint32]:
-        """bf16 bits of one scale for each row, (n, BLOCK) -> (n,). Raises CodecError for NaN and infinity."""
-        absmax = np.abs(np.maximum(blocks.max(axis=1), -blocks.min(axis=1)))
-        if not np.isfinite(absmax).all():
+    def _scales(self, magnitudes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """bf16 bits of one scale for each row of float32 bits without their signs, (n, BLOCK) -> (n,).
+
+        Raises CodecError for NaN and infinity. Such bits are in the order of their values, NaN the greatest; and
+        integers have a fast maximum, where that of floats looks for NaN.
+        """
+        greatest = magnitudes.max(axis=1)
+        if (greatest >= _INFINITY).any():
             raise CodecError(f"{self.name}: values to encode contain NaN or infinity")
-        halves = np.minimum(to_bf16(absmax / self.top, up=True), np.uint32(self._largest()))
+        halves = np.minimum(to_bf16(greatest.view(np.float32) / self.top, up=True), np.uint32(self._largest))
         return np.where(halves < _SMALLEST, np.uint32(0), halves)
 
-    def _largest(self) -> int:
-        """bf16 bits of the largest scale whose multiples are all finite."""
-        limit = np.array([np.finfo(np.float32).max / self.top], np.float32)
-        return int(limit.view(np.uint32)[0] >> 16)
-
+    @staticmethod
     @abstractmethod
-    def _codes(self, relative: Vector) -> NDArray[np.uint8]:
-        """The codes, 0 to 15, of values in units of their block's scale."""
+    def _codes(relative: Vector) -> NDArray[np.uint8]:
+        """The codes, 0 to 15, of values in units of their block's scale, which this may overwrite."""
 
+    @staticmethod
     @abstractmethod
-    def _multiples(self) -> Vector:
+    def _multiples() -> Vector:
         """What each of the 16 codes stands for, in units of the scale; float32 (16,)."""
 
 
@@ -97,11 +113,15 @@ class Int4(Blockwise4):
     name = "int4"
     top = np.float32(7)
 
-    def _codes(self, relative: Vector) -> NDArray[np.uint8]:
-        # int8 keeps two's complement: the low four bits of -7 to 7
-        return np.clip(np.rint(relative), -7, 7).astype(np.int8).view(np.uint8) & np.uint8(15)
+    @staticmethod
+    def _codes(relative: Vector) -> NDArray[np.uint8]:
+        # Beside 1.5 * 2^23 a float32 has no room for fractions: the sum is rounded half to even, and its low four bits
+        # are the two's complement of the integer. A scale is too small by less than 1/127, so none goes beyond 7.
+        bits = np.add(relative, np.float32(1.5 * 2**23), out=relative).view(np.uint32)
+        return np.bitwise_and(bits, np.uint32(15), out=bits).astype(np.uint8)
 
-    def _multiples(self) -> Vector:
+    @staticmethod
+    def _multiples() -> Vector:
         return np.array([0, 1, 2, 3, 4, 5, 6, 7, 0, -7, -6, -5, -4, -3, -2, -1], np.float32)
 
 
@@ -111,16 +131,27 @@ class E3M0(Blockwise4):
     name = "e3m0"
     top = np.float32(1)
 
-    def _codes(self, relative: Vector) -> NDArray[np.uint8]:
-        # Halfway between neighbours 2^(e-8) and 2^(e-7) is 1.5 * 2^(e-8); below half the smallest lies zero.
-        bounds = np.array([2.0**-7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)
-        exponents = np.searchsorted(bounds, np.abs(relative), side="right").astype(np.uint8)
-        return exponents | np.where((relative < 0) & (exponents > 0), _SIGN, np.uint8(0))
+    @staticmethod
+    def _codes(relative: Vector) -> NDArray[np.uint8]:
+        # Halfway between neighbours 2^(e-8) and 2^(e-7) is 1.5 * 2^(e-8), from which on half of a significand carries
+        # into the exponent. Below 2^-7, half of the smallest (and the exponent 120), lies zero.
+        bits = relative.view(np.uint32)
+        magnitudes = bits & _MAGNITUDE
+        exponents = magnitudes + np.uint32(1 << 22) >> np.uint32(23)
+        codes = np.clip(exponents, 121, 127, out=exponents) - np.uint32(120) | bits >> np.uint32(28) & np.uint32(8)
+        return (codes * (magnitudes >= np.uint32(120 << 23))).astype(np.uint8)
 
-    def _multiples(self) -> Vector:
+    @staticmethod
+    def _multiples() -> Vector:
         positive = [0.0, *(2.0 ** (e - 7) for e in range(1, 8))]
         return np.array([*positive, *(-value for value in positive)], np.float32)
 
 
 def _blocks(elements: int) -> int:
     return -(-elements // BLOCK)
+
+
+def _sections(raw: memoryview, elements: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    """The scales (blocks,) as bf16 bits and the packed codes inside encoded bytes."""
+    end = 2 * _blocks(elements)
+    return np.frombuffer(raw[:end], "<u2"), np.frombuffer(raw[end:], np.uint8)

@@ -10,6 +10,7 @@ al. 1901.09847, section 4). Only of use with error feedback: alone it moves ever
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
 
@@ -51,11 +52,22 @@ class Sign:
         smallest = np.finfo(np.float32).tiny
         if not np.all((magnitudes >= smallest) & np.isfinite(magnitudes) | (magnitudes.view("<u4") == 0)):
             raise CodecError("sign: a magnitude is negative, not finite or subnormal")
-        unpacked = np.unpackbits(packed, bitorder="little")
-        if unpacked[elements:].any():
+        if elements % 8 and packed[-1] >> elements % 8:
             raise CodecError("sign: bits are set beyond the last element")
-        values = np.repeat(magnitudes.astype(np.float32, copy=False), BLOCK)[:elements]
-        return np.negative(values, out=values, where=unpacked[:elements].astype(bool))
+        values = np.empty(_blocks(elements) * BLOCK, np.float32)
+        for start in range(0, elements, STEP):
+            step = values[start : start + STEP].view(np.uint32)
+            # The bit of an element is the sign bit of its magnitude.
+            np.left_shift(_unpacked(packed[start // 8 : (start + STEP) // 8], step.size), 31, out=step)
+            blocks = step.reshape(-1, BLOCK)
+            magnitude = magnitudes[start // BLOCK : (start + STEP) // BLOCK].view("<u4")
+            np.bitwise_or(blocks, magnitude[:, None], out=blocks)
+        return values[:elements]
+
+
+def _unpacked(packed: NDArray[np.uint8], size: int) -> NDArray[np.uint32]:
+    """The first `size` bits, lowest first; zeros beyond the last."""
+    return np.unpackbits(packed, count=size, bitorder="little").astype(np.uint32)
 
 
 def _blocks(elements: int) -> int:
