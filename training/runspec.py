@@ -116,7 +116,7 @@ class ExchangeSection:
 
 @dataclass(frozen=True)
 class TrustSection:
-    """Who judges in an open run, and what a stranger is worth there. Shares are of 1."""
+    """Who judges in an open run, and by what measure. What is no option here is fixed by `protocols/chain`."""
 
     electors: tuple[str, ...] = option(
         (),
@@ -139,42 +139,19 @@ class TrustSection:
         maximum=8,
         since=2,
     )
-    earn_rounds: int = option(
-        8, "rounds with accepted work that make an elector", unit="rounds", minimum=1, maximum=4096, since=2
-    )
-    earn_window: int = option(
-        16, "latest rounds that those are counted in", unit="rounds", minimum=1, maximum=4096, since=2
-    )
-    earn_lag: int = option(6, "rounds just past that do not count yet", unit="rounds", minimum=1, maximum=4096, since=2)
-    growth: float = option(
-        0.125,
-        "share by which the electors may grow within earn_window rounds; one may always come",
+    revert_above: float = option(
+        0.05,
+        "worsening of the held-out loss by a round from which on the round is undone",
+        unit="bits per byte",
         minimum=0,
-        maximum=1,
+        maximum=8,
         since=2,
     )
-    committee: int = option(
-        33,
-        "electors that judge a round, drawn by lot where there are more",
-        unit="nodes",
-        minimum=1,
-        maximum=257,
-        since=2,
+    shortest_window: float = option(
+        1.0, "time for training in a round at the least", unit="s", minimum=0.1, maximum=86400, since=2
     )
-    probation: float = option(
-        0.125, "share of a round's weight that all who are no electors have together", minimum=0, maximum=1, since=2
-    )
-    probation_small: float = option(
-        0.5, "the same while there are fewer than 4 electors", minimum=0, maximum=1, since=2
-    )
-    staleness: float = option(
-        0.5, "factor on the weight of a contribution that comes a round late", minimum=0, maximum=1, since=2
-    )
-    depth: int = option(
-        64, "rounds that a node can go back to follow a better history", unit="rounds", minimum=8, maximum=4096, since=2
-    )
-    revert_every: int = option(
-        8, "rounds from one undone round to the next at the least", unit="rounds", minimum=1, maximum=4096, since=2
+    longest_window: float = option(
+        86400.0, "time for training in a round at the most", unit="s", minimum=0.1, maximum=86400, since=2
     )
 
 
@@ -301,10 +278,10 @@ def _check_trust(spec: RunSpec, source: str) -> None:
             f"{source} [trust]: electors names {', '.join(strangers)}, not among [run] members; who judges must be "
             "admitted, so add them there or leave them out here"
         )
-    if trust.earn_rounds > trust.earn_window:
+    if trust.shortest_window > trust.longest_window:
         raise SettingError(
-            f"{source} [trust]: earn_rounds = {trust.earn_rounds} cannot be reached within earn_window = "
-            f"{trust.earn_window} rounds; lower the first or raise the second"
+            f"{source} [trust]: shortest_window = {trust.shortest_window:g} s is above longest_window = "
+            f"{trust.longest_window:g} s; lower the first or raise the second"
         )
     if trust != TrustSection() and spec.exchange.method != "open":
         raise SettingError(

@@ -128,8 +128,8 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
             ["t.toml [trust]", "electors names b", "[run] members"],
         ),
         (
-            {"run": {"name": "t", "trust": "open"}, "trust": {"earn_rounds": 20}},
-            ["t.toml [trust]", "earn_rounds = 20", "earn_window = 16"],
+            {"run": {"name": "t", "trust": "open"}, "trust": {"shortest_window": 9, "longest_window": 3}},
+            ["t.toml [trust]", "shortest_window = 9 s", "longest_window = 3 s", "lower the first"],
         ),
         ({"run": {}}, ["'name' is missing"]),
         ({"outter": {}}, ["unknown table [outter]"]),
