@@ -197,6 +197,17 @@ def test_with_feedback_the_sum_of_what_was_sent_follows_the_sum_of_what_was_mean
     assert plain[1] == 0
 
 
+@every_codec
+def test_the_residual_is_what_the_encoding_left_out(c: Codec) -> None:
+    feedback, x = ErrorFeedback(c, STEP + 100, decay=0.95), normal(STEP + 100)
+    left = np.zeros_like(x)
+    for _ in range(3):
+        wanted = x + np.float32(0.95) * left
+        left = wanted - c.decode(feedback.encode(x), x.size)
+        feedback.commit()
+        assert (feedback.export() == left).all()
+
+
 def test_an_abandoned_round_leaves_the_residual_as_it_was() -> None:
     feedback = ErrorFeedback(codec("int8"), 64)
     feedback.encode(normal(64))

@@ -14,6 +14,7 @@ import math
 import numpy as np
 
 from swarmnode.training.codecs.base import Codec, Vector
+from swarmnode.training.codecs.topk import TopK
 
 
 class ErrorFeedback:
@@ -51,17 +52,24 @@ class ErrorFeedback:
             if max(start, other) < min(stop, other + left.size) and (start, stop) != (other, other + left.size):
                 raise ValueError(f"range {start}:{stop} overlaps {other}:{other + left.size}, encoded in this round")
         with np.errstate(over="ignore", invalid="ignore"):
-            wanted = (
-                values + self._decay * self._residual[start:stop]
-            )  # beyond float32 it becomes infinite, which the codec refuses
+            wanted = self._decay * self._residual[start:stop]
+            wanted += values  # beyond float32 it becomes infinite, which the codec refuses
         encoded = self.codec.encode(wanted, out)
+        if isinstance(self.codec, TopK):
+            for places, sent in self.codec.decode_steps(encoded, stop - start):
+                wanted[places] -= sent
+        else:
+            wanted -= self.codec.decode(encoded, stop - start)
         if stop > start:
-            self._pending[start] = np.subtract(wanted, self.codec.decode(encoded, stop - start), out=wanted)
+            self._pending[start] = wanted
         return encoded
 
     def commit(self) -> None:
         """The round counted: pending residuals become current. Ranges that were not encoded keep theirs."""
         for start, left in self._pending.items():
+            if left.size == self.size:
+                self._residual = left
+                break
             self._residual[start : start + left.size] = left
         self._pending.clear()
 
