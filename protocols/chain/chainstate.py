@@ -12,20 +12,51 @@ from typing import Any
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
+from swarmnode.training.runspec import TrustSection
 
-EVERYBODY = 1_000_000  # participation in millionths: all take part
+MILLION = 1_000_000
+EVERYBODY = MILLION  # participation in millionths: all take part
 MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 64 authors take 80 kB
 
 
 @dataclass(frozen=True)
 class ChainRules:
-    """What a run's `[trust]` table fixes. Units as in the RunSpec, but gains in micro-bits per byte, times in ms."""
+    """What a run's `[trust]` table fixes (`rules_of`). Gains in micro-bits per byte, shares in millionths, times in ms."""
 
-    participants: int = 64  # contributions a round that are aimed at; above, a sample takes part
+    participants: int = 64  # contributions a round that are aimed at
     gain_floor: int = 0  # a contribution must gain more than this
+    earn_rounds: int = 8  # of earn_window rosters with accepted work make an elector
+    earn_window: int = 16  # rosters looked at, and rounds between two changes of the electorate
+    earn_lag: int = 6  # the last rosters, which do not count yet
+    growth: int = 125_000  # share by which the electors may grow at a change
+    committee: int = 33  # judges of a round, where there are more electors
+    probation: int = 125_000  # share of a roster's weight that all who are no electors hold together …
+    probation_small: int = 500_000  # … and while there are fewer than electorate.SMALL electors
+    revert_every: int = 8  # rounds from one revert to the next
     revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
     shortest_window: int = 1_000
     longest_window: int = 24 * 3_600_000
+
+    @property
+    def remembered(self) -> int:
+        """Rosters that a ChainState remembers."""
+        return self.earn_window + self.earn_lag
+
+
+def rules_of(trust: TrustSection) -> ChainRules:
+    """The rules that a RunSpec gives its chain, in integers: they are part of what all nodes compute alike."""
+    return ChainRules(
+        participants=trust.participants,
+        gain_floor=round(trust.gain_floor * 1_000_000),
+        earn_rounds=trust.earn_rounds,
+        earn_window=trust.earn_window,
+        earn_lag=trust.earn_lag,
+        growth=round(trust.growth * MILLION),
+        committee=trust.committee,
+        probation=round(trust.probation * MILLION),
+        probation_small=round(trust.probation_small * MILLION),
+        revert_every=trust.revert_every,
+    )
 
 
 @dataclass(frozen=True)
@@ -43,13 +74,14 @@ class ChainState:
     run_id: str
     round: int
     tip: bytes  # id of the last roster; that of the genesis before round 0
-    seed: bytes  # of this round: orders leaders, draws judges and participants
+    seed: bytes  # of this round: orders leaders, draws judges
+    cohort: bytes  # seed of the first round since the electorate last changed: draws participants
     electors: tuple[str, ...]  # ascending
     genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_ROUNDS without proof of work
     history: tuple[tuple[Worked, ...], ...]  # of the last rosters that are not empty, oldest first
     anchors: Mapping[str, bytes]  # of each author who may lead: the value whose preimage is next
-    participation: int  # millionths of the authors that are drawn for this round
-    empties: int  # empty rosters in a row up to here
+    participation: int  # millionths of those who are no electors that are drawn for this round
+    empties: int  # empty rosters since the last that a majority of its judges scored
     reverted: int  # round of the last revert; -1: none
     undoable: bool  # whether the last roster moved the parameters, so that it can be undone
     window: int  # ms of this round's training
@@ -58,6 +90,7 @@ class ChainState:
         """Canonical bytes, for `decode`."""
         value: Value = {
             "anchors": dict(self.anchors),
+            "cohort": self.cohort,
             "electors": self.electors,
             "empties": self.empties,
             "genesis": self.genesis,
@@ -91,7 +124,7 @@ def genesis(run_id: str, electors: tuple[str, ...], *, window: int) -> ChainStat
     named = tuple(sorted(set(electors)))
     start = genesis_id(run_id)
     seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
-    return ChainState(run_id, 0, start, seed, named, named, (), {}, EVERYBODY, 0, -1, False, window)
+    return ChainState(run_id, 0, start, seed, seed, named, named, (), {}, EVERYBODY, 0, -1, False, window)
 
 
 def decode(raw: bytes) -> ChainState:
@@ -104,6 +137,7 @@ def decode(raw: bytes) -> ChainState:
             value["round"],
             value["tip"],
             value["seed"],
+            value["cohort"],
             value["electors"],
             value["genesis"],
             history,

@@ -1,13 +1,21 @@
 """What the quoted records make of a round. The leader chooses which cuts and scores to quote; the rest follows here.
 
-1. Every commit in more than a third of the quoted cuts is in the roster, accepted or refused with its reason.
-2. Found by most judges, and with a median gain above the floor: accepted. A judge's word about itself counts only where
-   fewer than IMPARTIAL judges are quoted. Of several who reveal the same bytes the lowest commit counts.
-3. Weights are audited work: an accepted contribution counts as much as its gain, and no more than the median one, times
-   the median of the judges' opinion of its author (`Score.standing`: the seam for reputation). Probationers together
-   hold at most their share.
-4. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules").
-5. Where the median judge found that the last roster worsened the loss, the round goes back by it and adds nothing.
+1. Every commit in more than a third of the quoted cuts is in the roster, accepted or refused with its reason; of more
+   than MAX_COMMITS those in most cuts.
+2. Accepted is what a *quorum of the judges* found and measured to gain more than the floor. Who is not quoted did not: so
+   the gain that counts, that of the last judge needed, is vouched for by one honest judge while a majority is honest,
+   whichever scores a leader picks. It can have a contribution refused, and not accepted. Where all are quoted this is the
+   median (METHODS, "Verifying and scoring"). A judge's word about its own contribution counts for nothing, and one
+   vote less is needed; only where it is the one judge, it is believed.
+3. Of several who reveal the same bytes the one in most cuts counts, then the lower id: who copies what was revealed
+   comes too late for most cuts. Who committed twice is refused.
+4. Weights are audited work: an accepted contribution counts as much as its gain, and no more than the median one, times
+   the judges' opinion of its author (`Score.standing`: the seam for reputation). Probationers together hold at most
+   their share; nothing that an author says of itself is read.
+5. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules"). Both
+   medians are those of the electors' contributions, where any is accepted: many strangers move neither.
+6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
+7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 
 All of it is in integers, but for the norms, which every machine computes alike (`training.open_step.exact_norm`).
 """
@@ -15,22 +23,22 @@ All of it is in integers, but for the norms, which every machine computes alike 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from statistics import median_low
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
-from swarmnode.protocols.chain.electorate import participates, probation_share
+from swarmnode.protocols.chain.chainstate import MILLION, ChainRules, ChainState, Worked
+from swarmnode.protocols.chain.electorate import judges, participates, probation_share, quorum
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     FULL_STANDING,
     JUDGED,
     MALFORMED,
-    ONE,
+    MAX_COMMITS,
     PREFIX,
     REFUSED_DUPLICATE,
     REFUSED_EQUIVOCATED,
+    REFUSED_FOREIGN,
     REFUSED_MALFORMED,
     REFUSED_MISSING,
     REFUSED_NO_GAIN,
@@ -44,12 +52,12 @@ from swarmnode.protocols.chain.statements import (
     Said,
     Score,
     Scores,
+    opens,
 )
+from swarmnode.training.open_step import clip_units
 
-IMPARTIAL = 3  # judges from which on a judge's score of its own contribution does not count
 UNITS = 1000  # of work: the median gain of a round, or more
 SCALE = 1 << 10  # weights are units times this, so that shares of probationers can be fine
-REVERT_EVERY = 8  # rounds between two reverts, at least
 
 
 @dataclass(frozen=True)
@@ -59,18 +67,19 @@ class Quoted:
     cuts: tuple[Said[Cut], ...]
     scores: tuple[Said[Scores], ...]
     commits: Mapping[bytes, Said[Commit]]  # by id
-    reveals: Mapping[bytes, Reveal]  # by id of the commit that each opens (`statements.opens` was asked)
+    reveals: Mapping[bytes, Reveal]  # by id of the commit; one that does not open it counts as not held
     norms: Mapping[bytes, float]  # by id of the commit: of each contribution held here, finite
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What follows: the fields of a roster that its leader cannot choose."""
+    """What follows: the fields of a roster that its leader cannot choose, and the work behind them."""
 
     entries: tuple[Entry, ...]
     total: int
     revert: bool
     window: int
+    worked: tuple[Worked, ...]  # by author: accepted work, before standing and probation
 
 
 class NotHeld(Exception):
@@ -81,127 +90,135 @@ class NotHeld(Exception):
         self.commit = commit
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """What the judges make of one commit."""
+
+    verdict: int
+    gain: int = 0
+    standing: int = 0
+
+
 def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     """What the quoted cuts and scores make of this round. Raises NotHeld."""
     revert = _reverts(chain, rules, quoted.scores)
+    times = _times_cut(quoted.cuts)
     listed = listed_commits(quoted.cuts)
     for id in listed:
         if id not in quoted.commits:
             raise NotHeld(id)
     per_author = Counter(quoted.commits[id].author for id in listed)
-    verdicts: dict[bytes, int] = {}
-    gains: dict[bytes, int] = {}
-    standings: dict[bytes, int] = {}
-    roots: set[bytes] = set()
+    rows = {said.author: {score.commit: score for score in said.what.scores} for said in quoted.scores}
+    found: dict[bytes, _Verdict] = {}
     for id in listed:
-        author = quoted.commits[id].author
-        if revert:
-            verdicts[id] = REFUSED_REVERTED
+        author, commit = quoted.commits[id].author, quoted.commits[id].what
+        if (commit.round, commit.parent) != (chain.round, chain.tip):
+            found[id] = _Verdict(REFUSED_FOREIGN)
+        elif revert:
+            found[id] = _Verdict(REFUSED_REVERTED)
         elif per_author[author] > 1:
-            verdicts[id] = REFUSED_EQUIVOCATED
+            found[id] = _Verdict(REFUSED_EQUIVOCATED)
         elif not participates(chain, author):
-            verdicts[id] = REFUSED_UNINVITED
+            found[id] = _Verdict(REFUSED_UNINVITED)
         else:
-            given = _scores_of(id, author, quoted.scores)
-            verdicts[id], gains[id], standings[id] = _judge(given, rules)
-        if verdicts[id] == ACCEPTED:
-            if id not in quoted.reveals:
-                raise NotHeld(id)
-            root = quoted.reveals[id].root
-            if root in roots:
-                verdicts[id] = REFUSED_DUPLICATE
-            roots.add(root)
-    accepted = [id for id in listed if verdicts[id] == ACCEPTED]
+            found[id] = _judge(chain, rules, id, author, rows)
+    roots: set[bytes] = set()
+    for id in sorted((id for id in listed if found[id].verdict == ACCEPTED), key=lambda id: (-times[id], id)):
+        reveal = quoted.reveals.get(id)
+        if reveal is None or not opens(reveal, quoted.commits[id], chain.run_id):
+            raise NotHeld(id)
+        if reveal.root in roots:
+            found[id] = _Verdict(REFUSED_DUPLICATE)
+        roots.add(reveal.root)
+    accepted = [id for id in listed if found[id].verdict == ACCEPTED]
     for id in accepted:
         if id not in quoted.norms:
             raise NotHeld(id)
-    weights, total = _weights(chain, accepted, gains, standings, quoted.commits)
-    clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted]), strict=True))
-    entries = tuple(Entry(id, verdicts[id], weights.get(id, 0), clips.get(id, 0)) for id in listed)
-    return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts))
+    proven = [id for id in accepted if quoted.commits[id].author in chain.electors]
+    units = _units(found, accepted, proven or accepted)
+    weights, total = _weights(found, units, set(proven), probation_share(chain, rules))
+    norms = [quoted.norms[id] for id in accepted]
+    clips = dict(zip(accepted, clip_units(norms, [quoted.norms[id] for id in proven or accepted]), strict=True))
+    entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
+    worked = tuple(
+        sorted((Worked(quoted.commits[id].author, units[id]) for id in accepted), key=lambda one: one.author)
+    )
+    return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked)
 
 
 def listed_commits(cuts: Sequence[Said[Cut]]) -> tuple[bytes, ...]:
-    """Ids of the commits that are in more than a third of these cuts, ascending."""
-    count = Counter(id for cut in cuts for id in cut.what.commits)
-    return tuple(sorted(id for id, times in count.items() if 3 * times > len(cuts)))
+    """Ids of the commits that are in more than a third of these cuts, ascending; of too many those in most of them."""
+    times = _times_cut(cuts)
+    enough = sorted((id for id, count in times.items() if 3 * count > len(cuts)), key=lambda id: (-times[id], id))
+    return tuple(sorted(enough[:MAX_COMMITS]))
 
 
-def clip_units(norms: Sequence[float]) -> list[int]:
-    """floor(ONE · min(1, median / norm)) for finite norms; the median of an even number is the lower one. Exact."""
-    if not norms:
-        return []
-    middle = median_low(norms)
-    return [ONE if norm <= middle else int(ONE * Fraction(middle) / Fraction(norm)) for norm in norms]
+def _times_cut(cuts: Sequence[Said[Cut]]) -> Counter[bytes]:
+    return Counter(id for cut in cuts for id in cut.what.commits)
 
 
-def units_of(weight: int) -> int:
-    """Audited work behind a weight, before probation."""
-    return max(1, weight // SCALE)
-
-
-def _scores_of(id: bytes, author: str, scores: Sequence[Said[Scores]]) -> list[Score]:
-    """What the judges say of one commit; who says nothing of it did not find it."""
-    impartial = len(scores) >= IMPARTIAL
-    given = []
-    for said in scores:
-        if said.author == author and impartial:
-            continue
-        found = next((score for score in said.what.scores if score.commit == id[:PREFIX]), None)
-        given.append(found if found is not None else Score(id[:PREFIX], 1, 0))
-    return given
-
-
-def _judge(given: Sequence[Score], rules: ChainRules) -> tuple[int, int, int]:
-    """Verdict, median gain and median standing."""
-    judged = [score for score in given if score.found == JUDGED]
-    if 2 * len(judged) <= len(given):
-        malformed = sum(score.found == MALFORMED for score in given)
-        missing = len(given) - len(judged) - malformed
-        return (REFUSED_MALFORMED if malformed > missing else REFUSED_MISSING), 0, 0
-    gain = median_low(score.gain for score in judged)
-    standing = median_low(score.standing for score in judged)
+def _judge(
+    chain: ChainState, rules: ChainRules, id: bytes, author: str, rows: Mapping[str, Mapping[bytes, Score]]
+) -> _Verdict:
+    """What a quorum of the judges says of one commit."""
+    needed, others = quorum(chain, rules), {peer: row for peer, row in rows.items() if peer != author}
+    if author in judges(chain, rules):
+        needed -= 1
+        if not needed:  # it is the one judge, or all others have long been silent
+            needed, others = 1, dict(rows)
+    given = [row.get(id[:PREFIX]) for row in others.values()]
+    judged = [score for score in given if score is not None and score.found == JUDGED]
+    if len(judged) < needed:
+        malformed = sum(score is not None and score.found == MALFORMED for score in given)
+        return _Verdict(REFUSED_MALFORMED if 2 * malformed > len(given) - len(judged) else REFUSED_MISSING)
+    gain = _vouched((score.gain for score in judged), needed)
+    standing = _vouched((score.standing for score in judged), needed)
     if gain <= rules.gain_floor:
-        return REFUSED_NO_GAIN, gain, standing
-    return (ACCEPTED if standing else REFUSED_NO_STANDING), gain, standing
+        return _Verdict(REFUSED_NO_GAIN)
+    return _Verdict(ACCEPTED if standing else REFUSED_NO_STANDING, gain, standing)
+
+
+def _vouched(values: Iterable[int], needed: int) -> int:
+    """The most that `needed` of these say, at least; there are as many."""
+    return sorted(values, reverse=True)[needed - 1]
+
+
+def _units(found: Mapping[bytes, _Verdict], accepted: Sequence[bytes], among: Sequence[bytes]) -> dict[bytes, int]:
+    """Work of each accepted commit: UNITS for the median gain of `among`, or more."""
+    if not accepted:
+        return {}
+    middle = max(1, median_low(found[id].gain for id in among))
+    return {id: min(UNITS, max(1, UNITS * found[id].gain // middle)) for id in accepted}
 
 
 def _weights(
-    chain: ChainState,
-    accepted: Sequence[bytes],
-    gains: Mapping[bytes, int],
-    standings: Mapping[bytes, int],
-    commits: Mapping[bytes, Said[Commit]],
+    found: Mapping[bytes, _Verdict], units: Mapping[bytes, int], proven: set[bytes], share: int
 ) -> tuple[dict[bytes, int], int]:
-    """Weight of each accepted commit, and what weights are divided by."""
-    if not accepted:
-        return {}, 0
-    median = max(1, median_low(gains[id] for id in accepted))
-    weights = {}
-    for id in accepted:
-        units = min(UNITS, max(1, UNITS * max(gains[id], 0) // median))
-        weights[id] = max(1, units * SCALE * standings[id] // FULL_STANDING)
-    trial = [id for id in accepted if commits[id].author not in chain.electors]
-    on_trial = sum(weights[id] for id in trial)
-    proven = sum(weights.values()) - on_trial
-    share = probation_share(chain)
+    """Weight of each accepted commit, and what weights are divided by. `share`: millionths, of all not `proven`."""
+    weights = {id: max(1, work * SCALE * found[id].standing // FULL_STANDING) for id, work in units.items()}
+    solid = sum(weights[id] for id in proven)
+    on_trial = sum(weights.values()) - solid
     if not proven:
-        return weights, share * on_trial
-    room = proven // (share - 1)
+        # Rounded up, so that their share is never more; where it is nothing, nobody's work counts.
+        return (weights, -(-on_trial * MILLION // share)) if share else (dict.fromkeys(weights, 0), int(bool(weights)))
+    room = solid * share // (MILLION - share) if share < MILLION else on_trial
     if on_trial > room:
-        weights.update({id: weights[id] * room // on_trial for id in trial})
+        weights.update({id: weight * room // on_trial for id, weight in weights.items() if id not in proven})
     return weights, sum(weights.values())
 
 
 def _reverts(chain: ChainState, rules: ChainRules, scores: Sequence[Said[Scores]]) -> bool:
-    if not chain.undoable or (chain.reverted >= 0 and chain.round - chain.reverted < REVERT_EVERY):
+    """Whether a quorum measured that the last roster did harm, and a revert is permitted."""
+    if not chain.undoable or (chain.reverted >= 0 and chain.round - chain.reverted < rules.revert_every):
         return False
-    measured = [said.what.undo for said in scores if said.what.undo is not None]
-    return 2 * len(measured) > len(scores) and median_low(measured) > rules.revert_above
+    harmed = sum(said.what.undo is not None and said.what.undo > rules.revert_above for said in scores)
+    return harmed >= quorum(chain, rules)
 
 
 def _next_window(chain: ChainState, rules: ChainRules, cuts: Sequence[Said[Cut]]) -> int:
-    """The median of what the judges propose, at most twice the present window and at least half of it."""
-    proposed = median_low(cut.what.window for cut in cuts)
-    near = min(max(proposed, chain.window // 2), 2 * chain.window)
+    """The median proposal, at most twice the present window and at least half of it."""
+    proposed = [cut.what.window for cut in cuts]
+    silent = max(0, 2 * quorum(chain, rules) - 1 - len(proposed))
+    middle = median_low([*proposed, *[chain.window] * silent])
+    near = min(max(middle, chain.window // 2), 2 * chain.window)
     return min(max(near, rules.shortest_window), rules.longest_window)

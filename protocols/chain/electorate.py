@@ -1,11 +1,15 @@
 """Who is an elector, a judge, a leader or a participant of a round. Pure functions of the `ChainState` before it.
 
-- Electors: who has accepted work in ENOUGH of WINDOW rosters, the last DELAY left out; the genesis electors during the
-  first GENESIS_ROUNDS. They change every WINDOW rounds, and grow by at most one eighth (at least one), by most audited
-  work first. Where nobody would be left, they stay.
-- Judges: all electors up to ALL_JUDGE of them, else COMMITTEE that the seed draws. The seed also orders the leaders.
-- A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved with each further one: a
-  swarm that lost most of its judges for good goes on, and where it was only cut off, `forks` heals it.
+- Electors: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out; the genesis
+  electors during the first GENESIS_EPOCHS without that. They change every `earn_window` rounds. They grow by at most
+  `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants; at most
+  half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
+- Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders.
+- A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved with each further one, until
+  a roster quotes a majority again: a swarm that lost most of its judges for good goes on, and where it was only cut off,
+  `forks` heals it.
+- Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so that
+  who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
 
 Empty rosters are in no history: an outage costs nobody its place.
 """
@@ -15,79 +19,88 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
-from swarmnode.protocols.chain.chainstate import EVERYBODY, ChainState
+from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainRules, ChainState
 
-WINDOW = 16  # rosters looked at, and rounds between two changes of the electorate
-ENOUGH = 8  # of them with accepted work
-DELAY = 6  # the last rosters, which do not count yet
-HISTORY = WINDOW + DELAY  # rosters that a ChainState remembers
-GENESIS_ROUNDS = 2 * WINDOW  # genesis electors need no accepted work until then
-ALL_JUDGE = 32  # electors up to which all of them judge
-COMMITTEE = 33
+GENESIS_EPOCHS = 2  # changes of the electorate until genesis electors need accepted work as well
 ATTEMPTS = 5  # leaders of a round before it ends empty
 PATIENCE = 3  # empty rosters in a row before the quorum shrinks
-PROBATION_SHARE = 8  # all probationers together hold at most one part in so many of a roster's weight …
-SMALL_SHARE = 2  # … and one in so many below SMALL electors
-SMALL = 4
+SMALL = 4  # electors; below, nothing is promised against liars
+ELECTORS_SHARE = 750_000  # millionths of the participants that electors may grow to
 
 
-def judges(chain: ChainState) -> tuple[str, ...]:
+def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """Who judges this round, in order of peer id."""
-    if len(chain.electors) <= ALL_JUDGE:
+    if len(chain.electors) <= rules.committee:
         return chain.electors
-    return tuple(sorted(_drawn(chain, "judge", chain.electors)[:COMMITTEE]))
+    return tuple(sorted(_drawn(chain, "judge", chain.electors)[: rules.committee]))
 
 
-def leaders(chain: ChainState) -> tuple[str, ...]:
+def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """Who leads: attempt a belongs to the a-th. After the last one the round is empty."""
-    return tuple(_drawn(chain, "lead", judges(chain))[:ATTEMPTS])
+    return tuple(_drawn(chain, "lead", judges(chain, rules))[:ATTEMPTS])
 
 
-def quorum(chain: ChainState) -> int:
+def majority(chain: ChainState, rules: ChainRules) -> int:
+    """More than half of the judges."""
+    return len(judges(chain, rules)) // 2 + 1
+
+
+def quorum(chain: ChainState, rules: ChainRules) -> int:
     """How many judges' cuts, and scores, a roster quotes at least."""
-    majority = len(judges(chain)) // 2 + 1
-    return max(1, majority >> max(0, chain.empties - PATIENCE + 1))
+    return max(1, majority(chain, rules) >> max(0, chain.empties - PATIENCE + 1))
 
 
 def participates(chain: ChainState, peer: str) -> bool:
-    """Whether `peer` may contribute to this round: everybody, or whom the seed draws."""
-    if chain.participation >= EVERYBODY:
+    """Whether `peer` may contribute to this round: electors, and of the others all or whom the cohort's seed draws."""
+    if chain.participation >= EVERYBODY or peer in chain.electors:
         return True
-    return int.from_bytes(_ticket(chain, "work", peer)[:8], "big") * EVERYBODY < chain.participation << 64
+    return int.from_bytes(ticket(chain, peer)[:8], "big") * EVERYBODY < chain.participation << 64
 
 
-def next_participation(chain: ChainState, contributions: int, target: int) -> int:
-    """Millionths for the next round: what would have made `target` contributions, at most doubled or halved."""
-    wanted = chain.participation * target // max(contributions, 1)
+def ticket(chain: ChainState, peer: str) -> bytes:
+    """Orders those who are no electors, where not all may contribute: the lowest first."""
+    return _ticket(chain.cohort, "work", peer)
+
+
+def next_participation(chain: ChainState, rules: ChainRules, strangers: int) -> int:
+    """Millionths for the next round: what would have made the aim, at most doubled or halved.
+
+    `strangers`: contributions that this round's roster lists, of those who are no electors.
+    """
+    room = max(rules.participants - len(chain.electors), rules.participants // 4, 1)
+    wanted = chain.participation * room // max(strangers, 1)
     return min(EVERYBODY, max(wanted, chain.participation // 2, 1), 2 * chain.participation)
 
 
-def probation_share(chain: ChainState) -> int:
-    """All probationers together hold at most one part in so many of a roster's weight."""
-    return SMALL_SHARE if len(chain.electors) < SMALL else PROBATION_SHARE
+def probation_share(chain: ChainState, rules: ChainRules) -> int:
+    """Millionths of a roster's weight that all probationers together hold at most."""
+    return rules.probation_small if len(chain.electors) < SMALL else rules.probation
 
 
-def next_electors(chain: ChainState) -> tuple[str, ...]:
-    """The electors of the round that `chain` is about to do, where that is the first of a WINDOW; else as before."""
-    if chain.round % WINDOW:
+def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
+    """The electors of the round that `chain` is about to do, where they change with it; else as before."""
+    if chain.round % rules.earn_window:
         return chain.electors
-    looked_at = chain.history[:-DELAY] if len(chain.history) > DELAY else ()
     rosters, work = Counter[str](), Counter[str]()
-    for worked in looked_at[-WINDOW:]:
+    for worked in chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :]:
         for one in worked:
             rosters[one.author] += 1
             work[one.author] += one.units
-    proven = {author for author, count in rosters.items() if count >= ENOUGH}
-    named = set(chain.genesis) if chain.round < GENESIS_ROUNDS else set()
-    stay = {peer for peer in chain.electors if peer in proven or peer in named}
-    new = sorted(proven - stay - set(chain.electors), key=lambda author: (-work[author], author))
-    room = max(1, len(chain.electors) // 8)
-    return tuple(sorted(stay.union(new[:room]))) if stay or new else chain.electors
+    proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
+    named = set(chain.genesis) if chain.round < GENESIS_EPOCHS * rules.earn_window else set()
+    lapsed = sorted(set(chain.electors) - proven - named, key=lambda peer: (rosters[peer], work[peer], peer))
+    stay = set(chain.electors).difference(lapsed[: len(chain.electors) // 2])
+    new = sorted(proven - set(chain.electors), key=lambda author: (-work[author], author))
+    room = min(
+        max(1, len(chain.electors) * rules.growth // MILLION),
+        max(1, rules.participants * ELECTORS_SHARE // MILLION) - len(stay),
+    )
+    return tuple(sorted(stay.union(new[: max(0, room)])))
 
 
 def _drawn(chain: ChainState, purpose: str, peers: tuple[str, ...]) -> list[str]:
-    return sorted(peers, key=lambda peer: _ticket(chain, purpose, peer))
+    return sorted(peers, key=lambda peer: _ticket(chain.seed, purpose, peer))
 
 
-def _ticket(chain: ChainState, purpose: str, peer: str) -> bytes:
-    return hashlib.sha256(chain.seed + purpose.encode() + b"\0" + peer.encode()).digest()
+def _ticket(seed: bytes, purpose: str, peer: str) -> bytes:
+    return hashlib.sha256(seed + purpose.encode() + b"\0" + peer.encode()).digest()

@@ -31,7 +31,7 @@ from swarmnode.crdt.record import Record
 HASH = 32  # bytes of ids, hashes and nonces
 SALT = 16  # bytes
 PREFIX = 16  # bytes of a commit's id in scores
-MAX_COMMITS = 96  # in one cut; a record of its kind has no room for many more
+MAX_COMMITS = 96  # in one cut, one judge's scores, one roster; a record has no room for many more
 MAX_JUDGES = 33  # quoted in one roster
 MAX_ROUND = 99_999_999  # eight digits
 MAX_GAIN = 1 << 40  # micro-bits per byte
@@ -44,7 +44,7 @@ ONE = 1 << 20  # clip factor 1
 JUDGED, MISSING, MALFORMED = 0, 1, 2
 # what a roster says of a commit
 ACCEPTED, REFUSED_MISSING, REFUSED_MALFORMED, REFUSED_NO_GAIN, REFUSED_EQUIVOCATED, REFUSED_DUPLICATE = range(6)
-REFUSED_NO_STANDING, REFUSED_UNINVITED, REFUSED_REVERTED = 6, 7, 8
+REFUSED_NO_STANDING, REFUSED_UNINVITED, REFUSED_REVERTED, REFUSED_FOREIGN = 6, 7, 8, 9
 VERDICTS = (
     "accepted",
     "not retrieved by most judges",
@@ -55,6 +55,7 @@ VERDICTS = (
     "its author has no standing with the judges",
     "its author was not drawn for this round",
     "the round went back by one roster instead",
+    "committed to another round or history",
 )
 
 
@@ -378,10 +379,10 @@ def _score(commit: Any, found: Any, gain: Any, standing: Any) -> Score:
 
 def _roster(round: int, v: Mapping[str, Any]) -> Roster:
     rows = v["entries"]
-    if not isinstance(rows, tuple) or len(rows) > 3 * MAX_COMMITS:
+    if not isinstance(rows, tuple) or len(rows) > MAX_COMMITS:
         raise ValueError("too many entries")
     entries = tuple(_entry(*row) for row in rows)
-    _ascending(tuple(entry.commit for entry in entries), HASH, 3 * MAX_COMMITS)
+    _ascending(tuple(entry.commit for entry in entries), HASH, MAX_COMMITS)
     if not isinstance(v["revert"], bool):
         raise ValueError("revert is true or false")
     preimage = v["preimage"] if v["preimage"] == b"" else _bytes(v["preimage"], HASH)

@@ -10,9 +10,17 @@ import hashlib
 from dataclasses import replace
 
 from swarmnode.protocols.chain.beacon import step
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, Worked
-from swarmnode.protocols.chain.derive import Derived, Quoted, derive, units_of
-from swarmnode.protocols.chain.electorate import HISTORY, judges, leaders, next_electors, next_participation, quorum
+from swarmnode.protocols.chain.chainstate import EVERYBODY, ChainRules, ChainState
+from swarmnode.protocols.chain.derive import Quoted, derive
+from swarmnode.protocols.chain.electorate import (
+    SMALL,
+    judges,
+    leaders,
+    majority,
+    next_electors,
+    next_participation,
+    quorum,
+)
 from swarmnode.protocols.chain.statements import Roster, Said, nonce_hash
 
 
@@ -56,71 +64,89 @@ def check(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
         raise InvalidRoster("it does not build on this chain")
     if made.state != state or made.chain != chain.digest:
         raise InvalidRoster("its leader derived another state from the same chain")
-    order = leaders(chain)
+    order = leaders(chain, rules)
     if made.attempt >= len(order) or order[made.attempt] != roster.author:
         raise InvalidRoster(f"attempt {made.attempt} belongs to another leader")
-    if made.preimage != expected_preimage(chain, roster.author, made.preimage):
-        raise InvalidRoster("its preimage is not the next one of the leader's hash chain")
-    _check_quotes(chain, made, quoted)
+    _check_preimage(chain, roster.author, made.preimage)
+    _check_quotes(chain, rules, made, quoted)
     derived = derive(chain, rules, quoted)
-    if derived != Derived(made.entries, made.total, made.revert, made.window):
+    if (derived.entries, derived.total, derived.revert, derived.window) != (
+        made.entries,
+        made.total,
+        made.revert,
+        made.window,
+    ):
         raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
 
 
-def expected_preimage(chain: ChainState, leader: str, offered: bytes) -> bytes:
-    """`offered` where it is the next preimage of this leader; empty where it registered none, or has used up all."""
-    anchor = chain.anchors.get(leader)
-    return offered if anchor is not None and offered and step(offered) == anchor else b""
-
-
 def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quoted: Quoted) -> ChainState:
-    """The chain after a valid roster with this id."""
-    authors = {entry.commit: quoted.commits[entry.commit].author for entry in roster.entries}
-    worked = tuple(Worked(authors[entry.commit], units_of(entry.weight)) for entry in roster.accepted)
-    history = (*chain.history, tuple(sorted(worked, key=lambda one: one.author)))[-HISTORY:]
-    leader = leaders(chain)[roster.attempt]
+    """The chain after a valid roster with this id. Raises NotHeld where `check` would."""
+    worked = derive(chain, rules, quoted).worked
+    before = chain.history[:-1] if roster.revert else chain.history  # what was undone earned nobody anything
     anchors = dict(chain.anchors)
     if roster.preimage:
-        anchors[leader] = roster.preimage
-    for entry in roster.entries:
-        anchors.setdefault(authors[entry.commit], quoted.commits[entry.commit].what.anchor)
+        anchors[leaders(chain, rules)[roster.attempt]] = roster.preimage
+    authors = [quoted.commits[entry.commit].author for entry in roster.entries]
+    for author, entry in zip(authors, roster.entries, strict=True):
+        anchors.setdefault(author, quoted.commits[entry.commit].what.anchor)
+    strangers = sum(author not in chain.electors for author in authors)
     after = replace(
         chain,
         round=chain.round + 1,
         tip=id,
         seed=_next_seed(chain, roster.preimage),
-        history=history,
-        participation=next_participation(chain, len(roster.entries), rules.participants),
-        empties=0,
+        history=(*before, worked)[-rules.remembered :],
+        participation=next_participation(chain, rules, strangers),
+        empties=0 if len(roster.scores) >= majority(chain, rules) else chain.empties,
         reverted=chain.round if roster.revert else chain.reverted,
         undoable=bool(roster.accepted),
         window=roster.window,
     )
-    after = replace(after, electors=next_electors(after))
+    after = _enter_epoch(after, rules)
     known = {one.author for worked in after.history for one in worked}.union(after.electors)
     return replace(after, anchors={author: anchors[author] for author in sorted(known) if author in anchors})
 
 
-def advance_empty(chain: ChainState) -> ChainState:
-    """The chain after a round that ended empty: nobody's place, work or window changes."""
+def advance_empty(chain: ChainState, rules: ChainRules) -> ChainState:
+    """The chain after a round that ended empty: nobody's work or window changes."""
     after = replace(
         chain,
         round=chain.round + 1,
         tip=empty_id(chain),
         seed=_next_seed(chain, b""),
-        participation=min(1_000_000, 2 * chain.participation),
+        participation=min(EVERYBODY, 2 * chain.participation),
         empties=chain.empties + 1,
         undoable=False,
     )
-    return replace(after, electors=next_electors(after))
+    return _enter_epoch(after, rules)
+
+
+def _enter_epoch(chain: ChainState, rules: ChainRules) -> ChainState:
+    """The electors and the cohort of the round that `chain` is about to do."""
+    if chain.round % rules.earn_window:
+        return chain
+    return replace(chain, electors=next_electors(chain, rules), cohort=chain.seed)
 
 
 def _next_seed(chain: ChainState, preimage: bytes) -> bytes:
     return hashlib.sha256(b"swarmnode/seed/1\0" + chain.seed + preimage).digest()
 
 
-def _check_quotes(chain: ChainState, made: Roster, quoted: Quoted) -> None:
-    needed, may_judge = quorum(chain), set(judges(chain))
+def _check_preimage(chain: ChainState, leader: str, offered: bytes) -> None:
+    """A leader that registered an anchor gives the next preimage, or another one leads: else it chose between two seeds.
+
+    Below SMALL electors it may give none, so that who has used up its chain does not end a run that it leads alone.
+    """
+    anchor = chain.anchors.get(leader)
+    if offered:
+        if anchor is None or step(offered) != anchor:
+            raise InvalidRoster("its preimage is not the next one of the leader's hash chain")
+    elif anchor is not None and len(chain.electors) >= SMALL:
+        raise InvalidRoster("its leader withholds the next value of its hash chain")
+
+
+def _check_quotes(chain: ChainState, rules: ChainRules, made: Roster, quoted: Quoted) -> None:
+    needed, may_judge = quorum(chain, rules), set(judges(chain, rules))
     for name, ids, said in (("cuts", made.cuts, quoted.cuts), ("scores", made.scores, quoted.scores)):
         if tuple(sorted(one.id for one in said)) != ids:
             raise InvalidRoster(f"other {name} are here than it quotes")
