@@ -127,9 +127,9 @@ def exact_sum_of_squares(values: Vector) -> tuple[int, int]:
 def clip_units(norms: Sequence[float], among: Sequence[float] | None = None) -> list[int]:
     """Clip factors in units of 2^-20 that bring every norm down to the median: floor(min(1, median / norm) * 2^20).
 
-    The median is that of `among`, all norms where that is None. Of an even count it is the lower of the two in the middle: an average would round. Norms of zero clip
-    nothing: they do not count for the median, and their factor is 1. The quotient is that of exact integers, rounded
-    down. Raises ValueError for a norm that is negative or not finite.
+    The median is that of `among`, of all norms where that is None. Of an even count it is the lower of the two in the
+    middle: an average would round. Norms of zero clip nothing: they do not count for the median, and their factor is 1.
+    The quotient is that of exact integers, rounded down. Raises ValueError for a norm that is negative or not finite.
     """
     if not all(math.isfinite(norm) and norm >= 0 for norm in norms):
         raise ValueError(f"norms {list(norms)} must be finite and not negative")

@@ -21,7 +21,7 @@ MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 64 authors take 80 kB
 
 @dataclass(frozen=True)
 class ChainRules:
-    """What a run's `[trust]` table fixes (`rules_of`). Gains in micro-bits per byte, shares in millionths, times in ms."""
+    """What a run's `[trust]` table fixes. Gains in micro-bits per byte, shares in millionths, times in ms."""
 
     participants: int = 64  # contributions a round that are aimed at
     gain_floor: int = 0  # a contribution must gain more than this

@@ -2,11 +2,11 @@
 
 1. Every commit in more than a third of the quoted cuts is in the roster, accepted or refused with its reason; of more
    than MAX_COMMITS those in most cuts.
-2. Accepted is what a *quorum of the judges* found and measured to gain more than the floor. Who is not quoted did not: so
-   the gain that counts, that of the last judge needed, is vouched for by one honest judge while a majority is honest,
-   whichever scores a leader picks. It can have a contribution refused, and not accepted. Where all are quoted this is the
-   median (METHODS, "Verifying and scoring"). A judge's word about its own contribution counts for nothing, and one
-   vote less is needed; only where it is the one judge, it is believed.
+2. Accepted is what a *quorum of the judges* found and measured to gain more than the floor. Who is not quoted did not:
+   so the gain that counts, that of the last judge needed, is vouched for by one honest judge while a majority is
+   honest, whichever scores a leader picks. A leader can have a contribution refused, and not accepted. Where all are
+   quoted this is the median (METHODS, "Verifying and scoring"). A judge's word about its own contribution counts for
+   nothing, and one vote less is needed; only where it is the one judge, it is believed.
 3. Of several who reveal the same bytes the one in most cuts counts, then the lower id: who copies what was revealed
    comes too late for most cuts. Who committed twice is refused.
 4. Weights are audited work: an accepted contribution counts as much as its gain, and no more than the median one, times

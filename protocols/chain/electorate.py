@@ -5,11 +5,11 @@
   `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants; at most
   half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
 - Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders.
-- A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved with each further one, until
-  a roster quotes a majority again: a swarm that lost most of its judges for good goes on, and where it was only cut off,
-  `forks` heals it.
-- Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so that
-  who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
+- A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved, and again with each further
+  one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
+  cut off, `forks` heals it.
+- Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so
+  that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
 
 Empty rosters are in no history: an outage costs nobody its place.
 """

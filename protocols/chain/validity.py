@@ -133,7 +133,7 @@ def _next_seed(chain: ChainState, preimage: bytes) -> bytes:
 
 
 def _check_preimage(chain: ChainState, leader: str, offered: bytes) -> None:
-    """A leader that registered an anchor gives the next preimage, or another one leads: else it chose between two seeds.
+    """A leader that registered an anchor gives the next preimage, or another leads: else it chose between two seeds.
 
     Below SMALL electors it may give none, so that who has used up its chain does not end a run that it leads alone.
     """
