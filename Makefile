@@ -2,7 +2,7 @@
 # make test    format and lint checks, types, then all tests
 #
 # Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
-# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, and PIP_ARGS, for example
+# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, and PIP_ARGS, for example
 #   make swarm PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"    (torch without CUDA: 200 MB, not 3 GB)
 
 PYTHON ?= python3
@@ -10,20 +10,21 @@ PIP_ARGS ?=
 SWARM_ARGS ?= --rounds 20
 TEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?= --minutes 60
 
 BIN := .venv/bin
 ROOMS := cli crdt node protocols training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench thorough attacks crashes interop netlab ci venv clean
+.PHONY: swarm test check lint format typecheck bench soak thorough attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | thorough | attacks | crashes | interop | netlab | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | soak | thorough | attacks | crashes | interop | netlab | ci | clean"
 
 venv: .venv/.installed
 
@@ -76,6 +77,10 @@ bench: .venv/.installed-bench
 	    test -e "$$file" || { echo "there are no benchmarks in bench/" >&2; exit 1; }; \
 	    echo "$$file" >&2; $(BIN)/python "$$file" $(BENCH_ARGS) || exit 1; \
 	done
+
+# Six real nodes and a fault every 5 seconds, an hour long; SOAK_ARGS="--minutes 3" is the short form. Best as root.
+soak: .venv/.installed
+	$(BIN)/python bench/soak $(SOAK_ARGS)
 
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; minutes.
 thorough: .venv/.installed

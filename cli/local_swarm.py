@@ -49,7 +49,7 @@ _FOREIGN_SETTINGS = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_ROLE", "
 # Runs first in each child: asks the kernel to kill the child when its parent dies (prctl 1 is PR_SET_PDEATHSIG; the
 # setting survives exec), ends if the parent is gone already, and becomes the node. This is not done by preexec_fn,
 # which runs Python between fork and exec and can deadlock in a process with threads.
-_TIED_TO_PARENT = """
+TIED_TO_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
@@ -126,7 +126,7 @@ class NodeProcess:
         environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_SETTINGS}
         if sys.platform == "linux":
             # -I -S: no user site, no environment, for a start in a few milliseconds.
-            command = (sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command)
+            command = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), *command)
         with self.log_file.open("ab") as log:
             # A process group of its own keeps the terminal's Ctrl-C away from the node: it would arrive beside the
             # SIGINT of `stop()`, and a second SIGINT forces a node to end without goodbye.

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+import trio
+
 from swarmnode import __version__
 from swarmnode.node.limits import Limits
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
@@ -15,6 +17,7 @@ from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 VERSION = Metric("swarmnode_info", GAUGE, "always 1; the version of the node", "version")
 UPTIME = Metric("swarmnode_uptime_seconds", GAUGE, "seconds since the node started")
 RESIDENT = Metric("swarmnode_resident_bytes", GAUGE, "bytes of memory that the daemon holds; its trainer not included")
+TASKS = Metric("swarmnode_tasks", GAUGE, "tasks that the daemon runs at the same time")
 LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/limits.py names", "limit")
 
 
@@ -31,6 +34,7 @@ def metrics_of(limits: Limits, *parts: Measured) -> Metrics:
     metrics.show(VERSION, lambda: {__version__: 1})
     metrics.show(UPTIME, lambda: time.monotonic() - started)
     metrics.show(RESIDENT, resident_bytes)
+    metrics.show(TASKS, lambda: float(trio.lowlevel.current_statistics().tasks_living))
     flat = flattened(limits)
     metrics.show(LIMIT, lambda: flat)
     for part in parts:
