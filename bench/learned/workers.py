@@ -1,0 +1,171 @@
+"""Workers of one simulated swarm in one process: tasks, inner loops and parameters are the product's own.
+
+    workers = Workers(Size(), seed=1)
+    workers.begin(spec, stream="continued")                  # fresh optimizers, as a node that joins has
+    deltas = workers.train(phi, round=0, steps=30)           # what each of them would offer
+
+Workers train in threads of one torch thread each: on a machine with other work they wait for nobody at barriers. What a
+worker computes does not depend on how many threads there are.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
+from swarmnode.training.runspec import InnerSection, ModelSection, RunSection, RunSpec
+from swarmnode.training.tasks import Assignment
+from swarmnode.training.tasks.byte_lm import ByteLM
+
+Vector = NDArray[np.float32]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiment is."""
+
+    workers: int = 8
+    batch: int = 4  # sequences of a worker in a step
+    model: ModelSection = field(default_factory=ModelSection)
+    corpus: str = ""  # file or folder; empty is the standard library
+
+    def spec(self, *, seed: int, lr: float, steps: int, warmup: int = 20) -> RunSpec:
+        """A RunSpec with rounds of `steps` inner steps at the learning rate `lr`."""
+        return RunSpec(
+            run=RunSection(name="learning", seed=seed),
+            model=self.model,
+            inner=InnerSection(lr=lr, batch=self.batch, steps=steps, warmup=warmup),
+        )
+
+
+class Workers:
+    """The nodes of a swarm: each has its own slice of the text, and a model that is a view of its vector."""
+
+    def __init__(self, size: Size, seed: int) -> None:
+        self.size, self.seed = size, seed
+        self.peers = tuple(f"worker-{number}" for number in range(size.workers))
+        spec = size.spec(seed=seed, lr=1e-3, steps=1)
+        # Slices follow from the run and the peer; one run id for all arms gives them all the same slices.
+        self.tasks = [ByteLM(spec, Assignment(f"learning-{seed}", peer, corpus=size.corpus)) for peer in self.peers]
+        self.parameters = layout_of(self.tasks[0].model).parameters
+        self.vectors = [torch.empty(self.parameters) for _ in self.tasks]  # (P,) each
+        for task, vector in zip(self.tasks, self.vectors, strict=True):
+            flatten_into(task.model, vector, keep=False)
+        self.initial: Vector = self.vectors[0].numpy().copy()
+        self._loops: list[InnerLoop] = []
+        self._judge = copy.copy(self.tasks[0])  # the same held-out text, a model of its own
+        self._judge.model = copy.deepcopy(self.tasks[0].model)
+        self._judged = torch.empty(self.parameters)  # (P,)
+        flatten_into(self._judge.model, self._judged, keep=False)
+        self._pool = ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,))
+
+    def begin(self, spec: RunSpec, *, stream: str) -> None:
+        """New inner loops; `stream` makes them draw other windows than those of another stream."""
+        self._loops = [
+            InnerLoop(spec, task, peer_id=f"{peer}/{stream}", vector=vector, keep=True)
+            for task, peer, vector in zip(self.tasks, self.peers, self.vectors, strict=True)
+        ]
+
+    def train(self, shared: Vector, *, round: int, steps: int) -> list[Vector]:
+        """Each worker's pseudo-gradient, phi - theta, float32 (P,), after `steps` inner steps from `shared`."""
+
+        def work(number: int) -> Vector:
+            vector = self.vectors[number].numpy()
+            vector[:] = shared
+            self._loops[number].train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
+            return shared - vector
+
+        return self.map(work, range(len(self._loops)))
+
+    def heldout(self, parameters: Vector) -> float:
+        """Thorough held-out loss, bits per byte."""
+        self._judged.numpy()[:] = parameters
+        return self.map(lambda task: task.evaluate(thorough=True), [self._judge])[0]
+
+    def losses(self, models: Iterable[Vector], batches: Sequence[Tensor]) -> NDArray[np.float64]:
+        """Loss (models, batches) of each of at most as many models as there are workers, in bits per byte."""
+
+        @torch.no_grad()
+        def judge(given: tuple[int, Vector]) -> list[float]:
+            number, parameters = given
+            self.vectors[number].numpy()[:] = parameters
+            return [float(self.tasks[number].loss(batch)) for batch in batches]
+
+        return np.array(self.map(judge, enumerate(models)), np.float64)
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`work` of each of `items`, on all cores, in order."""
+        return list(self._pool.map(work, items))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class DataParallel:
+    """A task whose loss and gradient are the means over all workers' batches: synchronous training.
+
+    It holds a model of its own; workers compute their gradients on its parameters, each on text of its own slice. The
+    inner loop around it clips and steps once, with the mean gradient, as one data-parallel run does.
+    """
+
+    def __init__(self, workers: Workers, vector: Tensor) -> None:
+        self._workers = workers
+        self.model = copy.deepcopy(workers.tasks[0].model)
+        flatten_into(self.model, vector, keep=True)
+        for task in workers.tasks:
+            flatten_into(task.model, vector, keep=True)
+        self.tokens_per_sample = workers.tasks[0].tokens_per_sample * len(workers.tasks)
+
+    def draw(self, samples: int, generator: torch.Generator) -> list[Tensor]:
+        """`samples` windows of each worker's text."""
+        return [task.draw(samples, generator) for task in self._workers.tasks]
+
+    def loss(self, batches: Sequence[Tensor]) -> Tensor:
+        """Mean loss over workers; its gradient is the mean of theirs."""
+        loss: Tensor = _MeanOfWorkers.apply(lambda: self._mean(batches), *self.model.parameters())
+        return loss
+
+    def _mean(self, batches: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        def work(given: tuple[ByteLM, Tensor]) -> tuple[Tensor, list[Tensor]]:
+            task, batch = given
+            loss = task.loss(batch)
+            return loss.detach(), list(torch.autograd.grad(loss, list(task.model.parameters())))
+
+        found = self._workers.map(work, zip(self._workers.tasks, batches, strict=True))
+        losses, gradients = zip(*found, strict=True)
+        means = [torch.stack(of_one).mean(0) for of_one in zip(*gradients, strict=True)]
+        return torch.stack(losses).mean(), means
+
+    def feed(self, texts: Sequence[str]) -> None:
+        raise NotImplementedError("workers hold their text")
+
+    def evaluate(self, *, thorough: bool) -> float:
+        return self._workers.tasks[0].evaluate(thorough=thorough)
+
+    def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        return self._workers.tasks[0].sample(prompt, length=length, temperature=temperature, seed=seed)
+
+
+class _MeanOfWorkers(torch.autograd.Function):
+    """Hands gradients that were computed elsewhere to those who ask for this loss's."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Callable[[], tuple[Tensor, list[Tensor]]], *parameters: Tensor) -> Tensor:
+        loss, ctx.gradients = mean()
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return (None, *(upstream * gradient for gradient in ctx.gradients))

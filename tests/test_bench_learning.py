@@ -1,0 +1,113 @@
+"""bench/learning.py in miniature: the three methods train, resume, and are written up.
+
+Sizes are so small that nothing is learned from the losses; what is checked is the machinery and its arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+import learning
+from learned.methods import Arm, Outcome, train
+from learned.report import put
+from learned.workers import DataParallel, Size, Workers
+
+from swarmnode.training.codecs import codec
+from swarmnode.training.runspec import ModelSection
+
+MODEL = ModelSection(layers=1, heads=1, width=16, context=16)
+
+
+@pytest.fixture(scope="module")
+def size(tmp_path_factory: pytest.TempPathFactory) -> Size:
+    text = tmp_path_factory.mktemp("corpus") / "text"
+    text.write_bytes(np.random.default_rng(0).integers(32, 127, 100_000, np.uint8).tobytes())
+    return Size(workers=4, batch=2, model=MODEL, corpus=str(text))
+
+
+@pytest.fixture(scope="module")
+def workers(size: Size) -> Iterator[Workers]:
+    made = Workers(size, seed=1)
+    yield made
+    made.close()
+
+
+def _run(arm: Arm, workers: Workers) -> Outcome:
+    return train(arm, workers, start=workers.initial, stream="test", every=arm.steps, say=lambda step, loss: None)
+
+
+def test_a_synchronous_gradient_is_that_of_all_workers_windows_together(workers: Workers) -> None:
+    vector = torch.from_numpy(workers.initial.copy())
+    together = DataParallel(workers, vector)
+    batches = together.draw(2, torch.Generator().manual_seed(1))
+    together.loss(batches).backward()
+    found = [p.grad.clone() for p in together.model.parameters()]
+    together.model.zero_grad(set_to_none=False)
+    (together.model.loss(torch.cat(batches)) / np.log(2)).backward()
+    for gradient, parameter in zip(found, together.model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_one_step_of_diloco_without_loss_moves_like_the_mean_of_the_workers(workers: Workers) -> None:
+    arm = Arm("diloco", steps=1, lr=1e-2, codec="fp32")
+    workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=1), stream="test")
+    deltas = workers.train(workers.initial, round=0, steps=1)
+    np.testing.assert_allclose(_run(arm, workers).parameters, workers.initial - np.mean(deltas, axis=0), atol=1e-6)
+
+
+def test_open_moves_only_where_an_accepted_contribution_says(workers: Workers) -> None:
+    outcome = _run(Arm("open", steps=2, lr=1e-2, interval=2, codec="topk", decay=0.95), workers)
+    moved = np.flatnonzero(outcome.parameters != workers.initial)
+    kept = codec("topk").decode_sparse(codec("topk").encode(workers.initial), workers.parameters)[0].size
+    assert 0 < moved.size <= len(workers.peers) * kept
+    assert 0 < outcome.accepted <= 1
+
+
+@pytest.mark.parametrize("method, name, times", [("synchronous", "fp32", 2 * 3), ("open", "topk", 4 * 3)])
+def test_bytes_are_those_of_what_was_encoded(workers: Workers, method: str, name: str, times: int) -> None:
+    outcome = _run(Arm(method, steps=4, lr=1e-3, interval=1, codec=name), workers)
+    assert outcome.bytes_per_node == 4 * times / 4 * codec(name).encoded_size(workers.parameters)
+
+
+def test_diloco_sends_each_parameter_twice_but_for_a_nodes_own(workers: Workers) -> None:
+    outcome = _run(Arm("diloco", steps=4, lr=1e-3, interval=2, codec="int8"), workers)
+    once = codec("int8").encoded_size(workers.parameters)
+    assert outcome.bytes_per_node == pytest.approx(2 * 2 * 3 / 4 * once, rel=0.01)
+
+
+def test_finished_runs_are_kept_and_written_up(
+    size: Size, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shorten = ("CHECKPOINT", "SYNCHRONOUS", "DILOCO", "OPEN")
+    for name in shorten:
+        arm = getattr(learning, name)
+        monkeypatch.setattr(learning, name, replace(arm, steps=2, interval=min(2, arm.interval)))
+    monkeypatch.setattr(learning, "TRIALS", (learning.SYNCHRONOUS, learning.OPEN))
+    monkeypatch.setattr(learning, "TRIAL_STEPS", 2)
+    monkeypatch.setattr(learning, "SCRATCH_INTERVALS", (1, 2))
+    monkeypatch.setattr(learning, "EVERY", 2)
+    page = tmp_path / "results.md"
+    markers = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("continued", "seeds", "scratch", "trials"))
+    page.write_text(markers, encoding="utf-8")
+    learning.main(["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)], size)
+    first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["table"] for line in first].count("continued") == 2 * 3
+    assert "| diloco | `int8`, H = 2, outer 0.7 / 0.6 |" in page.read_text(encoding="utf-8")
+    assert {file.name for file in tmp_path.glob("*.svg")} == {"learning-continued.svg", "learning-scratch.svg"}
+    learning.main(["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)], size)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_page_without_room_for_a_table_is_an_error() -> None:
+    with pytest.raises(ValueError, match="continued"):
+        put("nothing here", "continued", "| a |")
