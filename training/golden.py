@@ -124,7 +124,7 @@ EXPECTED: dict[str, str] = {
     "codec int4": "2b7a00379ddd8be50a4b98bc523e6055a006dbaae1566fe3a3ec5c15f00dceed",
     "codec e3m0": "aed255e9b836c334463b464bd95f98a25ad2a493393a255747920a5d33791d4c",
     "codec sign": "211a7101f43bed002937b69c9c69b7248390993d4e5854ad138524d9235ec04a",
-    "codec topk": "8e8825e47e95dab842a38651a832a374f44d79cada1bb0d2cb887e2188b713b5",
+    "codec topk": "686ad9267d4ec2cbf2e79355162fb9e150c4d7a9b19ab52300b7864bfe49b751",
     "open_step topk": "ade79e33769d329fbf281f59b3eadcbac18d14b9f4786efe007eaa93b45d0244",
     "open_step int8": "f15f226db1c08b7614fb977235eeeaebf92c36b86f63b0cd6c087812c27c368f",
     "clip_units": "551fc0ec210c5f3248c3b1b27fbfb855f43762a8470e3439135481d51c07ef9c",

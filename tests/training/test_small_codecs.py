@@ -151,22 +151,56 @@ def test_a_decaying_residual_fades() -> None:
     assert set(feedback.export().tolist()) == {0.0, 0.5}
 
 
-@pytest.mark.parametrize("flip", ["order", "beyond", "level", "padding"])
-def test_topk_refuses_what_no_encoder_makes(flip: str) -> None:
-    x = normal(200)  # one chunk of which 4 are kept: 4 bytes of levels, 6 of places, 1 of codes
+def test_topk_golden_bytes() -> None:
+    """Of 200 elements the 4 greatest: levels, codes, lows (6 bits each), and the bitmap of highs."""
+    x = np.zeros(200, np.float32)
+    x[[3, 70, 131, 199]] = [1.0, -2.0, 2.0, -1.0]
+    levels, codes = "803f0040", 0b10 << 6 | 0b01 << 4 | 0b11 << 2 | 0b00
+    lows, highs = 3 | 6 << 6 | 3 << 12 | 7 << 18, 1 << 0 | 1 << 2 | 1 << 4 | 1 << 6
+    raw = bytes(codec("topk").encode(x))
+    assert raw.hex() == levels + f"{codes:02x}" + lows.to_bytes(3, "little").hex() + f"{highs:02x}"
+    assert (codec("topk").decode(raw, 200) == x).all()
+
+
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        pytest.param(1, 0xC0, id="a level below zero"),
+        pytest.param(1, 0x7F, id="a level that is infinite"),
+        pytest.param(3, 0x00, id="levels in the wrong order"),
+        pytest.param(7, 0b11111111, id="a last place beyond the vector"),
+        pytest.param(8, 0b01010001, id="too few places"),
+        pytest.param(8, 0b01010111, id="too many places"),
+        pytest.param(8, 0b00001111, id="places that are not in order"),
+        pytest.param(8, 0b10010101, id="a place beyond the chunk"),
+    ],
+)
+def test_topk_refuses_what_no_encoder_makes(index: int, value: int) -> None:
+    x = np.zeros(200, np.float32)
+    x[[3, 70, 131, 199]] = [1.0, -2.0, 2.0, -1.0]
     raw = bytearray(codec("topk").encode(x))
-    assert len(raw) == 11
-    if flip == "order":
-        raw[4:7], raw[7:10] = raw[7:10], raw[4:7]
-    elif flip == "beyond":
-        raw[8] = raw[9] = 0xFF
-    elif flip == "level":
-        raw[0:2], raw[2:4] = raw[2:4], raw[0:2]
-    else:
-        raw, x = bytearray(codec("topk").encode(x[:64])), x[:64]
-        raw[-1] |= 4
+    raw[index] = value
     with pytest.raises(CodecError):
         codec("topk").decode(bytes(raw), x.size)
+
+
+@pytest.mark.parametrize("index", [4, 5])
+def test_topk_refuses_bits_beyond_the_last_place_and_value(index: int) -> None:
+    raw = bytearray(codec("topk").encode(normal(64)))  # one element: 2 bits of its code, 6 of its place
+    raw[index] |= 0x40
+    with pytest.raises(CodecError, match="beyond the last"):
+        codec("topk").decode(bytes(raw), 64)
+
+
+def test_topk_refuses_chunks_that_lend_each_other_places() -> None:
+    """Two whole chunks with 63 and 65 places: as many as there should be, in order, and still not what is made."""
+    raw = bytearray(codec("topk").encode(np.full(2 * CHUNK, 1.0, np.float32)))
+    first, second = len(raw) - 32, len(raw) - 16  # bitmaps: the first 64 of each chunk are kept, so 64 ones each
+    assert raw[first : first + 8] == raw[second : second + 8] == b"\xff" * 8
+    raw[first + 7] &= 0x7F
+    raw[second + 8] |= 0x01
+    with pytest.raises(CodecError, match="more than 64"):
+        codec("topk").decode(bytes(raw), 2 * CHUNK)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,8 +1,8 @@
-"""topk: of each 4096 elements the 64 greatest, their places in 12 bits and their values in 2: 0.0283 bytes an element.
+"""topk: of each 4096 elements the 64 greatest, their places in 8 bits and their values in 2: 0.0205 bytes an element.
 
     bytes = levels, two bf16 a chunk, little-endian (the lesser first)
-          ‖ places, 12 bits each, ascending in a chunk, two in three bytes
           ‖ codes, 2 bits each, four a byte: bit 0 chooses the level, bit 1 the sign
+          ‖ places, ascending in a chunk: the lows of all, then the highs (`places.py`)
 
 SparseLoCo (2508.15706): chunks of 64 x 64, top 64, values of two bits, with error feedback at the sender
 (`feedback.ErrorFeedback` with decay 0.95). The two levels of a chunk are the means of its greater and of its lesser
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from swarmnode.training.codecs.base import CodecError, Vector, checked_bytes, checked_values, room
 from swarmnode.training.codecs.bf16 import from_bf16, to_bf16
+from swarmnode.training.codecs.places import Bytes, highs_size, lows_size, pack, unpack
 
-CHUNK = 4096  # elements; places within take 12 bits
+CHUNK = 4096  # elements
 KEEP = 64  # of a whole chunk
 _LARGEST = 0x7F7F  # the largest finite bf16
 _SMALLEST = 0x0080  # the smallest normal one
@@ -47,19 +48,21 @@ class TopK:
 
     def encoded_size(self, elements: int) -> int:
         kept = kept_of(elements)
-        return 4 * -(-elements // CHUNK) + -(-kept * 3 // 2) + -(-kept // 4)
+        tail = kept_of(elements % CHUNK)
+        highs = elements // CHUNK * highs_size(KEEP) + highs_size(tail)
+        return 4 * -(-elements // CHUNK) + -(-kept // 4) + lows_size(kept) + highs
 
     def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
         values = checked_values(values)
         target = room(out, self.encoded_size(values.size))
-        levels, places, codes = _sections(target, values.size)
-        for first, chunks, keep in _batches(values):
-            at = first * KEEP
+        levels, codes, lows, highs = _sections(target, values.size)
+        for first, count, size, keep in _batches(values.size):
+            chunks = values[first * CHUNK : first * CHUNK + count * size].reshape(count, size)
             chosen = np.concatenate([_greatest(chunks[i : i + _SELECT], keep) for i in range(0, len(chunks), _SELECT)])
             kept = np.take_along_axis(chunks, chosen, axis=1)
-            levels[first : first + len(chunks)], picked = _quantise(kept)
-            _pack_places(chosen, places[at * 3 // 2 :])
-            _pack_codes(picked, codes[at // 4 :])
+            levels[first : first + count], picked = _quantise(kept)
+            _pack_codes(picked, codes[first * KEEP // 4 :])
+            pack(chosen, lows[lows_size(first * KEEP) :], highs[first * highs_size(KEEP) :])
         return target
 
     def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
@@ -85,21 +88,23 @@ class TopK:
         Raises CodecError for bytes that no encoder makes, which may be after the first pieces.
         """
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        halves, places, codes = _sections(view, elements)
+        halves, codes, lows, highs = _sections(view, elements)
         if np.any((halves != 0) & (halves < _SMALLEST) | (halves > _LARGEST)) or np.any(halves[:, 0] > halves[:, 1]):
             raise CodecError("topk: a level is negative, not finite, subnormal, or above the greater one")
         # Four values a chunk, by code: lesser, greater, minus lesser, minus greater.
         table = from_bf16(np.concatenate([halves, halves | np.uint16(0x8000)], axis=1)).reshape(-1)
-        kept = kept_of(elements)
-        for first in range(0, len(halves), _STEP):
-            at, stop = first * KEEP, min((first + _STEP) * KEEP, kept)
-            within = _unpack_places(places[at * 3 // 2 : -(-stop * 3 // 2)], stop - at)
-            code = _unpack_codes(codes[at // 4 : -(-stop // 4)], stop - at)
-            chunk = np.arange(at, stop) // KEEP
-            absolute = chunk * CHUNK + within
-            if (absolute[1:] <= absolute[:-1]).any() or absolute[-1] >= elements:  # 12 bits stay in a whole chunk
-                raise CodecError("topk: places are not in ascending order, or beyond the vector")
-            yield absolute, table[chunk * 4 + code]
+        for first, count, size, keep in _batches(elements):
+            at, stop = first * KEEP, first * KEEP + count * keep
+            places = unpack(
+                lows[lows_size(at) : lows_size(stop)],
+                highs[first * highs_size(KEEP) :][: count * highs_size(keep)],
+                count,
+                keep,
+                size,
+            )
+            chunk = np.arange(first, first + count)[:, None]
+            code = _unpack_codes(codes[at // 4 : -(-stop // 4)], stop - at).reshape(count, keep)
+            yield (chunk * CHUNK + places).reshape(-1), table[chunk * 4 + code].reshape(-1)
 
 
 def kept_of(elements: int) -> int:
@@ -107,22 +112,24 @@ def kept_of(elements: int) -> int:
     return elements // CHUNK * KEEP + -(-(elements % CHUNK) * KEEP // CHUNK)
 
 
-def _sections(raw: memoryview, elements: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Levels (chunks, 2), packed places and packed codes inside encoded bytes."""
+def _sections(raw: memoryview, elements: int) -> tuple[NDArray[np.uint16], Bytes, Bytes, Bytes]:
+    """Levels (chunks, 2), codes, and the lows and highs of places inside encoded bytes."""
+    kept = kept_of(elements)
     levels = 4 * -(-elements // CHUNK)
-    places = levels + -(-kept_of(elements) * 3 // 2)
+    codes = levels + -(-kept // 4)
+    lows = codes + lows_size(kept)
     pairs = np.frombuffer(raw[:levels], "<u2").reshape(-1, 2)
-    return pairs, np.frombuffer(raw[levels:places], np.uint8), np.frombuffer(raw[places:], np.uint8)
+    packed = np.frombuffer(raw, np.uint8)
+    return pairs, packed[levels:codes], packed[codes:lows], packed[lows:]
 
 
-def _batches(values: Vector) -> Iterator[tuple[int, Vector, int]]:
-    """Number of the first chunk, chunks (n, size) of one size, and how many of each are kept."""
-    whole = values.size // CHUNK
-    chunks = values[: whole * CHUNK].reshape(-1, CHUNK)
+def _batches(elements: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number of the first chunk, how many chunks of one size, that size, and how many of each are kept."""
+    whole, tail = divmod(elements, CHUNK)
     for first in range(0, whole, _STEP):
-        yield first, chunks[first : first + _STEP], KEEP
-    if values.size % CHUNK:
-        yield whole, values[None, whole * CHUNK :], kept_of(values.size % CHUNK)
+        yield first, min(_STEP, whole - first), CHUNK, KEEP
+    if tail:
+        yield whole, 1, tail, kept_of(tail)
 
 
 def _greatest(chunks: Vector, keep: int) -> Places:
@@ -147,7 +154,7 @@ def _greatest(chunks: Vector, keep: int) -> Places:
     return flat.reshape(-1, keep) % size
 
 
-def _quantise(kept: Vector) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+def _quantise(kept: Vector) -> tuple[NDArray[np.uint32], Bytes]:
     """Two levels (n, 2) as bf16 bits for each row of (n, keep), and the codes (n, keep)."""
     absolute = np.abs(kept).astype(np.float64)
     split = absolute.mean(axis=1, keepdims=True)
@@ -169,37 +176,13 @@ def _group_means(absolute: NDArray[np.float64], greater: NDArray[np.bool_]) -> N
     return np.stack([np.where(rest > 0, below, above), np.where(counts > 0, above, below)], axis=1)
 
 
-def _pack_places(places: Places, packed: NDArray[np.uint8]) -> None:
-    """Write `places`, below 2^12, into the first bytes of `packed`: two in three."""
-    flat = places.reshape(-1).astype(np.uint16)
-    even, odd = flat[0::2], flat[1::2]
-    triples = np.zeros((even.size, 3), np.uint8)
-    triples[:, 0] = even & 0xFF
-    triples[:, 1] = even >> 8
-    triples[: odd.size, 1] |= (odd << 4 & 0xFF).astype(np.uint8)
-    triples[: odd.size, 2] = odd >> 4
-    taken = -(-flat.size * 3 // 2)
-    packed[:taken] = triples.reshape(-1)[:taken]
-
-
-def _pack_codes(codes: NDArray[np.uint8], packed: NDArray[np.uint8]) -> None:
+def _pack_codes(codes: Bytes, packed: Bytes) -> None:
     """Write `codes`, below 4, into the first bytes of `packed`: four in one, the first lowest."""
     quads = np.pad(codes.reshape(-1), (0, -codes.size % 4)).reshape(-1, 4)
     packed[: len(quads)] = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
 
 
-def _unpack_places(packed: NDArray[np.uint8], kept: int) -> NDArray[np.uint16]:
-    triples = np.pad(packed, (0, -packed.size % 3)).reshape(-1, 3).astype(np.uint16)
-    pairs = np.empty((len(triples), 2), np.uint16)
-    pairs[:, 0] = triples[:, 0] | (triples[:, 1] & 15) << 8
-    pairs[:, 1] = triples[:, 1] >> 4 | triples[:, 2] << 4
-    flat = pairs.reshape(-1)
-    if flat[kept:].any():
-        raise CodecError("topk: bits are set beyond the last place")
-    return flat[:kept]
-
-
-def _unpack_codes(packed: NDArray[np.uint8], kept: int) -> NDArray[np.uint8]:
+def _unpack_codes(packed: Bytes, kept: int) -> Bytes:
     codes = (packed[:, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1) & np.uint8(3)
     if codes[kept:].any():
         raise CodecError("topk: bits are set beyond the last value")
