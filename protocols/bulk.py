@@ -15,7 +15,8 @@ Who may fail when, and what is then true:
   brought none, then StreamBroken. So a fetch outlives any number of relayed connections that end at their limit;
 - the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
   goes on there, idle streams on the old path are closed, and those in use are not used again;
-- the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again;
+- the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again. An offer may make its fetchers
+  wait for their turn (`protocols.turns`); they then allow for more;
 - the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Not one
   byte of the buffer is read after `withdraw` returned, so its owner may use it again (a digest begun before may still
   read it; nobody sees that digest);
@@ -38,6 +39,7 @@ from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.turns import Turns
 from swarmnode.protocols.wire import WireError, decode, encode
 
 PROTOCOL = "/swarmnode/bulk/1"
@@ -109,6 +111,7 @@ class _Offer:
     dtype: str
     to: frozenset[PeerId] | None
     digest: bytes | None = None
+    turns: Turns | None = None
     hashing: trio.Lock | None = None
     stands: bool = True
 
@@ -141,6 +144,10 @@ class Bulk:
         self.offences = Offences(PROTOCOL)
         network.serve(PROTOCOL, self._serve_stream)
 
+    @property
+    def me(self) -> PeerId:
+        return self._network.me
+
     # -- offering
 
     def offer(
@@ -150,17 +157,20 @@ class Bulk:
         *,
         dtype: str = "bytes",
         to: frozenset[PeerId] | None = None,
+        digest: bytes | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Let peers (`to`, or any) fetch `buffer` under `key` until withdrawn, in place of what was offered there.
 
-        The buffer is not copied: it must not change before `withdraw`.
+        The buffer is not copied: it must not change before `withdraw`. `digest` is its blake3 where that is known.
+        With `turns` a peer waits for its turn before it is served, which its fetch must allow for (`stall`).
         """
         if not 0 < len(key) <= MAX_KEY:
             raise ValueError(f"a key has 1 to {MAX_KEY} parts, not {len(key)}")
         replaced = self._offers.get(key)
         if replaced is not None:
             replaced.stands = False
-        self._offers[key] = _Offer(memoryview(buffer).cast("B"), dtype, to)
+        self._offers[key] = _Offer(memoryview(buffer).cast("B"), dtype, to, digest, turns)
         self._new_offer.unpark_all()
 
     def withdraw(self, prefix: Key) -> None:
@@ -225,15 +235,18 @@ class Bulk:
         wait: float = 0.0,
         digest: bytes | None = None,
         dtype: str | None = None,
+        stall: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> bytes | memoryview:
         """The bytes that `peer` offers under `key`, at most `max_size`; `into[:size]` where `into` is given.
 
-        The peer may take `wait` seconds to offer them. `digest` (blake3, 32 bytes) and `dtype`, where given, must be
+        The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones,
+        where many wait for their turn there. `digest` (blake3, 32 bytes) and `dtype`, where given, must be
         what the peer states. `progress(n)` is told the bytes in hand so far. Raises NotOffered, Corrupt, Unreachable,
         ProtocolUnsupported or StreamBroken.
         """
-        fetch = _Fetch(key, into, max_size, digest, dtype, progress, trio.current_time() + wait)
+        stall = self._limits.stall if stall is None else stall
+        fetch = _Fetch(key, into, max_size, digest, dtype, progress, stall, trio.current_time() + wait)
         slots, users = self._slots.get(peer, (trio.Semaphore(self._limits.streams), 0))
         self._slots[peer] = (slots, users + 1)
         try:
@@ -271,7 +284,7 @@ class Bulk:
             self._in_use.add(channel)
             good, before = False, fetch.chunks
             try:
-                await fetch.attempt(channel, self._limits.stall)
+                await fetch.attempt(channel)
                 good = True
                 return
             except NotOffered:
@@ -344,6 +357,7 @@ class _Fetch:
         digest: bytes | None,
         dtype: str | None,
         progress: Callable[[int], None] | None,
+        stall: float,
         wait_until: float,
     ) -> None:
         self.key = key
@@ -353,6 +367,7 @@ class _Fetch:
         self._limit = max_size if into is None else min(max_size, into.nbytes)
         self._digest, self._dtype = digest, dtype
         self._progress = progress
+        self._stall = stall
         self._wait_until = wait_until
         self._received = 0
         self._hashed = 0  # bytes, whole chunks until the fetch is finished
@@ -391,8 +406,9 @@ class _Fetch:
         """The blake3 of what came, once `hash` is through."""
         return self._hasher.digest()
 
-    async def attempt(self, channel: _Channel, stall: float) -> None:
+    async def attempt(self, channel: _Channel) -> None:
         """Fetch what is missing over one stream."""
+        stall = self._stall
         self._received -= self._received % CHUNK
         del self.target[self._received :]
         wait = max(0.0, self._wait_until - trio.current_time())
@@ -488,6 +504,13 @@ class _Desk:
 
     async def _serve(self, want: Want) -> None:
         offer = await self._bulk.offered(want.key, self.peer, min(want.wait, self._limits.longest_wait))
+        if offer is None or offer.turns is None:
+            await self._answer(want, offer)
+            return
+        async with offer.turns.turn(self.peer):
+            await self._answer(want, offer)
+
+    async def _answer(self, want: Want, offer: _Offer | None) -> None:
         digest = b"" if offer is None else await self._bulk.digest_of(offer)
         if offer is None or not offer.stands:
             await self._send(frame(encode(Header(found=False))), last=True)
