@@ -10,4 +10,5 @@ hold the same roster derive the same `ChainState`, and the same bits by folding 
     derive.py       what the quoted records make of a round: accepted, refused, weights
     validity.py     whether a roster is one that its leader may have made, and the chain after it
     forks.py        the tree of valid rosters, and which of them to follow
+    duty.py         what an honest node does next in a round, given what it holds
 """

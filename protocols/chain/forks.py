@@ -8,11 +8,12 @@ so a node that hears what the others heard goes where the others go.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarmnode.protocols.chain.chainstate import ChainState
-from swarmnode.protocols.chain.statements import Roster
+from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
+from swarmnode.protocols.chain.statements import Head, Roster
+from swarmnode.protocols.chain.validity import advance_empty, empty_id_after
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -25,6 +26,12 @@ class Block:
     parent: bytes
     chain: ChainState
     roster: Roster | None  # None: empty, or the root
+
+
+def empty_block(chain: ChainState, rules: ChainRules) -> Block:
+    """The empty roster that may end the round after `chain.tip`."""
+    after = advance_empty(chain, rules)
+    return Block(after.tip, chain.tip, after, None)
 
 
 class Tree:
@@ -51,11 +58,35 @@ class Tree:
             self._blocks[block.id] = block
             self._children[block.id] = []
 
+    def add_empties(self, head: Head, rules: ChainRules) -> bool:
+        """Whether the roster of a head is here, after adding the empty ones that may lead to it from a block that is.
+
+        An elector that went through several empty rounds names only the last of their rosters.
+        """
+        if head.roster in self._blocks:
+            return True
+        for block in tuple(self._blocks.values()):
+            id, rounds = block.id, range(block.chain.round, min(head.round, block.chain.round + DEPTH))
+            for round in rounds:
+                id = empty_id_after(round, id)
+            if rounds and id == head.roster:
+                for _ in rounds:
+                    block = empty_block(block.chain, rules)
+                    self.add(block)
+                return True
+        return False
+
+    def children(self, id: bytes) -> tuple[bytes, ...]:
+        """The rosters that build on this one, ascending."""
+        return tuple(sorted(self._children[id]))
+
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each elector follows; heads that are not here do not count."""
-        at = self._root
+        paths = {head: self.ancestry(head) for head in set(heads.values())}
+        at, level = self._root, 0
         while True:
-            votes = self._votes(at, heads)
+            level += 1
+            votes = self._votes(at, level, heads, paths)
             if not votes:
                 return at
             most = max(votes.values())
@@ -63,26 +94,33 @@ class Tree:
 
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
         """How many electors of the round that made this block follow it or what builds on it."""
-        return self._votes(self._blocks[id].parent, heads)[id]
+        path = self.ancestry(id)
+        paths = {head: self.ancestry(head) for head in set(heads.values())}
+        return self._votes(path[-2], len(path) - 1, heads, paths)[id] if len(path) > 1 else 0
 
     def path(self, id: bytes) -> list[Block]:
-        """From the root's child to the block, oldest first."""
-        return list(self._upwards(id))[::-1]
+        """From the root's child to the block, oldest first. Raises KeyError where it is not here."""
+        return [self._blocks[one] for one in self._trace(id)[1:]]
+
+    def ancestry(self, id: bytes) -> tuple[bytes, ...]:
+        """Ids from the root to this one, both included, oldest first; nothing where it is not here."""
+        return self._trace(id) if id in self._blocks else ()
 
     def fork_point(self, one: bytes, other: bytes) -> bytes:
-        """The last roster that both build on."""
-        mine = {one, self._root, *(block.parent for block in self._upwards(one))}
-        at = other
-        while at not in mine:
-            at = self._blocks[at].parent
-        return at
+        """The last roster that both build on. Raises KeyError where one is not here."""
+        shared = self._root
+        for mine, theirs in zip(self._trace(one), self._trace(other), strict=False):
+            if mine != theirs:
+                break
+            shared = mine
+        return shared
 
     def prune(self, tip: bytes) -> None:
         """Forget what is not needed to decide forks of the last DEPTH rounds of `tip`."""
-        path = self.path(tip)
-        if len(path) <= DEPTH:
+        path = self._trace(tip)
+        if len(path) <= DEPTH + 1:
             return
-        self._root = path[-DEPTH - 1].id
+        self._root = path[-DEPTH - 1]
         keep: set[bytes] = set()
         left = [self._root]
         while left:
@@ -92,25 +130,19 @@ class Tree:
         self._blocks = {id: block for id, block in self._blocks.items() if id in keep}
         self._children = {id: children for id, children in self._children.items() if id in keep}
 
-    def _votes(self, at: bytes, heads: Mapping[str, bytes]) -> Counter[bytes]:
-        """Heads of the electors at `at` under each of its children."""
+    def _votes(
+        self, at: bytes, level: int, heads: Mapping[str, bytes], paths: Mapping[bytes, tuple[bytes, ...]]
+    ) -> Counter[bytes]:
+        """Heads of the electors at `at`, which is `level - 1` blocks above the root, under each of its children."""
         votes: Counter[bytes] = Counter()
         for elector in self._blocks[at].chain.electors:
-            head = heads.get(elector)
-            if head is not None and head in self._blocks and (child := self._child_towards(at, head)) is not None:
-                votes[child] += 1
+            path = paths[heads[elector]] if elector in heads else ()
+            if len(path) > level and path[level - 1] == at:
+                votes[path[level]] += 1
         return votes
 
-    def _child_towards(self, at: bytes, id: bytes) -> bytes | None:
-        """The child of `at` that `id` is, or builds on."""
-        for block in self._upwards(id):
-            if block.parent == at:
-                return block.id
-        return None
-
-    def _upwards(self, id: bytes) -> Iterator[Block]:
-        """The block and those before it, without the root."""
-        while id != self._root:
-            block = self._blocks[id]
-            yield block
-            id = block.parent
+    def _trace(self, id: bytes) -> tuple[bytes, ...]:
+        trace = [id]
+        while trace[-1] != self._root:
+            trace.append(self._blocks[trace[-1]].parent)
+        return tuple(reversed(trace))

@@ -30,7 +30,12 @@ class InvalidRoster(ValueError):
 
 def empty_id(chain: ChainState) -> bytes:
     """The id of the empty roster of this round, which everyone derives alike."""
-    return hashlib.sha256(b"swarmnode/empty/1\0" + chain.round.to_bytes(8, "big") + chain.tip).digest()
+    return empty_id_after(chain.round, chain.tip)
+
+
+def empty_id_after(round: int, parent: bytes) -> bytes:
+    """The id of the empty roster that ends `round` after `parent`."""
+    return hashlib.sha256(b"swarmnode/empty/1\0" + round.to_bytes(8, "big") + parent).digest()
 
 
 def compose(
