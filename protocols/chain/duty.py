@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
 from swarmnode.protocols.chain.derive import NotHeld, Quoted, derive, listed_commits
 from swarmnode.protocols.chain.electorate import judges, leaders, participates, quorum, ticket
-from swarmnode.protocols.chain.forks import Tree, empty_block
+from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.statements import (
     MAX_COMMITS,
     MISSING,
@@ -44,6 +44,7 @@ from swarmnode.protocols.chain.statements import (
     nonce_hash,
     opens,
 )
+from swarmnode.protocols.chain.validity import empty_id
 
 
 @dataclass(frozen=True)
@@ -190,31 +191,28 @@ def quotable(chain: ChainState, rules: ChainRules, view: View) -> Quoted:
 def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int) -> bytes:
     """The id of the roster to stand on, `tip` where it is the present one.
 
-    `heads`: of the electors, this node's own among them, by id of a roster. `tree`: valid rosters of which every byte
-    is here. `attempt`: as in Timers, of the round after `tip`. The empty roster after `tip` is added to the tree.
+    It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
+    here. `heads`: of the electors, this node's own among them, by id of a roster. `attempt`: as in Timers.
     """
     chain = tree[tip].chain
-    empty = empty_block(chain, rules)
-    tree.add(empty)
-    elector = me in chain.electors
-    early = {
-        child
-        for child in tree.children(tip)
-        if elector
-        and _attempt_of(tree, rules, child) > attempt
-        and 2 * tree.support(child, heads) <= len(chain.electors)
-    }
-    best = tree.best({peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))})
-    if best in tree.ancestry(tip):
-        best = tip  # heads end before where this node stands: no reason to go back
-    if best != tip or not elector:
+    attempts = {child: _attempt_of(tree, rules, child) for child in tree.children(tip)}
+    if me not in chain.electors:
+        return _forward(tree, tip, tree.best(heads))
+    early = {child for child in attempts if attempts[child] > attempt}
+    early = {child for child in early if 2 * tree.support(child, heads) <= len(chain.electors)}
+    counted = {peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))}
+    best = _forward(tree, tip, tree.best(counted))
+    if best != tip:
         return best
-    begun = [
-        (_attempt_of(tree, rules, child), child)
-        for child in tree.children(tip)
-        if _attempt_of(tree, rules, child) <= attempt
-    ]
-    return min(begun)[1] if begun else tip
+    begun = sorted((its, child) for child, its in attempts.items() if its <= attempt)
+    if begun:
+        return begun[0][1]
+    return empty_id(chain) if attempt >= len(leaders(chain, rules)) else tip
+
+
+def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:
+    """`best`, but where `tip` builds on it: that heads end before where a node stands is no reason to go back."""
+    return tip if best in tree.ancestry(tip) else best
 
 
 def _judging(
