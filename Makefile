@@ -2,7 +2,7 @@
 # make test    format and lint checks, types, then all tests
 #
 # Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
-# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, and PIP_ARGS, for example
+# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, PIP_ARGS, as in
 #   make swarm PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"    (torch without CUDA: 200 MB, not 3 GB)
 
 PYTHON ?= python3

@@ -104,7 +104,7 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
         def new_node() -> Node:
             first = (run, "--wait-peers", str(options.nodes - 1), "--wait-seconds", "120")
             what = ("--join", join) if number else first
-            return node_at(sites[number], homes[number], *what, "--no-upnp", corpus=None if number else text)
+            return node_at(sites[number], homes[number], *what, corpus=None if number else text)
 
         return Member(number, sites[number], homes[number], new_node, mounted=mounted[number])
 

@@ -55,7 +55,7 @@ def node_at(
     """A node that is not started yet. Without a `corpus` it takes the usual one, or the run's data."""
     tied = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()))
     enter = site.host.enter if site.host is not None else ()
-    always = ("--listen", site.address, "--no-mdns", "--threads", "1", "--nice", "0", *flags)
+    always = ("--listen", site.address, "--no-mdns", "--no-upnp", "--threads", "1", *flags)
     program = (*tied, *enter, str(PROGRAM))
     return Node(home, *arguments, corpus=corpus, port=site.port, program=program, flags=always)
 

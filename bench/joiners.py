@@ -1,0 +1,212 @@
+"""Five nodes join a swarm of four at once, with a model of 50 M parameters: who is in step when, and who pays for it.
+
+    python bench/joiners.py [--method diloco|open] [--joiners 5] [--members 4] [--parameters 50] [--seconds 30]
+
+Real nodes on loopback. Their task (tests/support/wide_task.py) has large matrices and sleeps through most of a step, as
+a node does whose accelerator computes: on two cores, nine nodes that train in earnest would slow one another whatever
+the protocol does. Memory: about 1.6 GB a node at 50 M parameters. After `--before` rounds all joiners start at the same
+moment; the rounds that end from then until the last of them has ended a round are those `during` which they join.
+
+Lines: `begun`; `round` for each member and round; `joined` for each joiner; last `summary`: `rounds_to_step`, the
+rounds that members ended from the moment at which a joiner was ready until it reported one itself, the median time of
+members' rounds before and during, and `slower`. The target is 2 rounds and 0.15; `failed` names what was missed, and
+the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SUPPORT = Path(__file__).parents[1] / "tests" / "support"
+sys.path += [str(SUPPORT), str(SUPPORT.parent / "netlab")]
+
+from realnodes import Event, Node, agree  # noqa: E402 (found in the folders above)
+from realswarm import Site, node_at, peer_id_at, run_file, write_text  # noqa: E402
+
+TASK = f"{SUPPORT / 'wide_task.py'}:Wide"
+WIDTH = 2048  # parameters of a matrix: its square
+STEPS = 4  # a round
+TEXT = 100_000  # bytes; a run has a held-out part, though this task reads none
+PATIENCE = 600.0  # s for anything
+CODECS = {"diloco": "int8", "open": "topk"}
+
+
+class Clocked:
+    """A node whose events have the time at which they came, in seconds since the program began."""
+
+    def __init__(self, node: Node, began: float) -> None:
+        self.node = node
+        self.times: list[tuple[float, Event]] = []
+        self._began = began
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Clocked:
+        self.node.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.node.end()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            for event in self.node.events[len(self.times) :]:
+                self.times.append((time.monotonic() - self._began, event))
+
+    def rounds(self) -> list[tuple[float, Event]]:
+        """Those that it ended."""
+        return [(at, event) for at, event in list(self.times) if event["event"] == "round"]
+
+    def when(self, kind: str) -> float:
+        """The first event of a kind."""
+        self.node.wait_for(kind, within=PATIENCE)
+        while True:
+            for at, event in list(self.times):
+                if event["event"] == kind:
+                    return at
+            time.sleep(0.02)
+
+
+def tables(options: argparse.Namespace, electors: list[str]) -> dict[str, dict[str, Any]]:
+    """The run: layers × width² parameters, and steps that sleep."""
+    trust = {"trust": {"electors": electors}} if options.method == "open" else {}
+    layers = max(1, round(1e6 * options.parameters / WIDTH**2))
+    return {
+        "run": {"name": "joiners", "seed": 1, "trust": "open" if options.method == "open" else "known"},
+        "task": {"name": "wide"},
+        "data": {"source": "local"},
+        "model": {"layers": layers, "heads": 1, "width": WIDTH, "context": round(1000 * options.seconds / STEPS)},
+        "inner": {"batch": 1, "steps": STEPS},
+        "exchange": {"method": options.method, "codec": CODECS[options.method]},
+        **trust,
+    }
+
+
+def say(what: str, **more: Any) -> None:
+    rounded = {key: round(value, 3) if isinstance(value, float) else value for key, value in more.items()}
+    print(json.dumps({"bench": "joiners", "what": what, **rounded}), flush=True)
+
+
+def note(began: float, text: str) -> None:
+    """For people."""
+    print(f"{(time.monotonic() - began) / 60:5.1f} min  {text}", file=sys.stderr, flush=True)
+
+
+def summary(
+    members: list[Clocked], joiners: list[Clocked], started: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The figures."""
+    in_step = max(joiner.when("round") for joiner in joiners)
+    rounds = {
+        part: [
+            event["seconds"]
+            for member in members
+            for at, event in member.rounds()
+            if event["round"] > 0 and began < at <= ended
+        ]
+        for part, began, ended in (("before", 0.0, started), ("during", started, in_step))
+    }
+    ends = sorted(min(at for member in members for at, e in member.rounds() if e["round"] == r) for r in _told(members))
+    waits = []
+    for number, joiner in enumerate(joiners):
+        ready, first = joiner.when("ready"), joiner.when("round")
+        waits.append(sum(ready < end <= first for end in ends))
+        arrived = joiner.when("caught_up")
+        say("joined", node=number, start_s=ready - started, caught_up_s=arrived - started, in_step_s=first - started)
+    before, during = median(rounds["before"]), median(rounds["during"])
+    shared = agree(*(clocked.node for clocked in (*members, *joiners)))
+    checks = {"rounds_to_step": max(waits) <= 2, "slower": during / before <= 1.15, "parity": shared > 0}
+    return {
+        "method": options.method,
+        "members": len(members),
+        "joiners": len(joiners),
+        "parameters": members[0].node.ready["parameters"],
+        "rounds_to_step": waits,
+        "in_step_s": in_step - started,
+        "before_s": before,
+        "during_s": during,
+        "slowest_during_s": max(rounds["during"]),
+        "rounds_before": len(rounds["before"]),
+        "rounds_during": len(rounds["during"]),
+        "slower": during / before - 1,
+        "shared_states": shared,
+        "load": [round(load, 1) for load in os.getloadavg()],
+        "failed": [name for name, held in checks.items() if not held],
+    }
+
+
+def _told(nodes: list[Clocked]) -> set[int]:
+    return {event["round"] for node in nodes for _, event in node.rounds()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Nodes join a swarm at once; when they are in step, and who pays.")
+    parser.add_argument("--method", choices=tuple(CODECS), default="diloco")
+    parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--joiners", type=int, default=5)
+    parser.add_argument("--parameters", type=float, default=50.0, help="millions")
+    parser.add_argument("--seconds", type=float, default=30.0, help="training of a round")
+    parser.add_argument("--before", type=int, default=4, help="rounds before they join; the first does not count")
+    parser.add_argument("--after", type=int, default=1, help="rounds after all are in step")
+    parser.add_argument("--keep", type=Path, help="folder below which logs and data directories stay")
+    options = parser.parse_args()
+    began = time.monotonic()
+    with ExitStack() as stack:
+        if options.keep is not None:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="joiners-", dir=options.keep))
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swarmnode-joiners-")))
+        homes = [folder / f"node-{number}" for number in range(options.members + options.joiners)]
+        sites = [Site.here() for _ in homes]
+        peers = [peer_id_at(home) for home in homes]
+        text = write_text(folder / "text", TEXT)
+        run = run_file(folder / "run.toml", tables(options, peers[: options.members]))
+        join = sites[0].multiaddr(peers[0])
+
+        def node(number: int) -> Clocked:
+            first = (run, "--wait-peers", str(options.members - 1), "--wait-seconds", "120")
+            what = ("--join", join) if number else first
+            made = node_at(sites[number], homes[number], *what, "--task", TASK, "--data", "local", corpus=text)
+            return stack.enter_context(Clocked(made, began))
+
+        members: list[Clocked] = []
+        for number in range(options.members):
+            members.append(node(number))
+            members[-1].when("ready")
+        say("begun", folder=str(folder), parameters=members[0].node.ready["parameters"])
+        note(began, f"{options.members} members are ready")
+        for member in members:
+            last = options.before
+            member.node.wait_for("round", lambda event, last=last: event["round"] >= last, within=PATIENCE)
+        note(began, f"{options.before} rounds done; {options.joiners} nodes join")
+        started = time.monotonic() - began
+        joiners = [node(options.members + number) for number in range(options.joiners)]
+        for joiner in joiners:
+            joiner.when("round")
+        note(began, "all are in step")
+        for clocked in (*members, *joiners):
+            clocked.node.next_round(after=options.after, within=PATIENCE)
+        for number, member in enumerate(members):
+            for at, event in member.rounds():
+                kept = {key: event[key] for key in ("round", "seconds", "compute_seconds", "members", "outcome")}
+                say("round", node=number, at=at - started, **kept)
+        told = summary(members, joiners, started, options)
+        say("summary", **told)
+    return 1 if told["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
