@@ -128,7 +128,7 @@ class TrustSection:
         "contributions a round is meant to have; of more nodes a sample takes part in each round",
         unit="nodes",
         minimum=2,
-        maximum=4096,
+        maximum=96,  # commits that a judge's cut has room for
         since=2,
     )
     gain_floor: float = option(

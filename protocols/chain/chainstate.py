@@ -16,26 +16,29 @@ from swarmnode.training.runspec import TrustSection
 
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part
-MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 64 authors take 80 kB
+MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 kB
 
 
 @dataclass(frozen=True)
 class ChainRules:
-    """What a run's `[trust]` table fixes. Gains in micro-bits per byte, shares in millionths, times in ms."""
+    """The numbers of a run's chain. Gains in micro-bits per byte, shares in millionths, times in ms.
+
+    The first five are in a run's `[trust]` table (`rules_of`), the others are the same in all runs.
+    """
 
     participants: int = 64  # contributions a round that are aimed at
     gain_floor: int = 0  # a contribution must gain more than this
+    revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
+    shortest_window: int = 1_000
+    longest_window: int = 24 * 3_600_000
     earn_rounds: int = 8  # of earn_window rosters with accepted work make an elector
     earn_window: int = 16  # rosters looked at, and rounds between two changes of the electorate
     earn_lag: int = 6  # the last rosters, which do not count yet
-    growth: int = 125_000  # share by which the electors may grow at a change
+    growth: int = 125_000  # share by which the electors may grow at a change; one may always come
     committee: int = 33  # judges of a round, where there are more electors
     probation: int = 125_000  # share of a roster's weight that all who are no electors hold together …
     probation_small: int = 500_000  # … and while there are fewer than electorate.SMALL electors
     revert_every: int = 8  # rounds from one revert to the next
-    revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
-    shortest_window: int = 1_000
-    longest_window: int = 24 * 3_600_000
 
     @property
     def remembered(self) -> int:
@@ -47,15 +50,10 @@ def rules_of(trust: TrustSection) -> ChainRules:
     """The rules that a RunSpec gives its chain, in integers: they are part of what all nodes compute alike."""
     return ChainRules(
         participants=trust.participants,
-        gain_floor=round(trust.gain_floor * 1_000_000),
-        earn_rounds=trust.earn_rounds,
-        earn_window=trust.earn_window,
-        earn_lag=trust.earn_lag,
-        growth=round(trust.growth * MILLION),
-        committee=trust.committee,
-        probation=round(trust.probation * MILLION),
-        probation_small=round(trust.probation_small * MILLION),
-        revert_every=trust.revert_every,
+        gain_floor=round(trust.gain_floor * MILLION),
+        revert_above=round(trust.revert_above * MILLION),
+        shortest_window=round(trust.shortest_window * 1000),
+        longest_window=round(trust.longest_window * 1000),
     )
 
 
