@@ -88,15 +88,27 @@ def weighted_sum(parts: Sequence[Vector], weights: Sequence[int]) -> Vector:
         raise ValueError(f"weights {list(weights)} must not be negative, and not all zero")
     if any(x.shape != parts[0].shape or x.ndim != 1 or x.dtype != np.float32 for x in parts):
         raise ValueError("parts must be float32 vectors of one length")
-    total = sum(weights)
-    shares = [np.float32(weight / total) for weight in weights]
     mean: Vector = np.zeros(parts[0].size, np.float32)
     scratch = np.empty(min(_STEP, mean.size), np.float32)
+    shares = shares_of(weights)
     for part in _steps(mean.size):
         for share, x in zip(shares, parts, strict=True):
-            product = np.multiply(share, x[part], out=scratch[: part.stop - part.start])
-            np.add(mean[part], product, out=mean[part])
+            fold_in(mean[part], share, x[part], scratch[: part.stop - part.start])
     return mean
+
+
+def shares_of(weights: Sequence[int]) -> list[np.float32]:
+    """What each part of `weighted_sum` is multiplied with: float32(w_i / sum w)."""
+    total = sum(weights)
+    return [np.float32(weight / total) for weight in weights]
+
+
+def fold_in(total: Vector, share: np.float32, part: Vector, scratch: Vector) -> None:
+    """One step of `weighted_sum` in place, for parts that come one after another: total <- total + (share * part).
+
+    All (n,); `scratch`, which may be `part`, is overwritten.
+    """
+    np.add(total, np.multiply(share, part, out=scratch), out=total)
 
 
 def state_hash(round: int, layout: Layout, state: OuterState) -> str:

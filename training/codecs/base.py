@@ -36,11 +36,11 @@ class Codec(Protocol):
         dtype or shape or an `out` that is too small.
         """
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
-        """The `elements` values that `raw` stands for: a new float32 (elements,) array, all finite.
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
+        """The `elements` values that `raw` stands for, all finite: in `out`, float32 (elements,), or in new memory.
 
         Raises CodecError for bytes that no encoder makes: another size, or anything that would decode to NaN or
-        infinity.
+        infinity; `out` may then be partly written.
         """
 
 
@@ -51,10 +51,25 @@ def checked_values(values: Vector) -> Vector:
     return np.ascontiguousarray(values)
 
 
-def check_finite(values: Vector) -> None:
-    """Raises CodecError unless all values are finite; NaN passes through both extremes, so no mask is made."""
-    if values.size and not (math.isfinite(values.max()) and math.isfinite(values.min())):
+def check_finite(values: Vector) -> float:
+    """The largest absolute value. Raises CodecError unless all values are finite.
+
+    NaN passes through both extremes, so no mask is made.
+    """
+    if not values.size:
+        return 0.0
+    highest, lowest = float(values.max()), float(values.min())
+    if not (math.isfinite(highest) and math.isfinite(lowest)):
         raise CodecError("values to encode or decoded values contain NaN or infinity")
+    return max(highest, -lowest)
+
+
+def handed(values: Vector, out: Vector | None) -> Vector:
+    """`values`, copied into `out` where the caller gave one."""
+    if out is None:
+        return values
+    np.copyto(out, values)
+    return out
 
 
 def room(out: memoryview | None, size: int) -> memoryview:

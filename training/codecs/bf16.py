@@ -33,9 +33,12 @@ class Bf16:
             halves[start : start + STEP] = to_bf16(step)
         return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        values = from_bf16(np.frombuffer(view, "<u2"))
+        values = np.empty(elements, np.float32) if out is None else out
+        bits = values.view(np.uint32)
+        np.copyto(bits, np.frombuffer(view, "<u2"))
+        np.left_shift(bits, 16, out=bits)
         check_finite(values)
         return values
 

@@ -10,10 +10,11 @@ re-encoding. A decay below 1 lets work fade that never got through; SparseLoCo (
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 
 import numpy as np
 
-from swarmnode.training.codecs.base import Codec, Vector
+from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector
 from swarmnode.training.codecs.topk import TopK
 
 
@@ -28,7 +29,9 @@ class ErrorFeedback:
         self._decay = np.float32(decay)  # of the residual, each time it is used
         self.size = size
         self._residual: Vector = np.zeros(size, np.float32)
-        self._pending: dict[int, Vector] = {}  # start of an encoded range -> its residual after the round
+        self._next: Vector = np.empty(0, np.float32)  # the residual after the round, in the pending ranges only
+        self._pending: list[tuple[int, int]] = []  # ranges encoded in this round, ascending
+        self._decoded: Vector = np.empty(min(size, STEP), np.float32)
 
     @property
     def pending(self) -> bool:
@@ -44,33 +47,69 @@ class ErrorFeedback:
 
         The same range may be encoded again before the round ends: the last encoding counts. Raises CodecError for
         values that are not finite, ValueError for a range of another length, outside the vector, or overlapping
-        another pending one in part.
+        another pending one in part. Fastest for at most STEP elements, all of which a core's cache holds.
         """
-        if not 0 <= start <= stop <= self.size or values.shape != (stop - start,):
+        if values.shape != (stop - start,):
             raise ValueError(f"range {start}:{stop} of {self.size} does not fit values of shape {values.shape}")
-        for other, left in self._pending.items():
-            if max(start, other) < min(stop, other + left.size) and (start, stop) != (other, other + left.size):
-                raise ValueError(f"range {start}:{stop} overlaps {other}:{other + left.size}, encoded in this round")
-        with np.errstate(over="ignore", invalid="ignore"):
-            wanted = self._decay * self._residual[start:stop]
-            wanted += values  # beyond float32 it becomes infinite, which the codec refuses
-        encoded = self.codec.encode(wanted, out)
+        is_new = self._is_new(start, stop)
+        wanted = self._after(start, stop)
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 it becomes infinite, which codecs refuse
+            np.multiply(self._decay, self._residual[start:stop], out=wanted)
+            np.add(wanted, values, out=wanted)
+        try:
+            encoded = self.codec.encode(wanted, out)
+        except CodecError:
+            self._forget(start, stop)
+            raise
         if isinstance(self.codec, TopK):
             for places, sent in self.codec.decode_steps(encoded, stop - start):
                 wanted[places] -= sent
         else:
-            wanted -= self.codec.decode(encoded, stop - start)
-        if stop > start:
-            self._pending[start] = wanted
+            decoded = self._decoded[: stop - start] if stop - start <= self._decoded.size else None
+            np.subtract(wanted, self.codec.decode(encoded, stop - start, decoded), out=wanted)
+        if is_new:
+            insort(self._pending, (start, stop))
         return encoded
+
+    def drop_range(self, start: int, stop: int) -> None:
+        """Elements `start` to `stop` start anew: once the round counts, nothing is left over in them.
+
+        Raises ValueError as `encode_range` does.
+        """
+        if self._is_new(start, stop):
+            insort(self._pending, (start, stop))
+        self._after(start, stop).fill(0)
+
+    def _is_new(self, start: int, stop: int) -> bool:
+        """Whether nothing of a range is pending; False where all of it is, as one range. Raises ValueError."""
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError(f"range {start}:{stop} does not fit a vector of {self.size} elements")
+        at = bisect_left(self._pending, (start, stop))
+        if self._pending[at : at + 1] == [(start, stop)]:
+            return False
+        for other, end in self._pending[max(at - 1, 0) : at + 1]:
+            if max(start, other) < min(stop, end):
+                raise ValueError(f"range {start}:{stop} overlaps {other}:{end}, encoded in this round")
+        return stop > start
+
+    def _forget(self, start: int, stop: int) -> None:
+        """An encoding of the range failed: what was pending in it before is lost."""
+        if (start, stop) in self._pending:
+            self._pending.remove((start, stop))
+
+    def _after(self, start: int, stop: int) -> Vector:
+        """Where the residual of a range after the round is kept."""
+        if not self._next.size:
+            self._next = np.empty(self.size, np.float32)
+        return self._next[start:stop]
 
     def commit(self) -> None:
         """The round counted: pending residuals become current. Ranges that were not encoded keep theirs."""
-        for start, left in self._pending.items():
-            if left.size == self.size:
-                self._residual = left
-                break
-            self._residual[start : start + left.size] = left
+        if sum(stop - start for start, stop in self._pending) == self.size:
+            self._residual, self._next = self._next, self._residual
+        else:
+            for start, stop in self._pending:
+                self._residual[start:stop] = self._next[start:stop]
         self._pending.clear()
 
     def rollback(self) -> None:
@@ -99,8 +138,9 @@ class ErrorFeedback:
 
     def keep_only(self, start: int, stop: int) -> None:
         """Drop the residual outside `start:stop`: the owner of a part does so when ownership moves."""
-        self._residual[:start] = 0
-        self._residual[stop:] = 0
+        kept = np.zeros(self.size, np.float32)  # takes no memory where nothing is written
+        kept[start:stop] = self._residual[start:stop]
+        self._residual = kept
 
     def export(self) -> Vector:
         """A copy of the current residual, (size,), for a checkpoint; what is pending is not in it."""

@@ -22,8 +22,9 @@ class Fp32:
         np.frombuffer(target, "<f4")[:] = values
         return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        values = np.frombuffer(view, "<f4").astype(np.float32)
+        values = np.empty(elements, np.float32) if out is None else out
+        np.copyto(values, np.frombuffer(view, "<f4"))
         check_finite(values)
         return values

@@ -64,7 +64,7 @@ class Int8:
                 integers[start + first : start + last].reshape(blocks.shape)[:] = rounded
         return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
         scales, integers = _views(view, elements)
         bits = scales.view("<u4")
@@ -72,7 +72,7 @@ class Int8:
             raise CodecError("int8: a scale is negative, not finite, out of range or has more than 17 significant bits")
         if elements and integers.min() < -STEPS:
             raise CodecError("int8: an integer is -128; the range is -127 to 127")
-        values = np.empty(elements, np.float32)
+        values = np.empty(elements, np.float32) if out is None else out
         whole = elements - elements % BLOCK
         np.multiply(
             integers[:whole].reshape(-1, BLOCK),

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, handed, room
 from swarmnode.training.codecs.bf16 import from_bf16, to_bf16
 
 BLOCK = 64  # elements that share a scale; divides STEP
@@ -62,7 +62,7 @@ class Blockwise4(ABC):
             packed[start // 2 : start // 2 + taken] = (pairs | pairs >> 4).astype(np.uint8)[:taken]
         return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
         halves, packed = _sections(view, elements)
         if np.any((halves != 0) & (halves < _SMALLEST) | (halves > self._largest)):
@@ -82,7 +82,7 @@ class Blockwise4(ABC):
             np.take(self._pairs, index[: pairs.size], out=step[: 2 * pairs.size].view(np.complex64), mode="clip")
             scale = from_bf16(halves[start // BLOCK : (start + STEP) // BLOCK])
             np.multiply(step.reshape(-1, BLOCK), scale[:, None], out=step.reshape(-1, BLOCK))
-        return values[:elements]
+        return handed(values[:elements], out)
 
     def _scales(self, magnitudes: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """bf16 bits of one scale for each row of float32 bits without their signs, (n, BLOCK) -> (n,).

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, handed, room
 
 BLOCK = 1024  # elements that share a magnitude; divides STEP
 
@@ -45,7 +45,7 @@ class Sign:
             bits[start // 8 : start // 8 + packed.size] = packed
         return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
         view = checked_bytes(raw, self.encoded_size(elements), self.name)
         end = 4 * _blocks(elements)
         magnitudes, packed = np.frombuffer(view[:end], "<f4"), np.frombuffer(view[end:], np.uint8)
@@ -62,7 +62,7 @@ class Sign:
             blocks = step.reshape(-1, BLOCK)
             magnitude = magnitudes[start // BLOCK : (start + STEP) // BLOCK].view("<u4")
             np.bitwise_or(blocks, magnitude[:, None], out=blocks)
-        return values[:elements]
+        return handed(values[:elements], out)
 
 
 def _unpacked(packed: NDArray[np.uint8], size: int) -> NDArray[np.uint32]:
