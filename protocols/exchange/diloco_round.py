@@ -10,7 +10,7 @@
 
 What is then true: members that apply a decision hold the state whose hash it names. Work that is not in a decided
 result (its node came late, was cut off, or fell behind) goes to the sender's residual, at most one norm of it, and is
-sent with a later round: no failed exchange throws it away. Each round's work goes to one of the two, once (`_owed`);
+sent with a later round: no failed exchange throws it away. Each step's work goes to one of the two, once (`_settled`);
 only where a node never learns how its round ended may work be sent again that did count. All of this holds wherever a
 call is cancelled: work is settled in steps that nothing interrupts.
 """
@@ -75,7 +75,10 @@ class DilocoRounds:
         self._catch_up = catch_up
         self._runner = runner
         self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
-        self._owed = False  # whether the trainer holds work that is neither in a result nor in the residual
+        self._offered: Vector | None = None  # the work that the others were given in this round
+        self._settled: Vector | None = (
+            None  # of what the trainer did since `state`: what is in a result or the residual
+        )
         self._ended = trio.current_time()
         self._late_by = 0.0  # seconds into the round at which this node came into it
         self._state: OuterState | None = None
@@ -98,7 +101,7 @@ class DilocoRounds:
     ) -> str:
         """Stand on `state` after `round` rounds: a new run, an uncontested checkpoint, or alone. Its hash."""
         if self._state is not None:
-            await self._return_work(await self._pseudo_gradient())
+            await self._return_work(await self._unsettled())
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
         self._stand_on(round, hash, state)
         self._agreement.advance(Position(round, hash, voters, joiners, self._settings.first_window))
@@ -117,7 +120,7 @@ class DilocoRounds:
         state = await self._state_at(head, sources, progress)
         round, hash = head.round, head.state_hash
         if self._state is not None:
-            await self._return_work(await self._pseudo_gradient())
+            await self._return_work(await self._unsettled())
         self._allreduce.rollback()
         self._stand_on(round, hash, state)
         window = min(max(head.window, 0.0), LONGEST_WINDOW)
@@ -144,19 +147,20 @@ class DilocoRounds:
             self._catch_up.withdraw(self._proposed[0])
         self._proposed = None
         self._state = state
-        self._trainer.load(state.parameters)
-        self._owed = True
+        self._begin_anew()
         self._catch_up.serve_state(round, hash, state)
+
+    def _begin_anew(self) -> None:
+        """Let the trainer go on from the shared state."""
+        self._trainer.load(self.state.parameters)
+        self._offered = self._settled = None
 
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
         here = self._agreement.position
         self.phase = "training"
-        if not self._owed:  # the last call was cancelled between a round's decision and its state
-            self._trainer.load(self.state.parameters)
-            self._owed = True
         worked = await self._train(here)
-        gradient = await self._pseudo_gradient()
+        gradient = await self._unsettled()
         if not np.isfinite(gradient).all():
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
             gradient, worked = np.zeros_like(gradient), NOTHING
@@ -175,9 +179,8 @@ class DilocoRounds:
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""
-        await self._return_work(await self._pseudo_gradient())
-        self._trainer.load(self.state.parameters)
-        self._owed = True
+        await self._return_work(await self._unsettled())
+        self._begin_anew()
 
     async def _train(self, here: Position) -> Worked:
         """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
@@ -203,12 +206,19 @@ class DilocoRounds:
             logger.warning("the trainer died while measuring the loss and is restarted: %s", error)
             return float("nan")
 
-    async def _pseudo_gradient(self) -> Vector:
-        start = self.state.parameters
-        return await self._runner(lambda: start - self._trainer.parameters())
+    async def _unsettled(self) -> Vector:
+        """The pseudo-gradient, (P,): what the trainer did since the shared state, but for what is settled already."""
+        start, settled = self.state.parameters, self._settled
+
+        def difference() -> Vector:
+            gradient = start - self._trainer.parameters()
+            return gradient if settled is None else gradient - settled
+
+        return await self._runner(difference)
 
     async def _reduce(self, roster: Roster, gradient: Vector, within: float) -> str:
         """The state that follows from this roster; kept until the round is decided."""
+        self._offered = gradient
         mean = await self._allreduce.reduce(roster, gradient, within=within)
         before, settings = self.state, self._settings
 
@@ -249,9 +259,12 @@ class DilocoRounds:
         """Move to the decided state; keep this node's work for later where it is not in it."""
         # whether the work counted is settled before the state is here: fetching it may fail
         counted = self._allreduce.commit(decision.roster)
-        if not counted:
+        if counted and self._offered is not None:
+            self._settle(self._offered)
+            if self._offered is not gradient:  # a call that was cancelled had offered less
+                await self._return_work(await self._unsettled())
+        else:
             await self._return_work(gradient)
-        self._owed = False
         try:
             await self._obtain(decision.state_hash, decision.roster.peers)
         except PartsMissing as error:
@@ -271,14 +284,17 @@ class DilocoRounds:
         return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
 
     async def _return_work(self, gradient: Vector) -> None:
-        """Add what the trainer did to the residual, once; work that is not finite is worth nothing."""
+        """Add unsettled work to the residual, which settles it; work that is not finite is worth nothing."""
         norm = float(np.linalg.norm(gradient.astype(np.float64)))
-        if not self._owed or norm == 0 or not np.isfinite(norm):
+        if norm == 0 or not np.isfinite(norm):
             return
 
         def add() -> None:
             self._allreduce.rollback()
             self._allreduce.sent.add(gradient, norm)
-            self._owed = False
+            self._settle(gradient)
 
         await self._runner(add)
+
+    def _settle(self, work: Vector) -> None:
+        self._settled = work if self._settled is None else self._settled + work

@@ -59,7 +59,7 @@ class Saved:
 
     round: int
     state: OuterState
-    residual: Vector  # work that no result contains yet
+    residual: Vector  # work that no result contains yet, as a pseudo-gradient: where it began minus where it led
     members: tuple[PeerId, ...]
     method: str = ""  # whose `extra` this is
     extra: bytes = b""  # what the method alone understands; another method leaves it out

@@ -86,19 +86,18 @@ def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
 def test_work_of_a_round_without_this_node_is_returned_once() -> None:
     async def body(swarm: SimSwarm) -> None:
         await three(swarm)
-        rounds = swarm.nodes["c"].diloco_rounds
+        rounds, trainer = swarm.nodes["c"].diloco_rounds, swarm.nodes["c"].trainer
         await trio.sleep(1.9)
         swarm.nodes["c"].session.stop()
         await swarm.nodes["c"].session.finished.wait()
         once = residual(swarm, "c")
         assert once > 0
-        gradient = np.ones(rounds.state.parameters.size, np.float32)
-        rounds._owed = False
-        await rounds._return_work(gradient)
+        await rounds.return_local_work()
         assert residual(swarm, "c") == once
-        rounds._owed = True
-        await rounds._return_work(gradient * np.float32(np.nan))
+        trainer.load(rounds.state.parameters * np.float32(np.nan))
+        await rounds.return_local_work()
         assert residual(swarm, "c") == once  # what is not finite is worth nothing and ends nobody
+        assert np.array_equal(trainer.parameters(), rounds.state.parameters)
 
     simulate(body)
 

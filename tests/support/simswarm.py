@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import trio
+from memoryshards import MemoryShards
 
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.session import Session, SessionSettings
@@ -30,12 +32,14 @@ from swarmnode.protocols.memorystate import MemoryState
 from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
 from swarmnode.training.layout import Layout
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.toy import ToyModel
 
 RUN = "ab" * 32
+Run = Callable[..., Awaitable[None]]
 EPOCH = 1_700_000_000_000  # ms; what simulated clocks show at virtual time 0
 
 
@@ -107,16 +111,18 @@ class SimSwarm:
         floor: float = 5.0,
         dimension: int = 64,
         seed: int = 0,
-        exchange: dict[str, Any] | None = None,
-        trust: dict[str, Any] | None = None,
+        method: str = "diloco",
+        electors: tuple[str, ...] = (),
+        model: Callable[[str, PeerId], ToyModel] | None = None,
     ) -> None:
-        """`exchange` and `trust`: values of those tables of the run file, beside or instead of the ones here."""
+        """`electors`: names of those who judge, where the method has judges. `model` makes a node's, by name and id."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
-        self._exchange, self._trust = exchange or {}, trust or {}
+        self._method, self._electors = method, electors
+        self._model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
         self.nodes: dict[str, SimNode] = {}
         self._nursery = nursery
-        self._steps, self._seconds_per_step, self._floor, self._dimension = steps, seconds_per_step, floor, dimension
+        self._steps, self._seconds_per_step, self._floor = steps, seconds_per_step, floor
         self._lives = 0  # nodes started so far
         self._news = trio.Event()
         self.checkpoints: Path | None = None  # where nodes save, each in a folder of its own; None: nowhere
@@ -127,12 +133,11 @@ class SimSwarm:
     ) -> SimNode:
         """Start a node that creates the run, or joins it through the node called `join`."""
         network = self.world.node(name)
-        trainer = SimTrainer(
-            ToyModel(dimension=self._dimension, seed=0, peer_id=network.me), seconds_per_step=self._seconds_per_step
-        )
+        trainer = SimTrainer(self._model(name, network.me), seconds_per_step=self._seconds_per_step)
         rpc = Rpc(network)
         bulk = Bulk(network, runner=inline)
         liveness = Liveness(rpc)
+        shards = Shards(network, rpc, MemoryShards(), runner=inline, seed=self._lives)
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
         state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time)
@@ -145,7 +150,8 @@ class SimSwarm:
             if event["event"] == "round":
                 place = session.place
                 voters = "/".join(sorted(place.members)) if place is not None else ""
-                self.told.append((name, {**event, "roster": voters}))
+                bits = sha256(session.method.saved().state.parameters).hexdigest()
+                self.told.append((name, {**event, "roster": voters, "bits": bits}))
             self._news.set()
             self._news = trio.Event()
 
@@ -164,7 +170,7 @@ class SimSwarm:
                     membership=membership,
                     state=state,
                     sync=sync,
-                    shards=None,
+                    shards=shards,
                     admits=lambda peer: True,
                     relayed=partial(relayed_peers, network),
                     observer=observer,
@@ -187,46 +193,47 @@ class SimSwarm:
         )
         node = SimNode(name, network, session, trainer, bulk, events=events)
         self.nodes[name] = node
-        await self._nursery.start(self._live, node, rpc, bulk, liveness, state, sync, membership, join)
+        parts = (network.run, rpc.run, bulk.run, liveness.run, shards.run)
+        await self._nursery.start(self._live, node, parts, (state.run, sync.run, membership.run), join)
         return node
 
     async def _live(
         self,
         node: SimNode,
-        rpc: Rpc,
-        bulk: Bulk,
-        liveness: Liveness,
-        state: MemoryState,
-        sync: StateSync,
-        membership: Membership,
+        first: tuple[Run, ...],
+        then: tuple[Run, ...],
         join: str | None,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         with node.scope:
             async with trio.open_nursery() as nursery:
-                for part in (node.network.run, rpc.run, bulk.run, liveness.run):
+                for part in first:
                     await nursery.start(part)
                 if join is not None:
                     other = self.nodes[join].network
                     node.network.learn(other.me, other.addresses)
                     await node.network.connect(other.me)
-                for part in (state.run, sync.run, membership.run):
+                for part in then:
                     await nursery.start(part)
                 task_status.started()
                 await node.session.run(expect_members=join is not None)
                 await node.session.serve_forever()
 
-    @property
+    @cached_property
     def spec(self) -> RunSpec:
         """The run, as its file would say it."""
+        trust = "open" if self._method == "open" else "known"
         tables = {
-            "run": {"name": "simulated", "trust": "open" if self._exchange.get("method") == "open" else "known"},
+            "run": {"name": "simulated", "trust": trust},
             "inner": {"steps": self._steps},
-            "exchange": {"deadline_floor": self._floor, "deadline_ceiling": 60.0, **self._exchange},
-            "trust": self._trust,
+            "exchange": {"method": self._method, "deadline_floor": self._floor, "deadline_ceiling": 60.0},
         }
-        return parse_runspec(tables, source="simulation")
+        spec = parse_runspec(tables, source="simulation").begun_by(self.world.node("a").me)
+        if self._electors and spec.trust.electors:
+            electors = tuple(self.world.node(name).me for name in self._electors)
+            spec = replace(spec, trust=replace(spec.trust, electors=electors))
+        return spec
 
     def kill(self, name: str) -> None:
         """The process is gone: no goodbye, connections end."""
@@ -256,6 +263,12 @@ class SimSwarm:
         return (
             len(told) == len(living) == told[0]["members"] and len({(e["round"], e["state_hash"]) for e in told}) == 1
         )
+
+    def all_agree(self, *, after: int = -1) -> bool:
+        """Whether all living nodes told one round later than `after`, and last, with one hash."""
+        living = [n for n in self.nodes.values() if not n.scope.cancel_called]
+        last = {max(n.rounds, default=-1) for n in living}
+        return len(last) == 1 and min(last) > after and len({n.rounds[max(last)]["state_hash"] for n in living}) == 1
 
     def held(self) -> Held:
         living = [n for n in self.nodes.values() if not n.scope.cancel_called]
