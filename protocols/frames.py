@@ -6,7 +6,7 @@ lies about a length costs what it really sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.wire import MAX_BYTES, WireError
@@ -83,6 +83,26 @@ class FrameReader:
             del self._ahead[: len(piece)]
             return piece
         return await self._stream.receive_some(min(max_bytes, READ_SIZE))
+
+    async def raw_each(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take(piece)` for the bytes that follow the last frame, as they come, until it returns False.
+
+        Returns True then; False at the end. May be cancelled and called again. Where the stream has `push_to`, no task
+        is woken for a piece. Raises StreamBroken, and what `take` raises.
+        """
+        if self._ahead:
+            ahead = bytes(self._ahead)
+            self._ahead.clear()
+            if not take(ahead):
+                return True
+        push_to: Callable[[Callable[[bytes], bool]], Awaitable[bool]] | None
+        push_to = getattr(self._stream, "push_to", None)
+        if push_to is not None:
+            return await push_to(take)
+        while piece := await self._stream.receive_some(READ_SIZE):
+            if not take(piece):
+                return True
+        return False
 
     def _take_piece(self, piece: bytes, take: Callable[[bytes], bool]) -> bool:
         self._ahead += piece

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols import bulk
-from swarmnode.protocols.bulk import CHUNK, Bulk
+from swarmnode.protocols.bulk import CHUNK, Bulk, Want
+from swarmnode.protocols.bulk_desk import Desk
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import CALL, PROTOCOL, REPLY, Frame, Rpc, RpcLimits
@@ -163,13 +163,13 @@ def test_a_peer_that_reads_no_answers_is_not_read_from_and_delays_nobody() -> No
 def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(3).randbytes(40 * CHUNK + 5)
     offsets = []
-    serve = bulk._Desk._serve
+    serve = Desk._serve
 
-    async def recorded(desk: bulk._Desk, want: bulk.Want) -> None:
+    async def recorded(desk: Desk, want: Want) -> None:
         offsets.append(want.offset)
         await serve(desk, want)
 
-    monkeypatch.setattr(bulk._Desk, "_serve", recorded)
+    monkeypatch.setattr(Desk, "_serve", recorded)
 
     async def main() -> None:
         async with nodes(2) as (server, client), trio.open_nursery() as nursery:
