@@ -5,7 +5,7 @@
 Eight workers of one process take equal numbers of steps (learned/workers.py), in three tables:
 
 continued   600 synchronous steps from scratch; from that checkpoint 480 more at a lower rate, synchronously, by diloco
-            and by open. The DiLoCo paper does so (2311.08105, section 3): the first steps turn the most.
+            and by open, for each seed with other slices and windows. The DiLoCo paper begins so too (2311.08105).
 scratch     diloco and open from the first step on, at several H: what it costs to never train synchronously.
 trials      the settings that were tried for the first table, on a seed and at a length that it does not use.
 
@@ -33,6 +33,7 @@ from learned.report import write_report
 from learned.workers import Size, Vector, Workers
 
 TRIAL_SEED = 0  # reported seeds begin at 1
+CHECKPOINT_SEED = 1  # of the common checkpoint, and of what begins from scratch
 CHECKPOINT = Arm("synchronous", steps=600, lr=3e-3)
 SYNCHRONOUS = Arm("synchronous", steps=480, lr=1e-3)
 DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=30, codec="int8", outer_lr=0.7, momentum=0.6)
@@ -73,14 +74,14 @@ def cells(seeds: int, shrink: int) -> Iterator[Cell]:
         every = max(interval, min(every, arm.steps) // shrink // interval * interval)
         return Cell(table, seed, replace(arm, steps=arm.steps // shrink, interval=interval), every)
 
+    yield cell("checkpoint", CHECKPOINT_SEED, CHECKPOINT, SCRATCH_EVERY)
     for seed in range(1, seeds + 1):
-        yield cell("checkpoint", seed, CHECKPOINT, SCRATCH_EVERY)
         for arm in (SYNCHRONOUS, DILOCO, OPEN):
             yield cell("continued", seed, arm, EVERY)
     for interval in SCRATCH_INTERVALS:
         for arm in (DILOCO, OPEN):
             scratch = replace(arm, interval=interval, steps=CHECKPOINT.steps, lr=CHECKPOINT.lr)
-            yield cell("scratch", 1, scratch, SCRATCH_EVERY)
+            yield cell("scratch", CHECKPOINT_SEED, scratch, SCRATCH_EVERY)
     yield cell("checkpoint", TRIAL_SEED, CHECKPOINT, SCRATCH_EVERY)
     for arm in TRIALS:
         yield cell("trials", TRIAL_SEED, replace(arm, steps=TRIAL_STEPS), EVERY)
@@ -164,7 +165,8 @@ def main(arguments: list[str] | None = None, size: Size | None = None) -> None:
         print(f"run {number + 1} of {len(todo)}", file=sys.stderr)
         if workers is None or workers.seed != cell.seed:
             workers = Workers(size, cell.seed)
-        run(cell, checkpoints[cell.seed] if cell.table in ("continued", "trials") else None, workers, results)
+        from_seed = {"continued": CHECKPOINT_SEED, "trials": TRIAL_SEED}.get(cell.table)
+        run(cell, None if from_seed is None else checkpoints[from_seed], workers, results)
     if options.docs is not None:
         write_report(options.docs, [line for cell in wanted if (line := results.find(cell)) is not None])
 
