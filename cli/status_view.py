@@ -83,7 +83,10 @@ def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> li
     else:
         number = "not known yet" if run["round"] is None else str(run["round"])
         lines.append(line("round", f"{number}   {shown}"))
-    if run.get("next_round_s") is not None and phase not in ("paused", "finished"):
+    if run.get("arriving"):
+        here, whole = run["arriving"]
+        lines.append(line("state", f"{size(here)} of {size(whole)} fetched from members"))
+    elif run.get("next_round_s") is not None and phase not in ("paused", "finished"):
         took = run.get("round_seconds") or 0.0
         usual = f"   (a round takes {duration(took) if took >= 10 else f'{took:.2g} s'})" if took else ""
         due = run["next_round_s"]

@@ -37,6 +37,7 @@ STATUS: dict[str, Any] = {
         "round": 18,
         "rounds": 40,
         "phase": "training",
+        "arriving": None,
         "members": 4,
         "parameters": 840_000,
         "codec": "int8",

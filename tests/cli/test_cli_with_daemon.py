@@ -46,6 +46,7 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
     others = (
         {**answer, "run": None, "trainer": None},
         {**answer, "run": {**run, "loss": None, "data": {**run["data"], "source": "local"}}},
+        {**answer, "run": {**run, "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}},
     )
     for status in (answer, wild, *others):
         lines = render(status).split("\n")
@@ -54,6 +55,11 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
         assert len(lines) <= HEIGHT
         assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
         assert "\x1b" not in "".join(lines)
+
+
+def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
+    fetching = {**answer["run"], "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}
+    assert "43.0 MB of 400 MB fetched" in render({**answer, "run": fetching})
 
 
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
