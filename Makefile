@@ -17,14 +17,14 @@ ROOMS := cli crdt node protocols training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench soak thorough attacks crashes interop netlab ci venv clean
+.PHONY: swarm test check lint format typecheck bench soak thorough fuzz attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | soak | thorough | attacks | crashes | interop | netlab | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | soak | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
 
 venv: .venv/.installed
 
@@ -85,6 +85,14 @@ soak: .venv/.installed
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; minutes.
 thorough: .venv/.installed
 	$(BIN)/python -m pytest tests/crdt --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
+
+# Every decoder that strangers' bytes reach, under a coverage-guided fuzzer; goes on from the corpus in build/fuzz.
+FUZZ_ARGS ?= -max_total_time=300
+
+fuzz: .venv/.installed
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet $(PIP_ARGS) 'atheris>=3,<4' || \
+	    echo "atheris could not be installed" >&2
+	$(BIN)/python tests/fuzz/fuzz_decoders.py $(FUZZ_ARGS)
 
 # Each attack in full, beside an undefended node; minutes. Prints the table and writes docs/attacks.md.
 attacks: .venv/.installed

@@ -130,7 +130,7 @@ def decode(raw: bytes) -> ChainState:
     try:
         value: Any = encoding.decode(raw, max_size=MAX_ENCODED)
         history = tuple(tuple(Worked(author, units) for author, units in worked) for worked in value["history"])
-        return ChainState(
+        state = ChainState(
             value["run"],
             value["round"],
             value["tip"],
@@ -146,5 +146,8 @@ def decode(raw: bytes) -> ChainState:
             value["undoable"],
             value["window"],
         )
+        if state.encode() != raw:
+            raise ValueError("it holds more, or has a field of another type")
+        return state
     except (EncodingError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"these bytes are no chain state: {error}") from error

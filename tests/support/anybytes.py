@@ -1,0 +1,225 @@
+"""Every decoder that strangers' bytes reach, and what it promises for any bytes: a sound value, or its own refusal.
+
+For the fuzzer (tests/fuzz/fuzz_decoders.py) and for the property tests (tests/fuzz/test_any_bytes.py). A target raises
+only its `refusal`; whatever else it raises, AssertionError among them, is a finding. Seeds are valid bytes to start
+mutations from.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from swarmnode.crdt import encoding, record
+from swarmnode.crdt.encoding import EncodingError
+from swarmnode.crdt.kinds import KINDS
+from swarmnode.crdt.ranges import END, START
+from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, Reader, Writer
+from swarmnode.crdt.record import InvalidRecord, Record
+from swarmnode.protocols import dht_records, wire
+from swarmnode.protocols.chain import chainstate, statements
+from swarmnode.protocols.chain.statements import InvalidStatement
+from swarmnode.protocols.exchange.messages import Head, Step
+from swarmnode.protocols.shard_wire import Holding, Piece
+from swarmnode.protocols.wire import WireError
+from swarmnode.training import runspec
+from swarmnode.training.codecs import CODECS, Codec, CodecError
+from swarmnode.training.codecs.topk import TopK
+from swarmnode.training.options import SettingError
+
+MAX_ELEMENTS = 2 * 4096 + 300  # two whole chunks of topk and a part of one; several blocks of the others
+PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+RUN = "ab" * 32
+ID = bytes(range(32))
+
+
+@dataclass(frozen=True)
+class Target:
+    """One decoder: `run` returns for bytes that it takes, raises `refusal` for others."""
+
+    name: str
+    run: Callable[[bytes], None]
+    refusal: type[Exception] | tuple[type[Exception], ...]
+    seeds: tuple[bytes, ...]
+
+    def takes(self, raw: bytes) -> bool:
+        """Whether the bytes were taken; raises what is neither taking nor refusing."""
+        try:
+            self.run(raw)
+        except self.refusal:
+            return False
+        return True
+
+
+# --- codecs: two bytes choose the number of elements, the rest is what they are decoded from
+
+
+def _codec(codec: Codec, raw: bytes) -> None:
+    elements = int.from_bytes(raw[:2], "little") % MAX_ELEMENTS
+    body = raw[2:]
+    if raw[:1] != b"\xff":  # mostly of the right size, so that something is decoded at all
+        body = body[: codec.encoded_size(elements)].ljust(codec.encoded_size(elements), b"\0")
+    values = codec.decode(body, elements)
+    assert values.shape == (elements,) and values.dtype == np.float32 and np.isfinite(values).all()
+    if isinstance(codec, TopK):
+        places, kept = codec.decode_sparse(body, elements)
+        assert (np.diff(places) > 0).all() and (places >= 0).all() and (places < elements).all()
+        assert values[places].tobytes() == kept.tobytes() and np.count_nonzero(values) == np.count_nonzero(kept)
+    codec.encode(values)
+
+
+def _codec_seed(codec: Codec, elements: int) -> bytes:
+    return elements.to_bytes(2, "little") + bytes(codec.encode(np.sin(np.arange(elements, dtype=np.float32))))
+
+
+# --- messages, records, statements
+
+
+@dataclass(frozen=True)
+class _Everything:
+    """A field of each type that a message may have."""
+
+    number: int
+    ratio: float
+    text: str
+    raw: bytes
+    flag: bool
+    maybe: str | None = None
+    either: int | str = 0
+    many: tuple[int, ...] = ()
+    pair: tuple[int, bytes] = (0, b"")
+    table: dict[str, float] = field(default_factory=dict)
+    nested: Step | None = None
+
+
+def _message(kind: type, raw: bytes) -> None:
+    message = wire.decode(kind, raw)
+    assert wire.decode(kind, wire.encode(message)) == message
+
+
+def _canonical(raw: bytes) -> None:
+    assert encoding.encode(encoding.decode(raw)) == raw
+
+
+def _record(raw: bytes) -> None:
+    assert record.seal(record.open_record(raw, lambda *_: True)) == raw
+
+
+def _sealed(key: str, value: encoding.Value) -> bytes:
+    return record.write(RUN, PEER, key, value, hlc=1 << 20, sign=lambda _: bytes(64)).sealed
+
+
+def _statement(raw: bytes) -> None:
+    """The first byte chooses the key, the rest is the value of a record that was found valid."""
+    known = _STATEMENTS[raw[0] % len(_STATEMENTS)] if raw else _STATEMENTS[0]
+    value = encoding.decode(raw[1:], max_size=8192)
+    key = known.key
+    read = statements.read(Record(1, RUN, PEER, key, 1 << 20, KINDS[key.partition("/")[0]].ttl, value, bytes(64)))
+    assert read.what.key == key and read.what.value == value
+
+
+_STATEMENTS: tuple[statements.Statement, ...] = (
+    statements.Commit(3, ID, ID, ID),
+    statements.Cut(3, ID, (ID,), ID, 5),
+    statements.Reveal(3, ID, ID, bytes(16), ID, 5),
+    statements.Seal(3, ID, ID),
+    statements.Scores(3, ID, ID, bytes(16), None, (statements.Score(bytes(16), 0, 7),)),
+    statements.Roster(3, ID, 0, b"", (ID,), (ID,), (statements.Entry(ID, 0, 1, 1),), 1, False, 5, ID, ID),
+    statements.Head(ID, 3, ID),
+)
+
+
+def _chain_state(raw: bytes) -> None:
+    assert len(chainstate.decode(raw).digest) == 32
+
+
+def _frame(raw: bytes) -> None:
+    """What a stranger asks, and the answers to an ask of one's own."""
+    if raw[:1] == b"\0":
+        Reader(raw[1:]).asks()
+    else:
+        Reader(raw[1:]).answers([Compare(START, END, bytes(MARK_SIZE))])
+
+
+def _asks() -> bytes:
+    writer = Writer(b"\0")
+    writer.asks([Compare(START, END, bytes(MARK_SIZE))])
+    return writer.frame()
+
+
+def _dht_record(raw: bytes) -> None:
+    key = dht_records.record_key(PEER, "addresses")
+    dht_records.unseal(key, raw, verify=lambda *_: True, now=1.8e9)
+
+
+def _spec(raw: bytes) -> None:
+    assert runspec.encode(runspec.decode(raw)) == raw
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        *(
+            Target(
+                f"codec {name}",
+                partial(_codec, codec),
+                CodecError,
+                (_codec_seed(codec, 100), _codec_seed(codec, 4096 + 70)),
+            )
+            for name, codec in CODECS.items()
+        ),
+        Target(
+            "wire message",
+            partial(_message, _Everything),
+            WireError,
+            (wire.encode(_Everything(1, 0.5, "t", b"b", True, "m", "e", (1,), (2, b""), {"k": 1.0}, Step(1, RUN))),),
+        ),
+        Target(
+            "wire head",
+            partial(_message, Head),
+            WireError,
+            (wire.encode(Head(RUN, 1, RUN, (PEER,), (), (Step(0, RUN),), 1.0, 2.0, False)),),
+        ),
+        Target("wire holding", partial(_message, Holding), WireError, (wire.encode(Holding(1 << 20, False, b"\x05")),)),
+        Target("wire piece", partial(_message, Piece), WireError, (wire.encode(Piece(100, 1 << 20, (ID, ID))),)),
+        Target(
+            "canonical value", _canonical, EncodingError, (encoding.encode({"a": (1, b"2", None), "b": {"c": 0.5}}),)
+        ),
+        Target("record", _record, InvalidRecord, (_sealed("member", {"a": 1}), _sealed("commit/00000003/0", b"x"))),
+        Target(
+            "statement of the chain",
+            _statement,
+            (InvalidStatement, EncodingError),
+            tuple(bytes([i]) + encoding.encode(said.value) for i, said in enumerate(_STATEMENTS)),
+        ),
+        Target("chain state", _chain_state, ValueError, (chainstate.genesis(RUN, (PEER,), window=5).encode(),)),
+        Target("reconciliation frame", _frame, Malformed, (_asks(),)),
+        Target(
+            "DHT record",
+            _dht_record,
+            dht_records.BadRecord,
+            (wire.encode(dht_records.Sealed(1, int(1.8e12) + 60_000, b"value", bytes(64))),),
+        ),
+        Target(
+            "run specification",
+            _spec,
+            SettingError,
+            (runspec.encode(runspec.parse_runspec({"run": {"name": "fuzz"}}, source="here")),),
+        ),
+    )
+}
+
+
+def all_seeds() -> list[bytes]:
+    """Inputs for `choose`: each seed behind the byte that chooses its target."""
+    return [struct.pack("B", i) + seed for i, target in enumerate(TARGETS.values()) for seed in target.seeds]
+
+
+def choose(raw: bytes) -> tuple[Target, bytes]:
+    """The target that the first byte chooses, and what is left for it."""
+    targets = list(TARGETS.values())
+    return targets[raw[0] % len(targets) if raw else 0], raw[1:]
