@@ -65,8 +65,12 @@ class TopK:
             pack(chosen, lows[lows_size(first * KEEP) :], highs[first * highs_size(KEEP) :])
         return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int) -> Vector:
-        values = np.zeros(elements, np.float32)
+    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
+        if out is None:
+            values = np.zeros(elements, np.float32)
+        else:
+            values = out
+            values.fill(0)
         for places, kept in self.decode_steps(raw, elements):
             values[places] = kept
         return values
