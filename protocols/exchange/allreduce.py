@@ -7,40 +7,64 @@ Order, for a roster with parts cut by `roster.parts`:
    *once* (with a residual of its own, dropped when ownership moves) and offers it to all seats;
 3. each member fetches all reduced parts and decodes them: all hold the same bytes, so all compute the same state.
 
+All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`growing.py`), so a cell is on
+its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced. The
+arithmetic runs in the runner's threads, where numpy lets the others go on, a batch of cells at a time.
+
 Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
 changed: the residuals of the attempt are pending until `commit`. Owners give up on members first, after `within`
-seconds, and members on owners after twice that, so that the first complaint names the one that held all up. Values
-that cannot be encoded, because they and the residual overflow, count as zeros and end the residual.
+seconds, and members on owners after twice that, so that the first complaint names the one that held all up. In cells
+whose values cannot be encoded, because they and the residual overflow, the values count as zeros and the residual ends.
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
-Wire, per parameter and member: 2 (N−1)/N times the codec's bytes.
+Wire, per parameter and member: 2 (N−1)/N times the codec's bytes. Memory: beside values, mean and residuals, the
+encoded vector and the encoded means twice, for two rounds; all of it is used again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
 from swarmnode.protocols.exchange.outcomes import PartsMissing
-from swarmnode.protocols.exchange.roster import Part, Roster, parts
+from swarmnode.protocols.exchange.roster import Part, Roster, Seat, parts
+from swarmnode.protocols.growing import Growing
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.outer import weighted_sum
+from swarmnode.training.outer import fold_in, shares_of
 
 logger = logging.getLogger(__name__)
 
 Vector = NDArray[np.float32]
 
 RATE_FROM = 1 << 20  # bytes; smaller fetches measure the round trip, not the link
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One reduction under way."""
+
+    roster: Roster
+    cut: tuple[Part, ...]
+    values: Vector
+    mean: Vector
+    sent: tuple[Growing, ...]  # this node's values, encoded, one a part; none where it has no weight
+    sent_by: float  # trio time
+    means_by: float
 
 
 class AllReduce:
@@ -72,155 +96,213 @@ class AllReduce:
         self._owned: tuple[int, int] | None = None  # range that `reduced` belongs to
         self._attempt: str | None = None  # roster id of what is pending
         self._offered: list[Roster] = []  # attempts whose offers stand
+        self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
+        self._pool = Pool()
+        self._mean = np.empty(0, np.float32)
+        self._scratch = np.empty((2, min(CELL, parameters)), np.float32)
         self.rates: dict[PeerId, float] = {}  # bytes per second measured when fetching from each peer
 
     async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
         """The weighted mean of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
 
-        `within`: seconds for each member's values to reach their owners, and again for the means to come back. Raises
-        PartsMissing. Until `commit(roster)`, the attempt has left no trace but offers to others.
+        It is valid until the next call, which writes over it. `within`: seconds for each member's values to reach
+        their owners, and again for the means to come back. Raises PartsMissing. Until `commit(roster)`, the attempt
+        has left no trace but offers to others.
         """
         self.rollback()
         self._withdraw(lambda old: old.round >= roster.round)
         self._attempt = roster.roster_id
         self._offered.append(roster)
         self.rates = {p: rate for p, rate in self.rates.items() if p in roster.peers}
-        allowed = min(self._patience, within if within is not None else self._patience)
-        sent_by = trio.current_time() + allowed
-        means_by = sent_by + allowed
-        cut = parts(roster, self._parameters)
         if not any(seat.weight for seat in roster.seats):
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
+        attempt = self._begin(roster, values, min(self._patience, within if within is not None else self._patience))
+        async with _all_or_missing() as start:
+            for work in self._work_of(attempt):
+                start(work)
+        return attempt.mean
 
-        def encode() -> list[memoryview]:
-            try:
-                return [self.sent.encode_range(p.start, p.stop, values[p.start : p.stop]) for p in cut]
-            except CodecError as error:
-                logger.error("round %d: this node's work cannot be sent and is dropped: %s", roster.round, error)
-                self.sent.restore(np.zeros(self._parameters, np.float32))
-                return [self._codec.encode(np.zeros(p.stop - p.start, np.float32)) for p in cut]
-
-        encoded = await self._runner(encode) if self._weight_in(roster) else []
-        for index, (part, raw) in enumerate(zip(cut, encoded, strict=False)):
+    def _begin(self, roster: Roster, values: Vector, allowed: float) -> _Attempt:
+        """Offer what is going to be encoded."""
+        now = trio.current_time()
+        cut = parts(roster, self._parameters)
+        sent: tuple[Growing, ...] = ()
+        if self._weight_in(roster):
+            sent = tuple(self._lend(roster, self._cells(part).size) for part in cut)
+        for index, (part, growing) in enumerate(zip(cut, sent, strict=False)):
             if part.owner != self._me:
                 key = self._key(roster, "sent", index)
-                self._bulk.offer(key, raw, dtype=self._codec.name, to=frozenset([part.owner]))
-        mean = np.empty(self._parameters, np.float32)
-        failed: list[PeerId] = []
-        async with trio.open_nursery() as nursery:
+                self._bulk.offer(key, growing, dtype=self._codec.name, to=frozenset([part.owner]))
+        if self._mean.size != self._parameters:
+            self._mean = np.empty(self._parameters, np.float32)
+        return _Attempt(roster, cut, values, self._mean, sent, now + allowed, now + 2 * allowed)
 
-            async def part_of(work: Callable[[], Awaitable[None]]) -> None:
+    def _work_of(self, attempt: _Attempt) -> Iterator[Callable[[], Awaitable[None]]]:
+        """What has to be done at once."""
+        if attempt.sent:
+            yield partial(self._encode, attempt)
+        for index, part in enumerate(attempt.cut):
+            if part.owner == self._me:
+                means = self._lend(attempt.roster, self._cells(part).size)
+                key = self._key(attempt.roster, "mean", index)
+                self._bulk.offer(key, means, dtype=self._codec.name, to=frozenset(attempt.roster.peers))
+                yield partial(self._reduce, attempt, index, self._cells(part), means)
+            else:
+                yield partial(self._gather, attempt, index, part.owner, self._cells(part))
+
+    # -- this node's values
+
+    async def _encode(self, attempt: _Attempt) -> None:
+        """Encode the parts side by side, so that all owners have something to reduce from the start."""
+        mine = next((i for i, part in enumerate(attempt.cut) if part.owner == self._me), 0)
+        order = [(mine + 1 + i) % len(attempt.cut) for i in range(len(attempt.cut))]
+        cut = [self._cells(part) for part in attempt.cut]
+        lost = 0
+        for first in range(0, max(cells.count for cells in cut), BATCH):
+            for cells, growing in ((cut[i], attempt.sent[i]) for i in order):
+                batch = range(first, min(first + BATCH, cells.count))
+                if batch:
+                    lost += await self._runner(partial(self._encode_batch, cells, batch, attempt.values, growing))
+                    growing.grow(cells.bytes_until(batch.stop))
+        if lost:
+            logger.error("round %d: %d cells of this node's work cannot be sent", attempt.roster.round, lost)
+
+    def _encode_batch(self, cells: Cells, batch: range, values: Vector, growing: Growing) -> int:
+        """In a thread. How many cells could not be encoded."""
+        encoded = [
+            self._encoded(
+                self.sent, cells.elements(cell), values[cells.elements(cell)], cells.raw(cell, growing.buffer)
+            )
+            for cell in batch
+        ]
+        return encoded.count(False)
+
+    def _encoded(self, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
+        """Encode `values`, which stand at `place`, into `out`; zeros, and False, where that is not possible."""
+        try:
+            feedback.encode_range(place.start, place.stop, values, out)
+        except CodecError:
+            feedback.drop_range(place.start, place.stop)
+            self._codec.encode(np.zeros(values.size, np.float32), out)
+            return False
+        return True
+
+    # -- my part
+
+    async def _reduce(self, attempt: _Attempt, index: int, cells: Cells, means: Growing) -> None:
+        """Fetch everybody's values of my part; reduce, hand out and keep the mean of each cell that all have sent."""
+        roster = attempt.roster
+        if self._owned != (cells.start, cells.stop):
+            self.reduced.keep_only(cells.start, cells.stop)
+            self._owned = (cells.start, cells.stop)
+        working = [seat for seat in roster.seats if seat.weight > 0]
+        others = [seat.peer for seat in working if seat.peer != self._me]
+        with self._borrow(cells.size, len(others)) as borrowed:
+            place = dict(zip(others, borrowed, strict=True))
+            arriving = [place[seat.peer] if seat.peer in place else attempt.sent[index] for seat in working]
+
+            async def reduce() -> None:
+                done = lost = 0
+                while done < cells.count:
+                    goal = cells.bytes_until(min(done + BATCH, cells.count))
+                    for growing in arriving:
+                        await growing.reach(goal)
+                    batch = range(done, min(cells.whole_in(growing.ready) for growing in arriving))
+                    contributions = list(zip(working, arriving, strict=True))
+                    lost += await self._runner(
+                        partial(self._reduce_batch, cells, batch, contributions, means, attempt.mean)
+                    )
+                    means.grow(cells.bytes_until(batch.stop))
+                    done = batch.stop
+                if lost:
+                    logger.error("round %d: the mean of %d cells moves nothing", roster.round, lost)
+
+            async with _all_or_missing() as start:
+                key = self._key(roster, "sent", index)
+                for peer, growing in place.items():
+                    start(partial(self._fetch, peer, key, growing, attempt.sent_by, measured=True))
+                start(reduce)
+
+    def _reduce_batch(
+        self, cells: Cells, batch: range, contributions: list[tuple[Seat, Growing]], means: Growing, mean: Vector
+    ) -> int:
+        """In a thread. How many cells have a mean that cannot be encoded. Raises PartsMissing."""
+        lost = 0
+        shares = shares_of([seat.weight for seat, _ in contributions])
+        for cell in batch:
+            place = cells.elements(cell)
+            size = place.stop - place.start
+            total, decoded = self._scratch[:, :size]
+            total.fill(0)
+            for share, (seat, arrived) in zip(shares, contributions, strict=True):
                 try:
-                    await work()
-                except PartsMissing as error:
-                    failed.extend(error.peers)
-                    nursery.cancel_scope.cancel()
-
-            for index, part in enumerate(cut):
-                if part.owner == self._me:
-                    mine = encoded[index] if encoded else None
-                    nursery.start_soon(part_of, self._own_part(roster, index, part, mine, mean, sent_by))
-                else:
-                    nursery.start_soon(part_of, self._others_part(roster, index, part, mean, means_by))
-        if failed:
-            raise PartsMissing(tuple(sorted(set(failed))))
-        return mean
-
-    def _own_part(
-        self, roster: Roster, index: int, part: Part, mine: memoryview | None, mean: Vector, until: float
-    ) -> Callable[[], Awaitable[None]]:
-        """Fetch everybody's values of my part, reduce, offer the result to all, and write it into `mean`."""
-
-        async def work() -> None:
-            size = part.stop - part.start
-            contributions: dict[PeerId, memoryview] = {} if mine is None else {self._me: mine}
-            failed: list[PeerId] = []
-            async with trio.open_nursery() as nursery:
-
-                async def take(peer: PeerId) -> None:
-                    try:
-                        contributions[peer] = await self._fetch(peer, self._key(roster, "sent", index), size, until)
-                    except PartsMissing as error:
-                        failed.extend(error.peers)
-                        nursery.cancel_scope.cancel()
-
-                for seat in roster.seats:
-                    if seat.peer != self._me and seat.weight > 0:
-                        nursery.start_soon(take, seat.peer)
-            if failed:
-                raise PartsMissing(tuple(failed))
-
-            def reduce() -> memoryview:
-                working = [seat for seat in roster.seats if seat.weight > 0]
-                decoded = []
-                for seat in working:
-                    try:
-                        decoded.append(self._codec.decode(contributions[seat.peer], size))
-                    except CodecError as error:
-                        raise PartsMissing((seat.peer,)) from error
-                if self._owned != (part.start, part.stop):
-                    self.reduced.keep_only(part.start, part.stop)
-                    self._owned = (part.start, part.stop)
-                total = weighted_sum(decoded, [seat.weight for seat in working])
-                try:
-                    return self.reduced.encode_range(part.start, part.stop, total)
+                    self._codec.decode(cells.raw(cell, arrived.buffer), size, decoded)
                 except CodecError as error:
-                    logger.error("round %d: the mean of part %d moves nothing: %s", roster.round, index, error)
-                    self.reduced.restore(np.zeros(self._parameters, np.float32))
-                    return self._codec.encode(np.zeros(size, np.float32))
+                    raise PartsMissing((seat.peer,)) from error
+                fold_in(total, share, decoded, decoded)
+            out = cells.raw(cell, means.buffer)
+            lost += not self._encoded(self.reduced, place, total, out)
+            self._codec.decode(out, size, mean[place])
+        return lost
 
-            encoded = await self._runner(reduce)
-            key = self._key(roster, "mean", index)
-            self._bulk.offer(key, encoded, dtype=self._codec.name, to=frozenset(roster.peers))
-            mean[part.start : part.stop] = self._codec.decode(encoded, size)
+    # -- the others' parts
 
-        return work
+    async def _gather(self, attempt: _Attempt, index: int, owner: PeerId, cells: Cells) -> None:
+        """Fetch a reduced part from its owner, and keep each cell as it comes."""
+        with self._borrow(cells.size, 1) as (arriving,):
 
-    def _others_part(
-        self, roster: Roster, index: int, part: Part, mean: Vector, until: float
-    ) -> Callable[[], Awaitable[None]]:
-        """Fetch a reduced part from its owner and write it into `mean`."""
+            async def decode() -> None:
+                done = 0
+                while done < cells.count:
+                    await arriving.reach(cells.bytes_until(min(done + BATCH, cells.count)))
+                    batch = range(done, cells.whole_in(arriving.ready))
+                    try:
+                        await self._runner(partial(self._decode_batch, cells, batch, arriving, attempt.mean))
+                    except CodecError as error:
+                        raise PartsMissing((owner,)) from error
+                    done = batch.stop
 
-        async def work() -> None:
-            size = part.stop - part.start
-            raw = await self._fetch(part.owner, self._key(roster, "mean", index), size, until)
-            try:
-                mean[part.start : part.stop] = await self._runner(lambda: self._codec.decode(raw, size))
-            except CodecError as error:
-                raise PartsMissing((part.owner,)) from error
+            async with _all_or_missing() as start:
+                key = self._key(attempt.roster, "mean", index)
+                start(partial(self._fetch, owner, key, arriving, attempt.means_by))
+                start(decode)
 
-        return work
+    def _decode_batch(self, cells: Cells, batch: range, arrived: Growing, mean: Vector) -> None:
+        """In a thread. Raises CodecError."""
+        for cell in batch:
+            place = cells.elements(cell)
+            self._codec.decode(cells.raw(cell, arrived.buffer), place.stop - place.start, mean[place])
 
-    async def _fetch(self, peer: PeerId, key: Key, elements: int, until: float) -> memoryview:
-        """The part under `key`, by `until` (trio time). Raises PartsMissing."""
-        size = self._codec.encoded_size(elements)
-        buffer = memoryview(bytearray(size))
-        began = trio.current_time()
+    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, measured: bool = False) -> None:
+        """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
+
+        `measured`: how fast it came tells about the peer's link. Means tell about the slowest member.
+        """
+        first: list[tuple[float, int]] = []  # when the first bytes came, and how many
 
         def moving(done: int) -> None:
-            nonlocal began
             if not first:
-                began = trio.current_time()  # the wait for the offer says nothing about the link
-            first.append(done)
+                first.append((trio.current_time(), done))  # the wait for the offer says nothing about the link
 
-        first: list[int] = []
-        arrived = False
         wait = max(0.0, until - trio.current_time())
         try:
-            with trio.move_on_at(until):
-                got = await self._liveness.unless_gone(
+            with trio.move_on_at(until) as scope:
+                await self._liveness.unless_gone(
                     peer,
-                    lambda: self._bulk.fetch(peer, key, into=buffer, max_size=size, wait=wait, progress=moving),
+                    lambda: self._bulk.fetch(
+                        peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=moving
+                    ),
                 )
-                arrived = len(got) == size
         except (NetworkError, PeerGoneSilent) as error:
             raise PartsMissing((peer,)) from error
-        if not arrived:
+        if scope.cancelled_caught:
             raise PartsMissing((peer,))
-        seconds, moved = trio.current_time() - began, size - first[0] if first else 0
-        if moved >= RATE_FROM and seconds > 0:
+        began, there = first[0] if first else (0.0, into.size)
+        seconds, moved = trio.current_time() - began, into.size - there
+        if measured and moved >= RATE_FROM and seconds > 0:
             self.rates[peer] = moved / seconds
-        return buffer
+
+    # -- how it ended
 
     def commit(self, roster: Roster) -> bool:
         """The round of `roster` was decided: keep what its encodings left out.
@@ -235,12 +317,8 @@ class AllReduce:
             self.rollback()
         self._attempt = None
         self._withdraw(lambda old: old.round != roster.round)
+        self._pool.next_round()
         return reduced and self._weight_in(roster) > 0
-
-    def _withdraw(self, which: Callable[[Roster], bool]) -> None:
-        for old in [r for r in self._offered if which(r)]:
-            self._bulk.withdraw(("parts", self._run_id, old.roster_id))
-            self._offered.remove(old)
 
     def rollback(self) -> None:
         """Forget the pending residuals of an attempt that did not count."""
@@ -248,8 +326,54 @@ class AllReduce:
         self.reduced.rollback()
         self._attempt = None
 
+    def _withdraw(self, which: Callable[[Roster], bool]) -> None:
+        for old in [r for r in self._offered if which(r)]:
+            self._bulk.withdraw(("parts", self._run_id, old.roster_id))
+            self._offered.remove(old)
+            for memory in self._lent.pop(old.roster_id, []):
+                self._pool.give(memory)
+
+    # -- memory and names
+
+    def _lend(self, roster: Roster, size: int) -> Growing:
+        """Memory that is offered until the offers of `roster` are withdrawn."""
+        memory = self._pool.take(size)
+        self._lent.setdefault(roster.roster_id, []).append(memory)
+        return Growing(memory)
+
+    @contextmanager
+    def _borrow(self, size: int, count: int) -> Iterator[list[Growing]]:
+        """Memory for the block alone."""
+        taken = [self._pool.take(size) for _ in range(count)]
+        try:
+            yield [Growing(memory) for memory in taken]
+        finally:
+            for memory in taken:
+                self._pool.give(memory)
+
+    def _cells(self, part: Part) -> Cells:
+        return Cells(part.start, part.stop, self._codec)
+
     def _weight_in(self, roster: Roster) -> int:
         return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
 
     def _key(self, roster: Roster, stage: str, index: int) -> Key:
         return ("parts", self._run_id, roster.roster_id, stage, index)
+
+
+@asynccontextmanager
+async def _all_or_missing() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
+    """A nursery for tasks that may raise PartsMissing: the first to do so ends the others, and all are named."""
+    failed: list[PeerId] = []
+    async with trio.open_nursery() as nursery:
+
+        async def run(work: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await work()
+            except PartsMissing as error:
+                failed.extend(error.peers)
+                nursery.cancel_scope.cancel()
+
+        yield lambda work: nursery.start_soon(run, work)
+    if failed:
+        raise PartsMissing(tuple(sorted(set(failed))))

@@ -142,9 +142,10 @@ def test_bytes_that_do_not_decode_are_their_senders_fault(simulated: Simulated) 
         liar = members[1].allreduce
         encode = liar.sent.encode_range
 
-        def poison(start: int, stop: int, values: Vector) -> memoryview:
-            encode(start, stop, values)
-            return memoryview(np.full(stop - start, np.nan, "f4").tobytes())
+        def poison(start: int, stop: int, values: Vector, out: memoryview) -> memoryview:
+            encode(start, stop, values, out)
+            out[:] = np.full(stop - start, np.nan, "f4").tobytes()
+            return out
 
         liar.sent.encode_range = poison  # type: ignore[method-assign, assignment]
         results = await reduce_all(members, a_roster(members), within=2.0)
@@ -160,9 +161,11 @@ def test_values_too_large_to_encode_count_as_nothing_and_crash_nobody(simulated:
         huge = np.finfo(np.float32).max
         members[0].values = np.full(P, huge, "f4")
         members[0].allreduce.sent.restore(np.full(P, huge, "f4"))
-        results = await reduce_all(members, a_roster(members))
+        roster = a_roster(members)
+        results = await reduce_all(members, roster)
         assert all(isinstance(r, np.ndarray) and np.isfinite(r).all() for r in results.values())
         assert np.allclose(results[members[0].me], members[1].values / 2)
+        assert members[0].allreduce.commit(roster)
         assert not members[0].allreduce.sent.export().any()
 
     simulated(main)

@@ -1,0 +1,153 @@
+"""One member of a swarm for `bench/allreduce.py`, which writes commands to it: JSON lines. A daemon's network stack.
+
+`round` is one all-reduce by a roster that all were given; `agree` is one as members of a run do it, who agree on the
+roster, on the hash of what they computed, and on a roster without those who failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import pair
+
+from swarmnode.node.heap import rest_what_stays
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings, Position
+from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.roster import Roster, Seat
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import in_thread
+from swarmnode.training.codecs import codec
+from swarmnode.training.outer import weighted_sum
+
+RUN, PARENT = "ab" * 32, "00" * 32
+PATIENCE = 120.0  # seconds that a reduction may wait
+DEADLINES = (2.0, 60.0)  # floor and ceiling in seconds: the defaults of a RunSpec
+WORK = 8  # samples that each claims to have trained on: equal weights
+
+Vector = Any
+
+
+def contribution(index: int, parameters: int) -> Vector:
+    """What member `index` brings, float32 (parameters,): anybody can compute it again."""
+    return np.random.default_rng(index).standard_normal(parameters, np.float32)
+
+
+class Member:
+    """This process's node, and what it holds of the round before."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.network = pair.swarmnode_network()
+        self.rpc = Rpc(self.network)
+        self.bulk = Bulk(self.network, runner=in_thread)
+        self.liveness = Liveness(self.rpc)
+        self.members: list[str] = []
+        self.rounds = 0
+        self.mean = self.values = np.zeros(0, np.float32)
+        self.sent_before = 0
+
+    async def start(self, addresses: list[str], **_: Any) -> dict[str, Any]:
+        for address in addresses:
+            await self.network.connect(address)
+        rest_what_stays()
+        return {"addresses": [self.network.addresses[0]], "peer": self.network.me, "pid": os.getpid()}
+
+    async def prepare(self, parameters: int, codec_name: str, members: list[str], **_: Any) -> dict[str, Any]:
+        self.members = members
+        self.values = contribution(self.index, parameters)
+        self.codec = codec(codec_name)
+        self.allreduce = AllReduce(
+            me=self.network.me,
+            run_id=RUN,
+            bulk=self.bulk,
+            liveness=self.liveness,
+            runner=in_thread,
+            codec=self.codec,
+            parameters=parameters,
+            patience=PATIENCE,
+        )
+        return {"prepared": True}
+
+    async def group(self, **_: Any) -> dict[str, Any]:
+        self.sent_before = self.network.traffic().bytes_out
+        return {"grouped": True}
+
+    async def round(self, **_: Any) -> dict[str, Any]:
+        began = time.perf_counter()
+        seats = tuple(Seat(peer, 1, 4) for peer in self.members)
+        roster = Roster(RUN, self.rounds, 0, PARENT, seats, (), 1.0)
+        self.mean = await self.allreduce.reduce(roster, self.values, within=PATIENCE)
+        self.allreduce.commit(roster)
+        self.rounds += 1
+        return {"seconds": time.perf_counter() - began, "members": len(seats)}
+
+    async def begin(self, **_: Any) -> dict[str, Any]:
+        """Stand before round 0 of a run of all members."""
+        floor, ceiling = DEADLINES
+        settings = AgreementSettings(group_size=32, weight_cap=4.0, floor=floor, ceiling=ceiling)
+        self.agreement = Agreement(
+            me=self.network.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings
+        )
+        self.agreement.advance(Position(0, PARENT, tuple(self.members), (), 1.0))
+        return {"begun": True}
+
+    async def agree(self, **_: Any) -> dict[str, Any]:
+        began = time.perf_counter()
+        attempts: list[float] = []
+
+        async def reduce(roster: Roster, within: float) -> str:
+            attempts.append(round(time.perf_counter() - began, 3))
+            self.mean = await self.allreduce.reduce(roster, self.values, within=within)
+            mean = self.mean
+            return await in_thread(lambda: hashlib.sha256(mean).hexdigest())
+
+        async def obtain(state_hash: str, holders: tuple[str, ...]) -> None:
+            raise AssertionError("every survivor computes the result itself")
+
+        decision = await self.agreement.agree(
+            samples=WORK, train_seconds=1.0, rates=dict(self.allreduce.rates), reduce=reduce, obtain=obtain
+        )
+        seconds = time.perf_counter() - began
+        self.allreduce.commit(decision.roster)
+        self.agreement.advance(Position(decision.round + 1, decision.state_hash, decision.roster.peers, (), 1.0))
+        seated = [self.members.index(peer) for peer in decision.roster.peers]
+        return {"seconds": seconds, "attempts": attempts, "seats": seated, "hash": decision.state_hash}
+
+    async def check(self, seats: list[int], **_: Any) -> dict[str, Any]:
+        """How far the mean is from that of the seats' values, which this process computes again."""
+        exact = weighted_sum([contribution(i, self.values.size) for i in seats], [WORK] * len(seats))
+        return {"error": float(np.abs(self.mean - exact).max()), "exact": self.mean.tobytes() == exact.tobytes()}
+
+    async def hash(self, **_: Any) -> dict[str, Any]:
+        sent = self.network.traffic().bytes_out - self.sent_before
+        return {"bytes_out": sent, "hash": hashlib.sha256(self.mean).hexdigest()}
+
+
+async def main() -> None:
+    member = Member(int(sys.argv[1]))
+    async with trio.open_nursery() as nursery:
+        for part in (member.network, member.rpc, member.bulk, member.liveness):
+            await nursery.start(part.run)
+        async for line in trio.wrap_file(sys.stdin):
+            command = json.loads(line)
+            if command["do"] == "end":
+                break
+            pair.emit(**await getattr(member, command.pop("do"))(**command))
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)

@@ -1,0 +1,84 @@
+"""How a part of the vector lies on the wire, and the memory that it passes through.
+
+A part is encoded cell by cell, each on its own, and the encoded cells follow one another. So a cell can be sent while
+the next is encoded, and reduced while the next arrives; and its 256 KiB stay in a core's cache through all of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.codecs import Codec
+from swarmnode.training.codecs.base import STEP
+
+CELL = STEP  # elements; the blocks of all codecs divide it
+BATCH = 8  # cells that are worth waking a thread for: about 1 ms of work
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Elements `start` to `stop` of the vector, cut into cells of CELL elements; the last may be shorter."""
+
+    start: int
+    stop: int
+    codec: Codec
+
+    @property
+    def count(self) -> int:
+        return -(-(self.stop - self.start) // CELL)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the encoded part."""
+        return self.bytes_until(self.count)
+
+    def bytes_until(self, cell: int) -> int:
+        """Bytes of the first `cell` cells."""
+        if cell < self.count:
+            return cell * self.codec.encoded_size(CELL)
+        whole, rest = divmod(self.stop - self.start, CELL)
+        return whole * self.codec.encoded_size(CELL) + (self.codec.encoded_size(rest) if rest else 0)
+
+    def whole_in(self, ready: int) -> int:
+        """How many whole cells the first `ready` bytes hold."""
+        return self.count if ready >= self.size else ready // self.codec.encoded_size(CELL)
+
+    def elements(self, cell: int) -> slice:
+        """The elements of a cell, in the vector."""
+        first = self.start + cell * CELL
+        return slice(first, min(first + CELL, self.stop))
+
+    def raw(self, cell: int, encoded: memoryview) -> memoryview:
+        """The bytes of a cell within those of the part."""
+        return encoded[self.bytes_until(cell) : self.bytes_until(cell + 1)]
+
+
+class Pool:
+    """Memory that is used again: the system takes longer to hand out fresh pages than a codec to fill them.
+
+    It keeps what was used in the last two rounds, and no more.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, NDArray[np.uint8]]] = []  # and the round in which it was last used
+        self._round = 0
+
+    def take(self, size: int) -> memoryview:
+        """`size` bytes of which nobody knows what is in them."""
+        fitting = [i for i, (_, memory) in enumerate(self._free) if size <= memory.nbytes <= 2 * size]
+        if not fitting:
+            return np.empty(size, np.uint8).data
+        best = min(fitting, key=lambda i: self._free[i][1].nbytes)
+        return self._free.pop(best)[1].data[:size]
+
+    def give(self, view: memoryview) -> None:
+        """Take back what `take` handed out; nobody reads or writes it any more."""
+        self._free.append((self._round, view.obj))  # type: ignore[arg-type]
+
+    def next_round(self) -> None:
+        """Let go of what was not needed for a whole round."""
+        self._free = [(used, memory) for used, memory in self._free if used >= self._round - 1]
+        self._round += 1
