@@ -145,10 +145,10 @@ def start(stack: ExitStack, lab: Lab, folder: Path, options: argparse.Namespace)
     nodes = []
     for number, (host, home) in enumerate(zip(hosts, homes, strict=True)):
         what = ("--join", join) if number else (run, "--wait-peers", str(options.nodes - 1), "--wait-seconds", "120")
-        rounds = ("--rounds", str(options.rounds + options.warmup), "--stay")
+        rounds = ("--rounds", str(options.rounds + options.warmup), "--stay", "--nice", str(options.nice))
         node = node_at(Site.on(host), home, *what, *rounds, corpus=None if number else text)
         nodes.append(stack.enter_context(node))
-        node.wait_for("ready", within=PATIENCE)
+        nodes[0].wait_for("ready", within=PATIENCE)
     return Swarm(hosts, nodes, time.monotonic()), steps
 
 
@@ -201,6 +201,7 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=2, help="rounds before, that do not")
     parser.add_argument("--seconds", type=float, default=30.0, help="a round, about")
     parser.add_argument("--steps", type=int, default=0, help="inner steps of a round [default: measured for --seconds]")
+    parser.add_argument("--nice", type=int, default=10, help="of the trainers, as a node has it by default")
     parser.add_argument("--rate", type=float, default=100.0, help="Mbit/s of each node's link; 0 is no limit")
     parser.add_argument("--rtt", type=float, default=0.05, help="seconds from node to node and back")
     parser.add_argument("--loss", type=float, default=0.001, help="of frames, each way")

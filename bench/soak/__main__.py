@@ -57,7 +57,8 @@ START_WITHIN = 180.0  # s until all nodes are ready
 END_WITHIN = 20.0  # s for a node to leave in order
 STAND_AGAIN = 2.0  # s until a node that ended by itself is started again
 SETTLE_WITHIN = 120.0  # s after the last repair until all are in step
-STALL = 60.0  # s without a round of the swarm, or of a node that stands, at the most
+STALL = 60.0  # s without a round of the swarm, at the most
+SILENCE = 90.0  # s without a round of a node that stands, at the most
 AT_ONCE = 3  # nodes that are struck at a time, at the most
 
 MODEL = {"layers": 2, "heads": 2, "width": 64, "context": 64}
@@ -104,7 +105,7 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
         def new_node() -> Node:
             first = (run, "--wait-peers", str(options.nodes - 1), "--wait-seconds", "120")
             what = ("--join", join) if number else first
-            return node_at(sites[number], homes[number], *what, corpus=None if number else text)
+            return node_at(sites[number], homes[number], *what, "--nice", "0", corpus=None if number else text)
 
         return Member(number, sites[number], homes[number], new_node, mounted=mounted[number])
 
@@ -128,7 +129,7 @@ class Soak:
         self._lab = lab
         self._options = options
         self._read = [0] * len(members)  # events of the present life that were taken
-        self._heard = [0.0] * len(members)
+        self._heard = [0.0] * len(members)  # when each was ready, or ended a round
         self._looked = 0.0
 
     @property
@@ -208,7 +209,7 @@ class Soak:
             events = list(member.events)
             for event in events[self._read[number] :]:
                 self.history.add(number, event, self.now)
-                if event["event"] == "round":
+                if event["event"] in ("ready", "round"):
                     self._heard[number] = self.now
             self._read[number] = len(events)
             last = max(self._heard[number], member.repaired - self.began)
@@ -249,7 +250,7 @@ def summary(soak: Soak, settled: float | None, codes: list[int | None], options:
     checks = {
         "parity": not contradictions,
         "progress": history.longest_stall <= STALL and history.furthest > 0,
-        "every node takes part": soak.longest_silence <= STALL,
+        "every node takes part": soak.longest_silence <= SILENCE,
         "no growth": not any(grown(elder) for elder in elders.values()),
         "no tracebacks": not tracebacks,
         "nobody ends unasked": not soak.died,
