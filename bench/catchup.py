@@ -2,9 +2,9 @@
 
 Joiners that begin at the same moment fetch a whole state from four members, every node a process of its own on
 loopback, as JSON lines: `seconds` until the last of them held it, verified, `mean` over them, `copies` of the state
-that each member gave away and each joiner (`joiners_copies`), and the CPU seconds of all of them. The state is that of
---parameters (50 million) in float32; without --momentum the outer momentum is zero, as in a run with the default outer
-optimizer, and does not travel.
+that each member gave away and each joiner (`joiners_copies`), and `cpu_s`, the CPU seconds of all of them, which says
+more than `seconds` where the machine is busy. The state is that of --parameters (50 million) in float32; without
+--momentum the outer momentum is zero, as in a run with the default outer optimizer, and does not travel.
 
 The baseline in the same run is hivemind 1.1.12, `load_state_from_peers` of its averager, with tensors of the same size;
 it is not verified there. It needs a Python of its own: pip install hivemind==1.1.12 in another venv. The systems take
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pair
@@ -83,7 +84,7 @@ def swarmnode_node(chosen: argparse.Namespace) -> None:
                     _, hash, _ = await catch_up.fetch(told["members"], state_hash=told["hash"])
                     pair.emit(seconds=time.perf_counter() - began, right=hash == told["hash"])
                 else:
-                    pair.emit(sent=network.traffic().bytes_out, cpu=pair.cpu_seconds())
+                    pair.emit(sent=network.traffic().bytes_out)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -119,7 +120,7 @@ def hivemind_node(chosen: argparse.Namespace) -> None:
             spent = time.perf_counter() - began
             pair.emit(seconds=spent, right=loaded is not None and digest(loaded[1]) == told["hash"])
         else:
-            pair.emit(sent=0, cpu=0.0)
+            pair.emit(sent=0)
     averager.shutdown()
     dht.shutdown()
 
@@ -206,18 +207,25 @@ def trial(system: str, chosen: argparse.Namespace) -> dict[str, Any]:
         "mb": size / 1e6,
         "seconds": round(max(seconds), 2),
         "mean": round(statistics.mean(seconds), 2),
+        "cpu_s": round(sum(b["cpu"] - a["cpu"] for a, b in zip(before, after, strict=True)), 1),
         "right": all(result["right"] for result in results),
         "load": round(os.getloadavg()[0], 1),
     }
     if system == "swarmnode":
         figures["copies"], figures["joiners_copies"] = copies[:MEMBERS], copies[MEMBERS:]
-        figures["cpu_s"] = round(sum(b["cpu"] - a["cpu"] for a, b in zip(before, after, strict=True)), 1)
     return figures
 
 
 def _spent(node: Node) -> dict[str, Any]:
     node.tell(what="figures")
-    return node.hear()
+    return {**node.hear(), "cpu": _cpu_of_family(node.process.pid)}
+
+
+def _cpu_of_family(pid: int) -> float:
+    """CPU seconds of a process and all that it started and that live."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    family = [int(child) for listed in children for child in listed.read_text().split()]
+    return pair.cpu_seconds(pid) + sum(_cpu_of_family(child) for child in family)
 
 
 def main() -> int:
@@ -242,12 +250,13 @@ def main() -> int:
             turns[system].append(trial(system, chosen))
             pair.emit(turn=turn, **turns[system][-1])
     for system in systems:
-        median = statistics.median(figures["seconds"] for figures in turns[system])
-        pair.emit(summary=system, joiners=chosen.joiners, seconds=median, turns=chosen.repeats)
-    if len(systems) == 2:
-        ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*turns.values(), strict=True)]
+        medians = {name: statistics.median(line[name] for line in turns[system]) for name in ("seconds", "cpu_s")}
+        pair.emit(summary=system, joiners=chosen.joiners, turns=chosen.repeats, **medians)
+    for name in ("seconds", "cpu_s") if len(systems) == 2 else ():
+        ratios = [ours[name] / theirs[name] for ours, theirs in zip(*turns.values(), strict=True)]
         pair.emit(
             summary="swarmnode / hivemind",
+            figure=name,
             median=round(statistics.median(ratios), 2),
             least=round(min(ratios), 2),
             most=round(max(ratios), 2),

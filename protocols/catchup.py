@@ -36,6 +36,7 @@ from functools import partial
 import numpy as np
 import trio
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.catchup_fetch import CHUNK, Attempt, Errand, Holding, News, fetch_chunks
@@ -340,8 +341,8 @@ class CatchUp:
         if scope.cancelled_caught:
             raise NetworkError(f"{peer} took more than {CHUNK_WITHIN:.0f} s for a chunk")
 
-    def _restore(self, manifest: Manifest, buffer: bytearray) -> OuterState:
-        vector = np.frombuffer(buffer, np.dtype("<f4")).astype(np.float32, copy=False)
+    def _restore(self, manifest: Manifest, buffer: NDArray[np.uint8]) -> OuterState:
+        vector = buffer.view("<f4").astype(np.float32, copy=False)
         vector.flags.writeable = False
         half = self._layout.parameters
         state = OuterState(vector[:half], vector[half:])

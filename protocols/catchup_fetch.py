@@ -27,6 +27,9 @@ FETCHERS = 2  # chunks asked of one source at a time: one comes while the next i
 IN_ALL = 24  # chunks asked of all sources at a time: what a slow line carries in half a minute
 MATES = 8  # other joiners that are asked for chunks at a time
 NEWS_EVERY = (0.25, 2.0)  # seconds between questions to a joiner, and to a member, about what is new
+SILENT = (
+    10.0  # seconds without an answer after which a joiner is asked no more; one that has just begun refuses at first
+)
 LATE = 3.0  # times the usual time of a chunk after which it is asked for elsewhere
 IDLE = 0.1  # seconds after which a source without work looks again
 
@@ -64,16 +67,16 @@ class Attempt:
 
     size: int  # bytes
     digests: tuple[bytes, ...]  # blake3 of each chunk
-    buffer: bytearray = field(init=False)
+    buffer: NDArray[np.uint8] = field(init=False)
     have: Holding = field(init=False)
     done: int = 0  # bytes that are here
 
     def __post_init__(self) -> None:
-        self.buffer = bytearray(self.size)
+        self.buffer = np.zeros(self.size, np.uint8)  # takes memory where it is written to
         self.have = np.zeros(len(self.digests), np.bool_)
 
     def part(self, index: int) -> memoryview:
-        return memoryview(self.buffer)[index * CHUNK : (index + 1) * CHUNK]
+        return self.buffer.data[index * CHUNK : (index + 1) * CHUNK]
 
     @property
     def missing(self) -> int:
@@ -154,15 +157,17 @@ class _Fetching:
 
     async def _ask(self, source: _Source, nursery: trio.Nursery) -> None:
         """Ask what is new: chunks of a joiner, joiners that a source knows."""
+        heard = trio.current_time()
         while not source.gone:
             try:
                 news = await self._errand.ask(source.peer)
             except NetworkError as error:
-                if source.member:  # it may have the chunks all the same
-                    logger.debug("%s does not tell who else fetches the state: %s", source.peer, error)
-                else:
+                if (
+                    not source.member and trio.current_time() > heard + SILENT
+                ):  # a member may have the chunks all the same
                     self._give_up(source, error)
             else:
+                heard = trio.current_time()
                 if not source.member:
                     source.holds = news.holds
                 self._meet(news.askers, nursery)
