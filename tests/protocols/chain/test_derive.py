@@ -1,0 +1,386 @@
+"""What quoted cuts and scores make of a round: it depends on what is quoted alone, and liars move it within bounds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from chains import RULES, WINDOW, Offer, cut, fair, hashed, offer, quote, row, scores, start
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from swarmnode.protocols.chain.chainstate import MILLION, ChainState, Worked
+from swarmnode.protocols.chain.derive import UNITS, Derived, NotHeld, Quoted, derive, listed_commits
+from swarmnode.protocols.chain.electorate import quorum
+from swarmnode.protocols.chain.statements import (
+    ACCEPTED,
+    FULL_STANDING,
+    JUDGED,
+    MALFORMED,
+    MAX_COMMITS,
+    MISSING,
+    ONE,
+    REFUSED_DUPLICATE,
+    REFUSED_EQUIVOCATED,
+    REFUSED_FOREIGN,
+    REFUSED_MALFORMED,
+    REFUSED_MISSING,
+    REFUSED_NO_GAIN,
+    REFUSED_NO_STANDING,
+    REFUSED_REVERTED,
+    REFUSED_UNINVITED,
+    Entry,
+    Score,
+)
+
+STRANGERS = "STUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A round with its offers, and the quotes that a leader chose."""
+
+    chain: ChainState
+    offers: tuple[Offer, ...]
+    quoted: Quoted
+
+    def author_of(self, entry: Entry) -> str:
+        return self.quoted.commits[entry.commit].author
+
+
+@st.composite
+def scenes(draw: st.DrawFn, electors: int | None = None, alike: bool = True) -> Scene:
+    """Whatever judges may say of whatever authors offered, and any of it quoted that is enough.
+
+    `alike`: some may reveal the same bytes.
+    """
+    n = electors if electors is not None else draw(st.integers(1, 7))
+    judges = "ABCDEFG"[:n]
+    chain = start(judges)
+    authors = draw(st.lists(st.sampled_from(judges + STRANGERS), unique=True, max_size=8))
+    offers = tuple(
+        offer(
+            chain,
+            author,
+            root=hashed(draw(st.integers(0, 9))) if alike else None,
+            norm=draw(st.sampled_from([0.5, 1.0, 3.0, 1e9])),
+        )
+        for author in authors
+    )
+    quoting = draw(st.lists(st.sampled_from(judges), unique=True, min_size=quorum(chain, RULES)))
+    ids = [one.id for one in offers]
+    cuts, scored = [], []
+    for judge in quoting:
+        cuts.append(cut(chain, judge, draw(st.sets(st.sampled_from(ids))) if ids else (), window=draw(windows)))
+        rows = []
+        for id in ids:
+            found = draw(st.sampled_from([JUDGED, JUDGED, JUDGED, MISSING, MALFORMED]))
+            gain = draw(gains) if found == JUDGED else 0
+            standing = draw(st.sampled_from([0, 1, 500, FULL_STANDING]))
+            rows.append(row(id, gain, found=found, standing=standing))
+        scored.append(scores(chain, judge, rows, undo=draw(st.none() | gains)))
+    return Scene(chain, offers, quote(cuts, scored, offers))
+
+
+gains = st.sampled_from([-1000, 0, 1, 7, 1000, 1001, 100_000, 1 << 40])
+windows = st.sampled_from([0, WINDOW // 4, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
+
+
+@given(scenes(), st.randoms(use_true_random=False))
+def test_the_order_in_which_things_were_heard_does_not_matter(scene: Scene, rng: random.Random) -> None:
+    def shuffled(things: Any) -> Any:
+        again = list(things.items() if isinstance(things, dict) else things)
+        rng.shuffle(again)
+        return type(things)(again)
+
+    quoted = scene.quoted
+    other = Quoted(
+        shuffled(quoted.cuts),
+        shuffled(quoted.scores),
+        shuffled(dict(quoted.commits)),
+        shuffled(dict(quoted.reveals)),
+        shuffled(dict(quoted.norms)),
+    )
+    assert derive(scene.chain, RULES, other) == derive(scene.chain, RULES, quoted)
+
+
+@given(scenes())
+def test_what_is_held_beside_the_quoted_does_not_matter(scene: Scene) -> None:
+    """A commit that no quoted cut lists, and a contribution that is not accepted, may be here or not."""
+    derived = derive(scene.chain, RULES, scene.quoted)
+    listed = {entry.commit for entry in derived.entries}
+    accepted = {entry.commit for entry in derived.entries if entry.verdict in (ACCEPTED, REFUSED_DUPLICATE)}
+    spare = Quoted(
+        scene.quoted.cuts,
+        scene.quoted.scores,
+        {id: one for id, one in scene.quoted.commits.items() if id in listed},
+        {id: one for id, one in scene.quoted.reveals.items() if id in accepted},
+        {id: one for id, one in scene.quoted.norms.items() if id in accepted},
+    )
+    assert derive(scene.chain, RULES, spare) == derived
+
+
+@given(scenes())
+def test_every_commit_that_enough_cuts_list_is_answered_once(scene: Scene) -> None:
+    derived = derive(scene.chain, RULES, scene.quoted)
+    cuts = scene.quoted.cuts
+    enough = {one.id for one in scene.offers if 3 * sum(one.id in c.what.commits for c in cuts) > len(cuts)}
+    assert [entry.commit for entry in derived.entries] == sorted(enough)
+    for entry in derived.entries:
+        assert entry.verdict == ACCEPTED or entry.weight == entry.clip == 0
+
+
+@given(scenes())
+def test_strangers_together_hold_at_most_their_share(scene: Scene) -> None:
+    derived = derive(scene.chain, RULES, scene.quoted)
+    strangers = sum(one.weight for one in derived.entries if scene.author_of(one) not in scene.chain.electors)
+    share = RULES.probation_small if len(scene.chain.electors) < 4 else RULES.probation
+    assert strangers * MILLION <= derived.total * share
+    assert sum(one.weight for one in derived.entries) <= derived.total
+
+
+@given(scenes())
+def test_no_elector_weighs_more_than_the_median_one(scene: Scene) -> None:
+    """More than half of k accepted electors have the full weight: so none has more than 1 / (k // 2 + 1)."""
+    full = [
+        replace(said, what=replace(said.what, scores=tuple(replace(one, standing=1000) for one in said.what.scores)))
+        for said in scene.quoted.scores
+    ]
+    derived = derive(scene.chain, RULES, replace(scene.quoted, scores=tuple(full)))
+    weights = [
+        entry.weight
+        for entry in derived.entries
+        if entry.verdict == ACCEPTED and scene.author_of(entry) in scene.chain.electors
+    ]
+    assert all(weight * (len(weights) // 2 + 1) <= sum(weights) for weight in weights)
+
+
+@given(scenes(electors=5, alike=False), st.integers(0, 3))
+def test_many_strangers_move_neither_the_weights_nor_the_clipping_of_electors(scene: Scene, keep: int) -> None:
+    """Whoever makes identities gains no say in what the median gain or norm is, as long as an elector's work counts."""
+    derived = derive(scene.chain, RULES, scene.quoted)
+    if not any(work.author in scene.chain.electors for work in derived.worked):
+        return
+    gone = [one.id for one in scene.offers if one.commit.author not in scene.chain.electors][keep:]
+    cuts = [
+        cut(scene.chain, said.author, set(said.what.commits).difference(gone), window=said.what.window)
+        for said in scene.quoted.cuts
+    ]
+    fewer = derive(scene.chain, RULES, replace(scene.quoted, cuts=tuple(cuts)))
+
+    def of_electors(what: Derived) -> list[Entry]:
+        return [entry for entry in what.entries if scene.author_of(entry) in scene.chain.electors]
+
+    assert of_electors(derived) == of_electors(fewer)
+
+
+@given(scenes(), st.integers(1, 1 << 30))
+def test_what_an_author_says_of_itself_has_no_effect(scene: Scene, claimed: int) -> None:
+    derived = derive(scene.chain, RULES, scene.quoted)
+    reveals = {id: replace(reveal, size=claimed) for id, reveal in scene.quoted.reveals.items()}
+    assert derive(scene.chain, RULES, replace(scene.quoted, reveals=reveals)) == derived
+
+
+@given(scenes(), st.data())
+def test_a_judge_s_word_about_its_own_contribution_has_no_effect(scene: Scene, data: st.DataObject) -> None:
+    assume(len(scene.chain.electors) > 1)
+    own = {one.commit.author: one.id for one in scene.offers}
+    said_other = []
+    for said in scene.quoted.scores:
+        rows = [one for one in said.what.scores if own.get(said.author, b"")[:16] != one.commit]
+        if said.author in own and data.draw(st.booleans()):
+            rows.append(row(own[said.author], data.draw(gains), standing=data.draw(st.sampled_from([0, 1000]))))
+        said_other.append(scores(scene.chain, said.author, rows, undo=said.what.undo))
+    other = derive(scene.chain, RULES, replace(scene.quoted, scores=tuple(said_other)))
+    derived = derive(scene.chain, RULES, scene.quoted)
+    accepted = [entry for entry in derived.entries if entry.verdict == ACCEPTED]
+    assert [entry for entry in other.entries if entry.verdict == ACCEPTED] == accepted
+    assert (other.total, other.revert, other.worked) == (derived.total, derived.revert, derived.worked)
+
+
+@given(scenes(), st.data())
+def test_a_minority_of_liars_has_nothing_accepted_that_no_honest_judge_measured_to_help(
+    scene: Scene, data: st.DataObject
+) -> None:
+    """Whichever quorum a lying leader quotes. Nor can liars undo a roster, or move the window beyond honest proposals.
+
+    Honest judges' own contributions need a vote less, which a liar may give: that is work that an honest node did.
+    """
+    electors = scene.chain.electors
+    liars = data.draw(st.sets(st.sampled_from(electors), max_size=(len(electors) - 1) // 2))
+    honest = [said for said in scene.quoted.scores if said.author not in liars]
+    chain = replace(scene.chain, undoable=True)
+    derived = derive(chain, RULES, scene.quoted)
+    for entry in derived.entries:
+        if entry.verdict == ACCEPTED and scene.author_of(entry) not in set(electors) - liars:
+            found = [one for said in honest for one in said.what.scores if one.commit == entry.commit[:16]]
+            others = [one for one in found if one.found == JUDGED and one.gain > RULES.gain_floor]
+            assert others, "accepted on the word of liars alone"
+    if derived.revert:
+        assert any((said.what.undo or 0) > RULES.revert_above for said in honest)
+    proposals = [WINDOW, *(said.what.window for said in scene.quoted.cuts if said.author not in liars)]
+    assert min(proposals) // 2 <= derived.window <= 2 * max(proposals)
+    assert max(WINDOW // 2, min(proposals)) <= derived.window <= min(2 * WINDOW, max(proposals))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABCDE" + STRANGERS), st.floats(1e-30, 1e30)), unique_by=lambda one: one[0]))
+def test_clipped_norms_are_at_most_the_median_and_within_one_unit_of_it(norms: list[tuple[str, float]]) -> None:
+    chain = start("ABCDE")
+    offers = [offer(chain, author, norm=norm) for author, norm in norms]
+    derived = derive(chain, RULES, fair(chain, RULES, offers))
+    among = sorted(norm for author, norm in norms if author in "ABCDE") or sorted(norm for _, norm in norms)
+    by_id = {one.id: one.norm for one in offers}
+    assert len(derived.entries) == len(norms)
+    for entry in derived.entries:
+        middle, norm = Fraction(among[(len(among) - 1) // 2]), Fraction(by_id[entry.commit])
+        clipped = norm * entry.clip / ONE
+        assert clipped <= middle or entry.clip == 0
+        assert entry.clip == ONE or middle - norm / ONE < clipped
+
+
+# --- what becomes of a commit ----------------------------------------------------------------------------------------
+
+
+def verdict_of(derived: Derived, one: Offer) -> int:
+    return next(entry.verdict for entry in derived.entries if entry.commit == one.id)
+
+
+def judged_by(chain: ChainState, one: Offer, rows: list[Score | None]) -> int:
+    """The verdict where judge i gives rows[i], or opens no scores where that is None, and all cuts list the commit."""
+    cuts = [cut(chain, judge, [one.id]) for judge in chain.electors]
+    scored = [scores(chain, judge, [given]) for judge, given in zip(chain.electors, rows, strict=True) if given]
+    return verdict_of(derive(chain, RULES, quote(cuts, scored, [one])), one)
+
+
+def test_a_contribution_is_refused_with_what_most_judges_found() -> None:
+    chain = start("ABCDE")
+    one = offer(chain, "X")
+    good, bad, none = row(one.id, 5), row(one.id, 0, found=MALFORMED), row(one.id, 0, found=MISSING)
+    worse, unknown = row(one.id, 0), row(one.id, 5, standing=0)
+    assert judged_by(chain, one, [good, good, good, none, none]) == ACCEPTED
+    assert judged_by(chain, one, [good, good, none, none, bad]) == REFUSED_MISSING
+    assert judged_by(chain, one, [good, good, bad, none, bad]) == REFUSED_MALFORMED
+    assert judged_by(chain, one, [good, good, worse, worse, worse]) == REFUSED_NO_GAIN
+    assert judged_by(chain, one, [good, good, unknown, unknown, unknown]) == REFUSED_NO_STANDING
+
+
+def test_who_is_silent_vouches_for_nothing() -> None:
+    """A leader that quotes just a majority cannot have accepted what two of five judges found to help."""
+    chain = start("ABCDE")
+    one = offer(chain, "X")
+    good = row(one.id, 5)
+    assert judged_by(chain, one, [good, good, row(one.id, -5), None, None]) == REFUSED_NO_GAIN
+    assert judged_by(chain, one, [good, good, good, None, None]) == ACCEPTED
+
+
+@pytest.mark.parametrize(("n", "others"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)])
+def test_a_judge_s_contribution_needs_one_vote_less(n: int, others: int) -> None:
+    chain = start("ABCDEF"[:n])
+    one = offer(chain, "A")
+    for yes in range(n):
+        rows = [row(one.id, 5), *[row(one.id, 5)] * yes, *[row(one.id, -5)] * (n - 1 - yes)]
+        assert (judged_by(chain, one, rows) == ACCEPTED) == (yes >= others)
+
+
+def test_who_commits_twice_is_refused_for_both() -> None:
+    chain = start("ABC")
+    one, other, honest = offer(chain, "X"), offer(chain, "X", salt=bytes([1] * 16)), offer(chain, "Y")
+    derived = derive(chain, RULES, fair(chain, RULES, [one, other, honest]))
+    assert verdict_of(derived, one) == verdict_of(derived, other) == REFUSED_EQUIVOCATED
+    assert verdict_of(derived, honest) == ACCEPTED
+
+
+def test_of_two_who_reveal_the_same_the_one_in_most_cuts_counts_however_ids_were_ground() -> None:
+    """A copier sees what to copy when a majority has cut; then it can find a lower id, and not more cuts."""
+    chain = start("ABCDE")
+    victim = offer(chain, "X", root=hashed("same"))
+    copies = [offer(chain, "Y", root=hashed("same"), salt=bytes([i] * 16)) for i in range(32)]
+    copy = min(copies, key=lambda one: one.id)
+    assert copy.id < victim.id
+    cuts = [cut(chain, judge, [victim.id, *([copy.id] if judge in "DE" else [])]) for judge in chain.electors]
+    scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in chain.electors]
+    derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
+    assert verdict_of(derived, victim) == ACCEPTED
+    assert verdict_of(derived, copy) == REFUSED_DUPLICATE
+
+
+def test_a_commit_to_another_round_or_history_does_not_count() -> None:
+    chain = start("ABC")
+    old, elsewhere = replace(chain, round=5), replace(chain, tip=hashed("other"))
+    for one in (offer(old, "X"), offer(elsewhere, "X")):
+        derived = derive(chain, RULES, fair(chain, RULES, [one]))
+        assert verdict_of(derived, one) == REFUSED_FOREIGN
+
+
+def test_who_was_not_drawn_is_refused_and_electors_are_always_drawn() -> None:
+    chain = replace(start("ABC"), participation=1)
+    one, elector = offer(chain, "X"), offer(chain, "A")
+    derived = derive(chain, RULES, fair(chain, RULES, [one, elector]))
+    assert verdict_of(derived, one) == REFUSED_UNINVITED
+    assert verdict_of(derived, elector) == ACCEPTED
+
+
+def test_a_roster_that_did_harm_is_undone_and_nothing_added() -> None:
+    chain = replace(start("ABC"), undoable=True)
+    one = offer(chain, "X")
+    derived = derive(chain, RULES, fair(chain, RULES, [one], undo=RULES.revert_above + 1))
+    assert derived.revert and verdict_of(derived, one) == REFUSED_REVERTED and derived.total == 0
+    assert not derive(chain, RULES, fair(chain, RULES, [one], undo=RULES.revert_above)).revert
+
+
+@pytest.mark.parametrize("since", range(1, 2 * RULES.revert_every))
+def test_rounds_are_undone_at_most_once_in_revert_every(since: int) -> None:
+    chain = replace(start("ABC"), undoable=True, round=100, reverted=100 - since)
+    derived = derive(chain, RULES, fair(chain, RULES, [], undo=1 << 30))
+    assert derived.revert == (since >= RULES.revert_every)
+
+
+def test_what_moved_nothing_is_not_undone() -> None:
+    """So a revert is never undone itself, nor an empty round."""
+    derived = derive(start("ABC"), RULES, fair(start("ABC"), RULES, [], undo=1 << 30))
+    assert not derived.revert
+
+
+def test_a_roster_lists_no_more_than_it_has_room_for_and_those_in_most_cuts() -> None:
+    chain = start("ABC")
+    many = [offer(chain, "X", salt=i.to_bytes(16, "big")) for i in range(MAX_COMMITS + 40)]
+    ids = [one.id for one in many]
+    cuts = [cut(chain, "A", ids[:MAX_COMMITS]), cut(chain, "B", ids[40:]), cut(chain, "C", ids[40:])]
+    listed = listed_commits(cuts)
+    assert len(listed) == MAX_COMMITS and set(listed) == set(ids[40:])
+
+
+def test_work_is_counted_before_standing_and_probation() -> None:
+    chain = start("ABCDE")
+    offers = [offer(chain, "A", gain=1000), offer(chain, "X", gain=500), offer(chain, "Y", gain=5000)]
+    quoted = fair(chain, RULES, offers)
+    low = [
+        replace(said, what=replace(said.what, scores=tuple(replace(one, standing=10) for one in said.what.scores)))
+        for said in quoted.scores
+    ]
+    derived = derive(chain, RULES, replace(quoted, scores=tuple(low)))
+    assert derived.worked == (Worked("A", UNITS), Worked("X", UNITS // 2), Worked("Y", UNITS))
+
+
+@pytest.mark.parametrize("lacking", ["commits", "reveals", "norms", "opening"])
+def test_what_cannot_be_told_is_not_guessed(lacking: str) -> None:
+    chain = start("ABC")
+    one = offer(chain, "X")
+    quoted = fair(chain, RULES, [one])
+    if lacking == "opening":
+        without = replace(quoted, reveals={one.id: replace(one.reveal, root=hashed("other"))})
+    else:
+        without = replace(quoted, **{lacking: {}})
+    with pytest.raises(NotHeld) as raised:
+        derive(chain, RULES, without)
+    assert raised.value.commit == one.id
+
+
+def test_after_long_silence_of_all_others_one_judge_goes_on_alone() -> None:
+    chain = replace(start("AB"), empties=3)
+    one = offer(chain, "A")
+    derived = derive(chain, RULES, fair(chain, RULES, [one], silent="B"))
+    assert verdict_of(derived, one) == ACCEPTED
