@@ -9,9 +9,10 @@ Why not `Network.publish`, which floods: a flood passes on what nobody has verif
 one receiver misses stays missed. Here a false element ends at the first honest node, each node's work does not grow
 with its neighbours, and an offer from one peer mends what another's loss left out.
 
-Who may fail when, and what is then true: a peer that does not answer holds up nobody, it is passed over while a push
-to it is under way; what it misses, and what is above the limits, repair brings. An author's elements are passed on at
-`AUTHOR` a second at most, so one who signs a thousand a second costs his neighbours, not the swarm.
+Who may fail when, and what is then true: a peer that does not answer holds up nobody; what comes while a push to it is
+under way goes with the next one, and what it misses as it fails, or what is above the limits, repair brings. An
+author's elements are passed on at `AUTHOR` a second at most, so one who signs a thousand a second costs his neighbours,
+not the swarm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -110,7 +111,8 @@ class Pusher:
         self._rng = rng
         self._authors = Budget[str](AUTHOR)
         self._waiting: OrderedDict[Rank, Element] = OrderedDict()
-        self._busy: set[PeerId] = set()
+        self._later: dict[PeerId, list[_News]] = {}  # peers to which a push is under way -> what goes with the next
+        self._hurry = trio.Event()
         self._changes: trio.MemoryReceiveChannel[Change] | None = None
         self.known = Known()
         self.pushes = 0  # messages
@@ -129,10 +131,16 @@ class Pusher:
                     while True:
                         if not self._waiting:
                             self._collect(await self._changes.receive())
-                        await trio.sleep(COLLECT)
+                        with trio.move_on_after(COLLECT):
+                            await self._hurry.wait()
+                        self._hurry = trio.Event()
                         self._spread(nursery)
             finally:
                 self._changes = None
+
+    def hurry(self) -> None:
+        """Pass on what waits, and what comes next, without waiting for more."""
+        self._hurry.set()
 
     async def flush(self) -> None:
         """Pass on now what waits, and return when that is done, as before this node leaves."""
@@ -149,7 +157,7 @@ class Pusher:
         self.dropped += change.lost
 
     def _spread(self, nursery: trio.Nursery) -> None:
-        """Start the pushes of one batch, to peers that are not busy with the last."""
+        """Start the pushes of one batch; peers that are busy with the last get it with the next one."""
         with contextlib.suppress(trio.WouldBlock):
             while self._changes is not None and len(self._waiting) < WAITING:
                 self._collect(self._changes.receive_nowait())
@@ -160,29 +168,43 @@ class Pusher:
             sealed = None if self.known.came_by_repair(rank) else element.sealed
             room -= len(sealed or b"")
             batch.append(_News(rank, element.author, sealed if room >= 0 else None, element.kind == ECHOED))
-        idle = [peer for peer in self._neighbours.here() if peer not in self._busy]
-        chosen = self._rng.sample(idle, min(len(idle), EAGER + LAZY))
+        here = self._neighbours.here()
+        chosen = self._rng.sample(here, min(len(here), EAGER + LAZY))
         for number, peer in enumerate(chosen):
             news = [each for each in batch if not self.known.has(peer, each.rank) or each.goes_back_to(peer)]
-            if news:
-                self._busy.add(peer)
-                nursery.start_soon(self._tell, peer, news, number < EAGER)
+            if number >= EAGER:
+                news = [replace(each, sealed=None) for each in news]
+            if peer in self._later:
+                self._later[peer] = [*self._later[peer], *news][:MAX_RANKS]
+            elif news:
+                self._later[peer] = []
+                nursery.start_soon(self._tell, peer, news)
 
-    async def _tell(self, peer: PeerId, batch: Sequence[_News], eager: bool) -> None:
-        whole = [news for news in batch if eager and news.sealed is not None and not news.goes_back_to(peer)]
-        offered = [news.rank for news in batch if news not in whole]
+    async def _tell(self, peer: PeerId, batch: Sequence[_News]) -> None:
         try:
-            wanted = await self._push(peer, tuple(news.sealed for news in whole if news.sealed), offered)
-            self.known.holds(peer, (news.rank for news in batch))
-            asked = set(offered).intersection(wanted)
-            for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
-                await self._push(peer, sealed, ())
+            while batch:
+                await self._tell_once(peer, batch)
+                batch, self._later[peer] = self._later[peer], []
         except CallError as error:
             self._neighbours.failed(peer, error)  # what it misses, repair brings
         except StateError as error:
             logger.warning("what %s asked for could not be read: %s", peer, error)
         finally:
-            self._busy.discard(peer)
+            del self._later[peer]
+
+    async def _tell_once(self, peer: PeerId, batch: Sequence[_News]) -> None:
+        whole: list[_News] = []
+        room = EAGER_BYTES
+        for news in batch:
+            room -= len(news.sealed or b"")
+            if news.sealed is not None and room >= 0 and not news.goes_back_to(peer):
+                whole.append(news)
+        offered = [news.rank for news in batch if news not in whole]
+        wanted = await self._push(peer, tuple(news.sealed for news in whole if news.sealed), offered)
+        self.known.holds(peer, (news.rank for news in batch))
+        asked = set(offered).intersection(wanted)
+        for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
+            await self._push(peer, sealed, ())
 
     async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
         push = Push(self._backend.run_id, sealed, joined(ranks))

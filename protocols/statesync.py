@@ -186,6 +186,10 @@ class StateSync:
             await self._recovered.wait()
         return await self._backend.write(key, value)
 
+    def hurry(self) -> None:
+        """Pass on what this node writes now without waiting for more of it: others wait for it."""
+        self.pusher.hurry()
+
     async def flush(self) -> None:
         """Pass on at once what this node wrote, and return when that is done; only while `run` runs."""
         await self.pusher.flush()
