@@ -21,6 +21,7 @@ class SimTrainer:
     def __init__(self, toy: ToyModel, *, seconds_per_step: float = 0.0) -> None:
         self.toy = toy
         self.seconds_per_step = seconds_per_step
+        self._interrupted = trio.Event()
 
     @property
     def layout(self) -> Layout:
@@ -41,19 +42,30 @@ class SimTrainer:
         if self.seconds_per_step > 0:
             steps = min(steps, math.ceil(seconds / self.seconds_per_step)) if math.isfinite(seconds) else steps
         started = trio.current_time()
+        self._interrupted = trio.Event()
         try:
-            await trio.sleep(steps * self.seconds_per_step)
+            with trio.move_on_after(steps * self.seconds_per_step):
+                await self._interrupted.wait()
         except trio.Cancelled:
-            taken = (trio.current_time() - started) / self.seconds_per_step if self.seconds_per_step > 0 else 0
-            self.toy.step(round=round, steps=int(taken))
+            self.toy.step(round=round, steps=self._taken_since(started))
             raise
+        if self._interrupted.is_set() and self.seconds_per_step > 0:
+            steps = min(steps, math.ceil((trio.current_time() - started) / self.seconds_per_step))
+            await trio.sleep_until(started + steps * self.seconds_per_step)  # the step in hand
         loss = self.toy.step(round=round, steps=steps)
         samples = steps * self.toy.batch
         return Worked(steps, samples, samples, loss, steps * self.seconds_per_step)
 
-    async def evaluate(self, *, thorough: bool) -> float:
+    def _taken_since(self, started: float) -> int:
+        return int((trio.current_time() - started) / self.seconds_per_step) if self.seconds_per_step > 0 else 0
+
+    async def interrupt(self) -> None:
+        self._interrupted.set()
         await trio.lowlevel.checkpoint()
-        return self.toy.heldout_loss()
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+        await trio.lowlevel.checkpoint()
+        return self.toy.heldout_loss(seed)
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """The prompt over and over: the toy cannot write."""

@@ -26,7 +26,7 @@ import msgpack
 import numpy as np
 import trio
 
-from swarmnode.protocols.trainer import TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import NOTHING, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.runspec import RunSpec, encode
 
@@ -76,6 +76,7 @@ class TrainerProcess:
         self._vector: Vector | None = None  # (P,), the shared memory itself
         self._child: _Child | None = None
         self._ready = trio.Event()
+        self._interrupted = False
         self.restarts = 0
         self.device = settings.device
 
@@ -97,13 +98,26 @@ class TrainerProcess:
         np.copyto(self._shared(), vector, casting="no")
 
     async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
-        child = await self._ready_child()
+        self._interrupted = False
+        while (child := self._child) is None:
+            await self._ready.wait()
+            if self._interrupted:
+                return NOTHING
         answer = await child.call("train", round=round, steps=steps, seconds=seconds)
         return Worked(**answer)
 
-    async def evaluate(self, *, thorough: bool) -> float:
+    async def interrupt(self) -> None:
+        self._interrupted = True
+        if self._child is not None:
+            await self._child.interrupt()
+        else:
+            self._ready.set()  # who waits for a child looks again; `train` then ends
+            self._ready = trio.Event()
+            await trio.lowlevel.checkpoint()
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
         child = await self._ready_child()
-        return float((await child.call("evaluate", thorough=thorough))["loss"])
+        return float((await child.call("evaluate", thorough=thorough, seed=seed))["loss"])
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         if not 0 <= length <= MAX_SAMPLE:
@@ -247,7 +261,7 @@ class _Child:
         Raises TrainerDied, and TrainerFailed for an error that trying again cannot mend. Any other error makes the
         child unfit: it is killed, so that its successor starts clean.
         """
-        number, call = next(self._numbers), _Call()
+        number, call = next(self._numbers), _Call(op)
         self._in_flight[number] = call
         try:
             await self._send({"id": number, "op": op, **arguments})
@@ -268,6 +282,11 @@ class _Child:
             raise TrainerFailed(call.answer["error"])
         self._kill(f"{op} failed: {call.answer['error']}")
         raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
+
+    async def interrupt(self) -> None:
+        """Have it end the `train` in hand, if there is one, after the present step; its answer comes as always."""
+        if any(call.op == "train" for call in self._in_flight.values()):
+            await self._send({"id": next(self._numbers), "op": "stop"})
 
     def cause(self) -> str:
         """How it ended, in a few words."""
@@ -361,6 +380,7 @@ class _Child:
 class _Call:
     """A command in flight; `answer` stays None where the child ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, op: str) -> None:
+        self.op = op
         self.done = trio.Event()
         self.answer: dict[str, Any] | None = None

@@ -31,6 +31,9 @@ class Worked:
     seconds: float  # wall time inside inner steps
 
 
+NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
+
+
 class Trainer(Protocol):
     @property
     def layout(self) -> Layout: ...
@@ -51,8 +54,14 @@ class Trainer(Protocol):
         Cancelling stops after the step in hand. Raises TrainerDied; the parameters then are those of the last step.
         """
 
-    async def evaluate(self, *, thorough: bool) -> float:
-        """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`."""
+    async def interrupt(self) -> None:
+        """Have the `train` that runs, if one does, end after the step in hand and tell what it did."""
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+        """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`.
+
+        With `seed` on a few sequences that it draws, the same ones on every node.
+        """
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """Let the model continue `prompt` by `length` bytes."""

@@ -53,9 +53,11 @@ class ToyModel:
             losses.append(float(np.mean(error**2)))
         return float(np.mean(losses)) if losses else float("nan")
 
-    def heldout_loss(self) -> float:
-        """Mean squared error on samples that are the same on every node."""
+    def heldout_loss(self, seed: int | None = None) -> float:
+        """Mean squared error on samples that are the same on every node; with `seed` on others that it draws."""
         x, y = self._heldout
+        if seed is not None:
+            x, y = self._draw(_generator(f"heldout {self._seed} {seed}"), HELDOUT_SAMPLES)
         return float(np.mean((x @ self.vector - y) ** 2))
 
     def _draw(self, generator: np.random.Generator, samples: int) -> tuple[Vector, Vector]:

@@ -9,7 +9,7 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     train     round, steps, seconds -> steps, ...      replies when done or stopped
     feed      texts                                    train on these files as well; also between two steps
     stop      -> nothing                               ends `train` after the step in hand
-    evaluate  thorough -> loss                         also between two steps of `train`
+    evaluate  thorough, seed -> loss                   also between two steps of `train`
     sample    prompt, length, temperature, seed -> text    also between two steps
     ping      -> nothing
     quit      -> nothing                               and the process ends
@@ -135,7 +135,8 @@ class Worker:
         return False
 
     def _evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
-        return {"loss": self._task.evaluate(thorough=command["thorough"])}
+        drawn = {} if command.get("seed") is None else {"seed": command["seed"]}
+        return {"loss": self._task.evaluate(thorough=command["thorough"], **drawn)}
 
     def _sample(self, command: dict[str, Any]) -> dict[str, Any]:
         text = self._task.sample(

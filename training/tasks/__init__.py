@@ -54,8 +54,11 @@ class Task(Protocol):
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         """Mean training loss of a batch in bits per byte (or the task's own unit), a scalar with a gradient."""
 
-    def evaluate(self, *, thorough: bool) -> float:
-        """Held-out loss of the model in the unit of `loss`, always on the same sample, a larger one if `thorough`."""
+    def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+        """Held-out loss of the model in the unit of `loss`, always on the same sample, a larger one if `thorough`.
+
+        With `seed`, which only runs among strangers give: on a few samples that it draws, the same on every machine.
+        """
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """What the model writes after `prompt`."""

@@ -21,6 +21,7 @@ from swarmnode.training.tasks import Assignment
 
 QUICK_WINDOWS = 32  # a progress figure each round must cost no more than a few inner steps
 THOROUGH_WINDOWS = 256
+DRAWN_WINDOWS = 16  # for judging a contribution: losses before and after are of the same windows, so few tell enough
 EVALUATION_BATCH = 32
 
 
@@ -71,10 +72,15 @@ class ByteLM:
         return loss
 
     @torch.no_grad()
-    def evaluate(self, *, thorough: bool) -> float:
-        """Bits per byte of the held-out windows."""
-        count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
-        starts = torch.linspace(0, len(self._heldout) - len(self._window), count, dtype=torch.float64).long()
+    def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+        """Bits per byte of the held-out windows: spread evenly, or few at places that `seed` draws."""
+        last = len(self._heldout) - len(self._window)
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            starts = torch.randint(last + 1, (DRAWN_WINDOWS,), generator=generator)
+        else:
+            count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
+            starts = torch.linspace(0, last, count, dtype=torch.float64).long()
         windows = self._heldout[starts[:, None] + self._window].long()  # (count, context + 1)
         losses = [float(self.loss(batch.to(self.device))) for batch in windows.split(EVALUATION_BATCH)]
         return sum(losses) / len(losses)
