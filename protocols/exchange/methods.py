@@ -7,8 +7,10 @@ method to what `method.py` says.
 from __future__ import annotations
 
 from swarmnode.protocols.exchange import diloco
+from swarmnode.protocols.exchange import open as open_
 from swarmnode.protocols.exchange.method import Build
 
 METHODS: dict[str, Build] = {
     "diloco": diloco.build,
+    "open": open_.build,
 }

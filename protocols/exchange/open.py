@@ -1,0 +1,215 @@
+"""The exchange method `open`: anybody may take part, nobody is believed, and a chain of rosters says what counts.
+
+    open_round.py          one round: train, commit, cut, reveal, judge, lead, follow, move
+    open_place.py          joining: from where others stand, and how to get there
+    open_keeper.py         what is heard, checked and held: books, rosters, the tree of forks, which roster is best
+    open_book.py           what was said in one round
+    open_states.py         the shared states along the chain
+    open_contributions.py  encoded pseudo-gradients, held and served
+    open_work.py           local training, error feedback, and what becomes of work that did not count
+    open_scoring.py        what a judge measures
+    open_wire.py           questions about the chain
+
+The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
+never stops; no local work is lost; while a majority of electors is honest and connected, all connected honest nodes
+agree within a few rounds. What it does not: finality, one chain during a partition, protection from who has most of the
+audited compute, and below four electors anything against a liar. While no elector is there at all, as when a run's one
+creator ends before anybody else earned a place, the others train on and no round ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import trio
+
+from swarmnode.protocols.catchup import CatchUp
+from swarmnode.protocols.chain.chainstate import rules_of
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.exchange.open_contributions import Contributions
+from swarmnode.protocols.exchange.open_keeper import AWAY, Keeper
+from swarmnode.protocols.exchange.open_place import OpenPlace
+from swarmnode.protocols.exchange.open_round import OpenRounds, RoundSettings
+from swarmnode.protocols.exchange.open_states import States
+from swarmnode.protocols.exchange.open_work import Work
+from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.statebackend import StateError
+from swarmnode.training.codecs import codec
+
+logger = logging.getLogger(__name__)
+
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
+STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds
+CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions
+
+
+def build(parts: Parts) -> Open:
+    """The method of one node, from the run's `[trust]`, `[exchange]`, `[inner]` and `[outer]`."""
+    return Open(parts)
+
+
+class Open:
+    """Implements `Method`. Its parts are public, for tests that look at what it alone promises."""
+
+    name = "open"
+
+    def __init__(self, parts: Parts) -> None:
+        """Raises ValueError where there is no replicated state: what is said in rounds travels in it."""
+        if parts.state is None or parts.sync is None:
+            raise ValueError("the open exchange needs the replicated state")
+        spec, exchange, layout = parts.spec, parts.spec.exchange, parts.trainer.layout
+        self._me, self._sync = parts.me, parts.sync
+        rules = rules_of(spec.trust)
+        self.catch_up = CatchUp(
+            run_id=parts.run_id,
+            rpc=parts.rpc,
+            bulk=parts.bulk,
+            liveness=parts.liveness,
+            runner=parts.runner,
+            layout=layout,
+        )
+        self.contributions = Contributions(
+            run_id=parts.run_id,
+            bulk=parts.bulk,
+            runner=parts.runner,
+            codec=exchange.codec,
+            elements=layout.parameters,
+            size=codec(exchange.codec).encoded_size(layout.parameters),
+            budget=CONTRIBUTIONS_BUDGET,
+        )
+        self.keeper = Keeper(
+            run_id=parts.run_id,
+            rules=rules,
+            network=parts.network,
+            rpc=parts.rpc,
+            state=parts.state,
+            contributions=self.contributions,
+            states=lambda contribution: States(
+                layout=layout,
+                runner=parts.runner,
+                lr=spec.outer.lr,
+                momentum=spec.outer.momentum,
+                codec=exchange.codec,
+                budget=STATES_BUDGET,
+                contribution=contribution,
+            ),
+            rng=parts.rng,
+        )
+        self.work = Work(parts.trainer, parts.runner, codec_name=exchange.codec, steps=spec.inner.steps)
+        self.rounds = OpenRounds(
+            me=parts.me,
+            run_id=parts.run_id,
+            settings=RoundSettings(spec.outer.lr, exchange.codec, exchange.deadline_floor, exchange.deadline_ceiling),
+            keeper=self.keeper,
+            work=self.work,
+            sync=parts.sync,
+            liveness=parts.liveness,
+            membership=parts.membership,
+            runner=parts.runner,
+            secret=_secret(parts),
+            moved=self._moved,
+        )
+        self.places = OpenPlace(
+            me=parts.me,
+            run_id=parts.run_id,
+            electors=spec.trust.electors,
+            first_window=round(1000 * min(FIRST_WINDOW * exchange.deadline_ceiling, rules.longest_window / 1000)),
+            network=parts.network,
+            rpc=parts.rpc,
+            runner=parts.runner,
+            membership=parts.membership,
+            trainer=parts.trainer,
+            keeper=self.keeper,
+            work=self.work,
+            catch_up=self.catch_up,
+            observer=parts.observer,
+        )
+        self._paused = False
+        self._said_away = False
+
+    def measure(self, metrics: Metrics) -> None:
+        self.keeper.measure(metrics)
+
+    @property
+    def phase(self) -> str:
+        return self.places.phase or self.rounds.phase
+
+    @property
+    def place(self) -> Place | None:
+        if not self.keeper.stands:
+            return None
+        chain = self.keeper.block.chain
+        lately = {worked.author for roster in chain.history[-2:] for worked in roster}
+        members = tuple(sorted(lately.union(chain.electors)))
+        elapsed = trio.current_time() - self.rounds.began
+        return Place(chain.round, self.keeper.states.hashes[chain.tip], members, elapsed=elapsed)
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    async def find_place(self, begin: Begin) -> None:
+        if begin.saved is not None:
+            self.work.feedback.restore(begin.saved.residual)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.keeper.run)
+            await self.places.find(begin)
+            nursery.cancel_scope.cancel()
+        self.rounds.began = self.places.arrived
+
+    async def run_round(self) -> RoundResult:
+        if not self.keeper.stands:
+            raise LostPlace("this node stands nowhere yet")
+        await self._say_away(False)
+        result = await self.rounds.run_round()
+        if result is None:
+            raise Overtaken("others follow another history, and so does this node now")
+        return result
+
+    async def regain_place(self) -> None:
+        await self.places.regain()
+
+    async def watch(self) -> None:
+        await self.keeper.run()
+
+    async def leave(self) -> None:
+        if self.keeper.stands:
+            await self._say_away(True)
+            await self.work.leave()
+
+    def saved(self) -> Saved:
+        if self.work.base is None or self.place is None:
+            raise RuntimeError("this node stands nowhere yet")
+        chain = self.keeper.block.chain
+        return Saved(
+            chain.round, self.work.base, self.work.feedback.export(), self.place.members, self.name, chain.encode()
+        )
+
+    def _moved(self, block: Block) -> None:
+        """Serve the state of a block that this node came to."""
+        states = self.keeper.states
+        self.catch_up.serve_state(block.chain.round, states.hashes[block.id], states[block.id])
+        self.places.arrived = trio.current_time()
+
+    async def _say_away(self, away: bool) -> None:
+        """Tell the others whether to wait for this node."""
+        if away == self._said_away:
+            return
+        try:
+            await self._sync.write(AWAY, True if away else None)
+            self._said_away = away
+            with trio.move_on_after(1.0):
+                await self._sync.flush()
+        except StateError as error:
+            logger.warning("the others could not be told whether to wait for this node: %s", error)
+
+
+def _secret(parts: Parts) -> bytes:
+    """32 bytes that only this identity can make, the same in each of its lives in this run."""
+    return hashlib.sha256(parts.sign(b"swarmnode/open/secret/1\0" + parts.run_id.encode())).digest()

@@ -1,0 +1,244 @@
+"""How a node of an open run finds its place: the roster that the others follow, and the state after it.
+
+1. Members say where they stand, and give a chain from a few rounds before (`chain.tip`). The rosters since then name
+   its digest and the state hash there, so who follows them cannot be given another.
+2. The state there is fetched by its hash from all who serve it (`catchup`); the initial one is made here.
+3. From there on the keeper replays the rosters, checking each.
+
+A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
+tell, and says so. A creator that finds nobody begins the run; a node with a checkpoint goes on from it alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.chain.chainstate import ChainState, decode, genesis
+from swarmnode.protocols.exchange.method import Begin, Observer
+from swarmnode.protocols.exchange.open_keeper import Keeper
+from swarmnode.protocols.exchange.open_wire import TIMEOUT, TIP, Tip, TipQuery
+from swarmnode.protocols.exchange.open_work import Work
+from swarmnode.protocols.membership import Membership
+from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.trainer import Trainer
+from swarmnode.training.outer import OuterState, state_hash
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY = 0.5  # seconds between two rounds of questions
+ASK_AT_ONCE = 16  # members
+FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
+NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
+REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
+BASE = 2  # rounds before its tip of which a node gives the chain
+FAR = 3  # rounds behind from which on a state is fetched instead of replaying
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a member says that it stands."""
+
+    peer: PeerId
+    tip: Tip
+    base: ChainState
+
+
+class OpenPlace:
+    """Looks for the chain that the others follow."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        electors: tuple[PeerId, ...],
+        first_window: int,
+        network: Network,
+        rpc: Rpc,
+        runner: Runner,
+        membership: Membership,
+        trainer: Trainer,
+        keeper: Keeper,
+        work: Work,
+        catch_up: CatchUp,
+        observer: Observer,
+    ) -> None:
+        """`electors`: those of the RunSpec. `first_window`: ms of the first round's training."""
+        self._me, self._run_id, self._electors = me, run_id, electors
+        self._network, self._rpc, self._runner = network, rpc, runner
+        self._membership, self._trainer = membership, trainer
+        self._keeper, self._work, self._catch_up, self._observer = keeper, work, catch_up, observer
+        self._genesis = genesis(run_id, electors or (me,), window=first_window)
+        self._initial: OuterState | None = None
+        self.arrived = trio.current_time()  # trio time at which the round of the tip began, as far as is known
+        self.phase: str | None = None
+        rpc.serve(TIP, TipQuery, self._on_tip)
+
+    async def find(self, begin: Begin) -> None:
+        """Stand somewhere; see `Method.find_place`."""
+        self._initial = OuterState.start(self._trainer.parameters())
+        saved = self._chain_of(begin)
+        if saved is not None and begin.saved is not None:
+            await self._stand_on(saved, begin.saved.state)
+        may_begin = saved is not None or begin.creator
+        patience = FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR
+        if begin.creator and saved is None and not begin.expect_members:
+            patience = 0.0
+        self.phase = "waiting"
+        try:
+            until = trio.current_time() + (patience if may_begin else float("inf"))
+            while not await self._join_others():
+                if trio.current_time() >= until:
+                    break
+                self._observer.warn("alone", "no member of the run answers yet; looking for them")
+                await trio.sleep(ASK_EVERY)
+            self._observer.warn("alone", None)
+            if not self._keeper.stands:
+                await self._begin_the_run(begin)
+        finally:
+            self.phase = None
+
+    async def regain(self) -> None:
+        """After a pause or a loss: be where the others are, or go on from here."""
+        self.phase = "catching-up"
+        try:
+            await self._join_others()
+        finally:
+            self.phase = None
+
+    # --- beginning --------------------------------------------------------------------------------------------------
+
+    async def _begin_the_run(self, begin: Begin) -> None:
+        assert self._initial is not None
+        await self._stand_on(self._genesis, self._initial)
+        until = trio.current_time() + begin.wait_seconds
+        while trio.current_time() < until:
+            if len(self._membership.members()) >= begin.wait_peers:
+                break
+            await trio.sleep(0.1)
+        self.arrived = trio.current_time()
+
+    def _chain_of(self, begin: Begin) -> ChainState | None:
+        """The chain of a checkpoint, where it is one of this method's."""
+        if begin.saved is None or begin.saved.method != "open":
+            return None
+        try:
+            chain = decode(begin.saved.extra)
+        except ValueError as error:
+            logger.warning("the checkpoint does not tell where in the chain it was; looking for members: %s", error)
+            return None
+        return chain if chain.run_id == self._run_id else None
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+
+    async def _join_others(self) -> bool:
+        """Be where most members are; False where none answers, or what they have cannot be had now."""
+        for found in await self._ask_around():
+            if self._keeper.stands and self._is_near(found):
+                await self._catch_up_by_replay(found)
+                return True
+            if await self._go_to(found):
+                return True
+        return False
+
+    def _is_near(self, found: Found) -> bool:
+        """Whether what a member follows is here, or so near that replaying rosters leads there."""
+        if found.tip.tip in self._keeper.tree:
+            return True
+        return found.base.tip in self._keeper.tree and found.tip.round - self._keeper.block.chain.round <= FAR
+
+    async def _ask_around(self) -> list[Found]:
+        """Where members stand, the answer that most of them give first, then by round."""
+        peers = self._membership.connected() or tuple(view.peer for view in self._network.peers())
+        answers: list[Found] = []
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                tip = await self._rpc.call(peer, TIP, TipQuery(self._run_id), Tip, timeout=TIMEOUT)
+                base = decode(tip.base)
+            except (CallError, ValueError) as error:
+                logger.debug("%s does not say where it stands: %s", peer, error)
+                return
+            if base.run_id == self._run_id and (base.round or base == self._genesis):
+                answers.append(Found(peer, tip, base))
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers[:ASK_AT_ONCE]:
+                nursery.start_soon(ask, peer)
+        votes = Counter(found.base.tip for found in answers)
+        return sorted(answers, key=lambda found: (votes[found.base.tip], found.tip.round, found.peer), reverse=True)
+
+    async def _go_to(self, found: Found) -> bool:
+        """Fetch the state at a member's base, and replay from there. False where that failed for now."""
+        self.phase = "catching-up"
+        began = trio.current_time()
+        try:
+            state = await self._state_at(found)
+        except CatchUpFailed as error:
+            logger.warning("catching up with round %d failed, trying again: %s", found.tip.round, error)
+            return False
+        self.arrived = began - found.tip.elapsed
+        await self._stand_on(found.base, state)
+        await self._catch_up_by_replay(found)
+        here = self._keeper.block
+        self._observer.caught_up(here.chain.round, self._keeper.states.hashes[here.id], trio.current_time() - began)
+        return True
+
+    async def _catch_up_by_replay(self, found: Found) -> None:
+        """Have the rosters up to where a member stands, and go there."""
+        keeper = self._keeper
+        with trio.move_on_after(REPLAY_FOR):
+            await keeper.look_for(found.tip.tip, found.peer)
+        if found.tip.tip in keeper.tree:
+            block = keeper.tree[found.tip.tip]
+            if block.chain.round > keeper.block.chain.round:
+                state = await keeper.states.after(block, keeper.tree)
+                await self._work.stand_on(state)
+                await keeper.move(block)
+                self._serve(block.id)
+
+    async def _state_at(self, found: Found) -> OuterState:
+        """The state at a member's base. Raises CatchUpFailed."""
+        base, wanted = found.base, found.tip.base_state
+        for held in (self._initial if base.round == 0 else None, self._work.base):
+            if held is not None and await self._hash(base.round, held) == wanted:
+                return held
+        peers = [found.peer, *(peer for peer in self._membership.connected() if peer != found.peer)]
+        round, _, state = await self._catch_up.fetch(
+            tuple(peers[:ASK_AT_ONCE]), state_hash=wanted, progress=self._observer.progress
+        )
+        if round != base.round:
+            raise CatchUpFailed(f"members have a state of round {round}, and {base.round} was announced")
+        return state
+
+    async def _hash(self, round: int, state: OuterState) -> str:
+        return await self._runner(lambda: state_hash(round, self._trainer.layout, state))
+
+    async def _stand_on(self, chain: ChainState, state: OuterState) -> None:
+        await self._work.stand_on(state)
+        await self._keeper.begin(chain, state)
+        self._serve(chain.tip)
+
+    def _serve(self, id: bytes) -> None:
+        block = self._keeper.tree[id]
+        self._catch_up.serve_state(block.chain.round, self._keeper.states.hashes[id], self._keeper.states[id])
+
+    # --- answering --------------------------------------------------------------------------------------------------
+
+    async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
+        if query.run_id != self._run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self._keeper.stands:
+            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+        tree, tip = self._keeper.tree, self._keeper.tip
+        base = tree[tree.ancestry(tip)[-1 - BASE :][0]]
+        elapsed = max(0.0, trio.current_time() - self.arrived)
+        hash = self._keeper.states.hashes[base.id]
+        return Tip(tip, tree[tip].chain.round, elapsed, base.chain.encode(), hash)

@@ -1,0 +1,236 @@
+"""What this node trains, and what becomes of it: local training goes on while contributions are exchanged.
+
+    θ ← inner steps from φ                        until the round asks for a contribution
+    Δ ← φ − θ_c                                   at that moment; encoded with error feedback, and offered
+    θ ← further inner steps                       while the others judge
+    θ ← φ' + (θ − θ_c)                            when the next shared state φ' is there
+
+So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted contribution keeps only what the encoding
+left out (SparseLoCo 2508.15706, decay 0.95); one that was not accepted returns to the residual, at most one norm of it.
+A node that had no time to contribute keeps all of θ − φ, which is then part of its next contribution.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.trainer import NOTHING, Trainer, TrainerDied, Vector, Worked
+from swarmnode.training.codecs import codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.outer import OuterState
+
+logger = logging.getLogger(__name__)
+
+DECAY = 0.95  # of the residual in each round (SparseLoCo)
+ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
+BREATH = 0.05  # seconds between two looks, where training takes no time
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this node offered in a round and does not know the end of yet."""
+
+    parent: bytes  # the roster that the round builds on
+    delta: Vector  # (P,), the pseudo-gradient, without the residual
+    local: Vector  # (P,), θ_c
+    worked: Worked  # since the offer before
+    root: bytes = b""  # id of the contribution
+
+
+class Work:
+    """The local parameters, the residual, and who may touch the trainer."""
+
+    def __init__(self, trainer: Trainer, runner: Runner, *, codec_name: str, steps: int) -> None:
+        """`steps`: H, inner steps of a round."""
+        self._trainer, self._runner, self._steps = trainer, runner, steps
+        self.feedback = ErrorFeedback(codec(codec_name), trainer.layout.parameters, decay=DECAY)
+        self.base: OuterState | None = None  # φ
+        self.offer: Offer | None = None
+        self.since_offer = NOTHING
+        self._hands = trio.Lock()  # of the one who has the trainer
+        self._wanted = 0
+        self._free = trio.Event()
+        self._free.set()
+        self._progress: Callable[[], None] = lambda: None
+
+    @property
+    def enough(self) -> bool:
+        """Whether H inner steps are done since the last contribution."""
+        return self.since_offer.steps >= self._steps
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    async def run(self, round: int, progress: Callable[[], None]) -> None:
+        """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so."""
+        while True:
+            await self._free.wait()
+            async with self._hands:
+                if self._wanted:
+                    continue
+                began = trio.current_time()
+                left = self._steps - self.since_offer.steps
+                try:
+                    done = await self._trainer.train(
+                        round=round, steps=left if left > 0 else self._steps, seconds=float("inf")
+                    )
+                except TrainerDied as error:
+                    logger.warning("round %d: the trainer died and is restarted: %s", round, error)
+                    done = NOTHING
+            self.since_offer = _together(self.since_offer, done)
+            if self.enough:
+                progress()
+            if trio.current_time() == began:
+                await trio.sleep(BREATH)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
+        self._wanted += 1
+        self._free = trio.Event()
+        try:
+            while True:
+                await self._trainer.interrupt()
+                with trio.move_on_after(ASK_AGAIN):
+                    await self._hands.acquire()
+                    break
+            try:
+                yield
+            finally:
+                self._hands.release()
+        finally:
+            self._wanted -= 1
+            if not self._wanted:
+                self._free.set()
+
+    # --- contributions ----------------------------------------------------------------------------------------------
+
+    async def contribute(self, parent: bytes) -> bytes | None:
+        """Encode what was trained since the last contribution, for the round on `parent`; None where that is nothing.
+
+        What the round makes of it is told to `settle`. Training goes on meanwhile.
+        """
+        base = self._base()
+        async with self.held():
+            local = self._trainer.parameters()
+        delta = await self._runner(lambda: base.parameters - local)
+        worked, self.since_offer = self.since_offer, NOTHING
+        if not np.isfinite(delta).all():
+            logger.warning("local training diverged to NaN or infinity; its work is dropped")
+            async with self.held():
+                self._trainer.load(base.parameters)
+            return None
+        self.offer = Offer(parent, delta, local, worked)
+        if not delta.any() and not self.feedback.export().any():
+            return None
+        encoded = await self._runner(lambda: bytes(self.feedback.encode(delta)))
+        return encoded
+
+    def offered(self, root: bytes) -> None:
+        """The offer has this id."""
+        if self.offer is not None:
+            self.offer = replace(self.offer, root=root)
+
+    @property
+    def offered_work(self) -> Worked:
+        """What the offer was made of."""
+        return self.offer.worked if self.offer is not None else NOTHING
+
+    async def settle(self, accepted: bool) -> None:
+        """What became of the offer: keep what the encoding left out, or all of it. Nothing, where there is none."""
+        offer = self.offer
+        if offer is None or not self.feedback.pending:
+            return
+        self.offer = replace(offer, root=b"")
+        if accepted:
+            self.feedback.commit()
+        else:
+            self.feedback.rollback()
+            await self.return_work(offer.delta)
+
+    async def return_encoded(self, raw: bytes) -> None:
+        """Put a contribution of this node's back into the residual: a history that had it is not followed any more."""
+        await self.return_work(await self._runner(lambda: self.feedback.codec.decode(raw, self.feedback.size)))
+
+    async def return_work(self, delta: Vector) -> None:
+        """Put work that is in no result into the residual, at most one norm of it."""
+        norm = float(np.linalg.norm(delta.astype(np.float64)))
+        if norm > 0 and np.isfinite(norm):
+            await self._runner(lambda: self.feedback.add(delta.astype(np.float32, copy=False), norm))
+
+    async def move(self, state: OuterState) -> float:
+        """Go on from a new shared state with what was trained since the offer; the held-out loss of that state."""
+        since = self.offer.local if self.offer is not None else self._base().parameters
+        async with self.held():
+            local = self._trainer.parameters()
+            self._trainer.load(state.parameters)
+            try:
+                loss = await self._trainer.evaluate(thorough=False)
+            except TrainerDied as error:
+                logger.warning("the trainer died while measuring the loss and is restarted: %s", error)
+                loss = float("nan")
+            finally:
+                onwards = state.parameters + (local - since)
+                self._trainer.load(onwards if np.isfinite(onwards).all() else state.parameters)
+                self.base, self.offer = state, None
+        return loss
+
+    async def stand_on(self, state: OuterState) -> None:
+        """Go to a state that does not follow from where this node stood: what was trained goes to the residual."""
+        await self.leave()
+        async with self.held():
+            self._trainer.load(state.parameters)
+        self.base = state
+
+    async def leave(self) -> None:
+        """Put all that is in no result into the residual; the local parameters are then the shared ones."""
+        if self.base is None:
+            return
+        await self.settle(accepted=False)
+        since = self.offer.local if self.offer is not None else self.base.parameters
+        async with self.held():
+            local = self._trainer.parameters()
+            self._trainer.load(self.base.parameters)
+        self.offer = None
+        self.since_offer = NOTHING
+        await self.return_work(since - local)
+
+    async def losses(self, vectors: AsyncIterator[Vector], *, seed: int) -> list[float]:
+        """Held-out loss of each of these parameters, (P,), on the sequences that `seed` draws. Raises TrainerDied.
+
+        Training waits meanwhile; the local parameters are afterwards what they were.
+        """
+        found = []
+        async with self.held():
+            local = self._trainer.parameters()
+            try:
+                async for vector in vectors:
+                    self._trainer.load(vector)
+                    found.append(await self._trainer.evaluate(thorough=False, seed=seed))
+            finally:
+                self._trainer.load(local)
+        return found
+
+    def _base(self) -> OuterState:
+        if self.base is None:
+            raise RuntimeError("this node stands on no state yet")
+        return self.base
+
+
+def _together(one: Worked, other: Worked) -> Worked:
+    steps = one.steps + other.steps
+    losses = [(w.loss, w.steps) for w in (one, other) if w.steps]
+    return replace(
+        one,
+        steps=steps,
+        samples=one.samples + other.samples,
+        tokens=one.tokens + other.tokens,
+        loss=sum(loss * count for loss, count in losses) / steps if steps else float("nan"),
+        seconds=one.seconds + other.seconds,
+    )
