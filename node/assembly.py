@@ -18,6 +18,8 @@ from typing import Any
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datasets import DataSet
+from swarmnode.node.history import NAME as HISTORY
+from swarmnode.node.history import History
 from swarmnode.node.host import HostSettings
 from swarmnode.node.limits import Limits
 from swarmnode.node.runs import ChosenRun
@@ -196,4 +198,5 @@ def make_session(
             checkpoint_every=config.checkpoint_every,
         ),
         emit=emit,
+        history=History(folder / HISTORY),
     )

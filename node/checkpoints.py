@@ -156,26 +156,38 @@ class Checkpoints:
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole; its arrays are read-only. One that is not is skipped with a warning."""
-        for path in self._manifests():
-            try:
-                return self._load(path)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("checkpoint %s is skipped and the one before it tried: %s", path.stem, error)
-        if self._manifests():
+
+        def mine(manifest: Manifest) -> bool:
+            return manifest.run_id == self._run_id and manifest.table == self._layout
+
+        found = newest_whole(self._folder, mine)
+        if found is None and self._manifests():
             logger.warning(
                 "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",
                 self._folder,
             )
-        return None
+        return None if found is None else found[1]
 
     def _manifests(self) -> list[Path]:
-        return sorted(self._folder.glob("round-*.json"), reverse=True)
+        return _manifests(self._folder)
 
-    def _load(self, path: Path) -> Saved:
-        manifest = read_manifest(path)
-        if manifest.run_id != self._run_id or manifest.table != self._layout:
-            raise ValueError("it belongs to another run or model")
-        return load(path, manifest)
+
+def newest_whole(folder: Path, fits: Callable[[Manifest], bool]) -> tuple[Manifest, Saved] | None:
+    """The newest checkpoint in `folder` that is whole and fits. Blocking. One that is not is skipped with a warning."""
+    for path in _manifests(folder):
+        try:
+            manifest = read_manifest(path)
+            if not fits(manifest):
+                raise ValueError("it belongs to another run or model")
+            return manifest, load(path, manifest)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("checkpoint %s is skipped and the one before it tried: %s", path.stem, error)
+    return None
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """Manifests in `folder`, of the latest round first."""
+    return sorted(folder.glob("round-*.json"), reverse=True)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from typing import Any
 import trio
 
 from swarmnode.node.checkpoints import Checkpoints, CheckpointWriter
+from swarmnode.node.datadir import DataDirError
+from swarmnode.node.history import Entry, History
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Method, Observer, Overtaken, Place, RoundResult
 from swarmnode.protocols.exchange.outcomes import Abandoned, Outcome, Partial
 from swarmnode.protocols.membership import Membership
@@ -54,11 +57,13 @@ class Session:
         runner: Runner,
         settings: SessionSettings,
         emit: Callable[[dict[str, Any]], None],
+        history: History | None = None,
     ) -> None:
         """`build` makes the exchange method, which answers its peers from then on."""
         self._network = network
         self._membership = membership
         self._checkpoints = checkpoints
+        self._history = history
         self._runner = runner
         self._settings = settings
         self._emit = emit
@@ -185,6 +190,7 @@ class Session:
                 lost = error
         if result is not None:
             self._tell(result)
+            await self._note(result)
             self._save_if_due()
         elif lost is not None:
             if not isinstance(lost, Overtaken):
@@ -218,6 +224,19 @@ class Session:
         return rounds is not None and self.place is not None and self.place.round >= rounds
 
     # --- what is kept and told --------------------------------------------------------------------------------------
+
+    async def _note(self, result: RoundResult) -> None:
+        """Write the round into the run's history, from which a provenance record is made."""
+        if self._history is None:
+            return
+        history, at = self._history, int(time.time())
+        entry = Entry(result.round, result.state_hash, result.counted, result.roster, at)
+        try:
+            await self._runner(lambda: history.append(entry))
+        except DataDirError as error:
+            self._warn("history", f"round {result.round} is missing in the run's history: {error}")
+        else:
+            self._warn("history", None)
 
     def _save_if_due(self) -> None:
         place = self.place

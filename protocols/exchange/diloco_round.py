@@ -175,7 +175,9 @@ class DilocoRounds:
         outcome = await self._apply(decision, gradient, worked)
         loss = await self._evaluate()
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
-        return RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(decision.roster.seats))
+        peers = decision.roster.peers
+        counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
+        return RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""

@@ -88,6 +88,8 @@ class RoundResult:
     worked: Worked
     seconds: float  # wall time from the end of the round before
     members: int
+    counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
+    roster: str = ""  # id of the roster that led there, where the method has a chain of them
 
 
 class LostPlace(Exception):
