@@ -122,6 +122,11 @@ class Turn:
     def chain(self) -> ChainState:
         return self.block.chain
 
+    @property
+    def follows_nothing(self) -> bool:
+        """Whether the round before ended empty: its contributions wait to be offered again."""
+        return self.block.roster is None and self.chain.empties > 0
+
 
 class OpenRounds:
     """One node's rounds. The keeper stands on a block before the first."""
@@ -244,7 +249,7 @@ class OpenRounds:
     async def _train_until_due(self, turn: Turn) -> None:
         """H inner steps, or until the window closes; after an empty round at once, as the work is there already."""
         closes = turn.began + turn.chain.window / 1000
-        if not turn.chain.empties or turn.book.chain.history == ():
+        if not turn.follows_nothing:
             await self._keeper.until(lambda: self._work.enough, deadline=closes)
         turn.ready = participates(turn.chain, self._me) and turn.own.commit is None
         self.phase = "exchanging"
@@ -292,7 +297,7 @@ class OpenRounds:
     def _proposal(self, turn: Turn) -> int:
         """The window that this judge proposes for the next round, ms: twice what the median author needed in this."""
         took = sorted(at - turn.began for at in turn.book.arrived.values())
-        if not took or turn.chain.empties:
+        if not took or turn.follows_nothing:
             return turn.chain.window
         rules = self._keeper.rules
         wanted = int(1000 * WINDOW_SLACK * took[(len(took) - 1) // 2])
