@@ -361,7 +361,7 @@ class Keeper:
 
     async def _examine(self, book: Book, said: Said[Roster]) -> None:
         """Have all that a roster rests on, check it, and put it into the tree. Raises Lost."""
-        while True:
+        while self.books.get(book.chain.tip) is book:  # not let go of meanwhile
             lacking = self._lacking(book, said.what)
             if lacking:
                 await self._obtain_records(book, said, lacking)
@@ -369,9 +369,8 @@ class Keeper:
             norms = self.norms(book)
             quoted = book.quoted(said.what.cuts, said.what.scores, norms)
             try:
-                parent = self.tree[book.chain.tip]
-                await self.states.after(parent, self.tree)
-                check(book.chain, self.rules, said, quoted, state=bytes.fromhex(self.states.hashes[parent.id]))
+                hash = await self._hash_at(book.chain.tip)
+                check(book.chain, self.rules, said, quoted, state=bytes.fromhex(hash))
                 chain = advance(book.chain, self.rules, said.id, said.what, quoted)
                 block = Block(said.id, book.chain.tip, chain, said.what)
                 await self._add(block)
@@ -386,6 +385,14 @@ class Keeper:
                 self._invalid.add(said.id)
                 return
 
+    async def _hash_at(self, id: bytes) -> str:
+        """The state hash at a block of the tree. Raises NoState."""
+        if id not in self.states.hashes:
+            if id not in self.tree:
+                raise NoState("the round was let go of")
+            await self.states.after(self.tree[id], self.tree)
+        return self.states.hashes[id]
+
     async def _add(self, block: Block) -> None:
         """Put a valid block into the tree, once the state after it is computed. Raises Lost."""
         if block.id in self.tree:
@@ -394,6 +401,8 @@ class Keeper:
             await self.states.after(block, self.tree)
         except NoState as error:
             raise Lost(str(error)) from None
+        if block.parent not in self.tree:
+            raise Lost("the round was let go of")
         self.tree.add(block)
         await self._open(block)
 
@@ -401,7 +410,7 @@ class Keeper:
         """Compute the states up to a block of the tree, and open the rounds on the way. Raises Lost."""
         try:
             for each in self.tree.path(block.id):
-                if each.id not in self.books:
+                if each.id not in self.books and each.id in self.tree:
                     await self.states.after(each, self.tree)
                     await self._open(each)
             await self.states.after(block, self.tree)
