@@ -25,6 +25,7 @@ from swarmnode.training.runspec import ExchangeSection
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
 ROUND_OF_WORK = STEPS * STRIDE
+FLOOR = 5.0  # seconds; the shortest time that a phase of the exchange is given
 SWEPT = 2  # the round in which something happens
 PHASES = {"waiting", "catching-up", "training", "exchanging"}
 ALL = 400  # messages of a round up to which each one is tried, where all are meant to be
@@ -36,7 +37,7 @@ Body = Callable[[SimSwarm], Awaitable[None]]
 def simulate(method: str, body: Body, *, electors: tuple[str, ...] = NAMES, **options: Any) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, method=method, electors=electors, steps=STEPS, **options))
+            await body(SimSwarm(nursery, method=method, electors=electors, steps=STEPS, floor=FLOOR, **options))
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
@@ -143,10 +144,12 @@ def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
         await trio.sleep(0.5)
-        await swarm.leave("c")
+        swarm.nodes["c"].session.stop()  # its process lives on and answers pings
+        with trio.fail_after(10):
+            await swarm.nodes["c"].session.finished.wait()
         await swarm.round_done(SWEPT + 1, "a", "b")
         usual = swarm.nodes["a"].rounds[SWEPT - 1]["seconds"]
-        assert max(swarm.nodes["a"].rounds[r]["seconds"] for r in (SWEPT, SWEPT + 1)) <= 2 * usual + 1.0
+        assert max(swarm.nodes["a"].rounds[r]["seconds"] for r in (SWEPT, SWEPT + 1)) <= 2 * usual + FLOOR
         assert_one_result_a_round(swarm, ("a", "b"), "left")
 
     simulate(method, body)
@@ -164,9 +167,8 @@ def test_one_that_joins_late_stands_with_the_others(method: str) -> None:
         joined_in = max(swarm.nodes["a"].rounds)
         await swarm.until(lambda: swarm.all_agree(after=joined_in), within=300)
         assert_one_result_a_round(swarm, (*NAMES[:3], "late"), "joined")
-        place, others = late.method.place, swarm.nodes["a"].method.place
-        assert place is not None and others is not None
-        assert swarm.peer("late") in {*others.members, *others.newcomers}
+        mine = swarm.peer("late")
+        await swarm.until(lambda: any(mine not in told["missing"] for told in late.rounds.values()), within=300)
         assert any(e["event"] == "caught_up" for e in late.events)
 
     simulate(method, body)
@@ -243,12 +245,12 @@ def accounts(swarm: SimSwarm, name: str, members: int) -> tuple[float, float, fl
 
 
 def assert_nothing_lost(
-    swarm: SimSwarm, names: tuple[str, ...], context: object, *, fewest: int, slack: float = 0.2
+    swarm: SimSwarm, names: tuple[str, ...], context: object, *, fewest: int, slack: float = 0.5
 ) -> None:
     """All that was done is in results, in the residual or in the local parameters, and is there once.
 
-    Rounds are means over `fewest` to all of `names`, which bounds what a share of the state stands for. `slack` is in
-    rounds of work.
+    Rounds are means over `fewest` to all of `names`, which bounds what a share of the state stands for. `slack`, in
+    rounds of work, is for residuals that fade while they wait.
     """
     for name in names:
         done, shared, own = accounts(swarm, name, len(names))
