@@ -43,23 +43,6 @@ PATIENCE = 600.0  # s for a round
 CODECS = {"diloco": "int8", "open": "topk"}
 SHARES = {"diloco": 0.90, "open": 0.95}  # of the time, computing
 
-# One inner step as the nodes do it, all at once; prints the seconds that one takes.
-STEPS = """
-import sys, time, tempfile
-import torch
-from swarmnode.training.inner import InnerLoop, layout_of
-from swarmnode.training.runspec import load_runspec
-from swarmnode.training.tasks import Assignment
-from swarmnode.training.tasks.byte_lm import ByteLM
-torch.set_num_threads(1)
-spec = load_runspec(sys.argv[1])
-task = ByteLM(spec, Assignment("run", "peer", sys.argv[2]))
-vector = torch.zeros(layout_of(task.model).parameters)
-loop = InnerLoop(spec, task, peer_id="peer", vector=vector, keep=False)
-loop.train(round=0, steps=2, seconds=600.0, between=lambda: False)
-progress = loop.train(round=0, steps=10**6, seconds=float(sys.argv[3]), between=lambda: False)
-print(progress.seconds / progress.steps)
-"""
 MEASURED_FOR = 6.0  # s of steps
 
 
@@ -75,19 +58,36 @@ def tables(method: str, codec: str, steps: int, electors: list[str]) -> dict[str
     }
 
 
-def step_seconds(run: Path, text: Path, nodes: int) -> float:
+def trainer(run: Path, text: Path) -> None:
+    """Train as a node does, and print the seconds of an inner step."""
+    import torch
+
+    from swarmnode.training.inner import InnerLoop, layout_of
+    from swarmnode.training.runspec import load_runspec
+    from swarmnode.training.tasks import Assignment
+    from swarmnode.training.tasks.byte_lm import ByteLM
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    spec = load_runspec(run)
+    task = ByteLM(spec, Assignment("", "", str(text)))
+    vector = torch.zeros(layout_of(task.model).parameters)
+    loop = InnerLoop(spec, task, peer_id="", vector=vector, keep=False)
+    loop.train(round=0, steps=2, seconds=PATIENCE, between=lambda: False)
+    progress = loop.train(round=0, steps=10**6, seconds=MEASURED_FOR, between=lambda: False)
+    print(progress.seconds / progress.steps)
+
+
+def step_seconds(run: Path, text: Path, nodes: int, nice: int) -> float:
     """What an inner step takes where so many trainers run."""
-    command = [sys.executable, "-c", STEPS, str(run), str(text), str(MEASURED_FOR)]
-    trainers = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), process_group=0)
-        for _ in range(nodes)
-    ]
+    command = ["nice", "-n", str(nice), sys.executable, __file__, "--trainer", str(run), "--text", str(text)]
+    trainers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) for _ in range(nodes)]
     try:
-        return mean(float(trainer.communicate(timeout=PATIENCE)[0]) for trainer in trainers)
+        return mean(float(process.communicate(timeout=PATIENCE)[0]) for process in trainers)
     finally:
-        for trainer in trainers:
-            trainer.kill()
-            trainer.wait()
+        for process in trainers:
+            process.kill()
+            process.wait()
 
 
 class Swarm:
@@ -139,7 +139,7 @@ def start(stack: ExitStack, lab: Lab, folder: Path, options: argparse.Namespace)
     steps = options.steps
     if not steps:
         spec = run_file(path, tables(options.method, options.codec, 1, peers))
-        steps = max(1, round(options.seconds / step_seconds(spec, text, options.nodes)))
+        steps = max(1, round(options.seconds / step_seconds(spec, text, options.nodes, options.nice)))
     run = run_file(path, tables(options.method, options.codec, steps, peers))
     join = Site.on(hosts[0]).multiaddr(peers[0])
     nodes = []
@@ -206,7 +206,12 @@ def main() -> int:
     parser.add_argument("--rtt", type=float, default=0.05, help="seconds from node to node and back")
     parser.add_argument("--loss", type=float, default=0.001, help="of frames, each way")
     parser.add_argument("--keep", type=Path, help="folder below which logs and data directories stay")
+    parser.add_argument("--trainer", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--text", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.trainer is not None:
+        trainer(options.trainer, options.text)
+        return 0
     options.codec = options.codec or CODECS[options.method]
     if (reason := why_not()) is not None:
         say("skipped", why=reason)
