@@ -36,8 +36,8 @@ from lab import Host, Lab, Link, why_not
 from realnodes import Event, Node, environment
 from realswarm import Site, node_at, peer_id_at, run_file, write_text
 
-MODEL = {"layers": 8, "heads": 5, "width": 320, "context": 64}  # 10.0 M parameters
-BATCH = 2
+MODEL = {"layers": 8, "heads": 5, "width": 320, "context": 32}  # 10.0 M parameters
+BATCH = 8
 TEXT = 2_000_000  # bytes to train on
 PATIENCE = 600.0  # s for a round
 CODECS = {"diloco": "int8", "open": "topk"}
