@@ -1,0 +1,138 @@
+"""`swarmnode provenance …`: a trained model as a file with a signed record of where it comes from, and checking one."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, loaded, print_json
+from swarmnode.cli.text import plain, table
+from swarmnode.node.exitcodes import CONFIG, ERROR, USAGE, ExpectedError
+
+provenance = typer.Typer(
+    help="Export the trained model with a signed record of where it comes from, and verify one.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class Unverified(ExpectedError):
+    """A model or its record is not what the record says."""
+
+    exit_code = ERROR
+
+
+@provenance.command("export")
+def export(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; one that is there is replaced.")
+    ],
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run", metavar="RUN_ID", help="The run, or how its id begins. [default: the only one there is]"),
+    ] = None,
+    momentum: Annotated[
+        bool,
+        typer.Option(
+            "--momentum", help="Add the outer momentum, so that the state's hash can be checked. [default: model only]"
+        ),
+    ] = False,
+    passphrase_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the key's passphrase. [default: SWARMNODE_PASSPHRASE]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write the model of a run's newest checkpoint, and FILE.provenance.json, signed with this node's key.
+
+    Works whether or not the node is running. The record tells the run, its specification and data, the rounds that this
+    node saw end, and whose work counted in them.
+    """
+    if file.suffix != ".safetensors":
+        raise typer.BadParameter("the name must end in .safetensors", param_hint="FILE.safetensors")
+    from swarmnode.node.datadir import DataDir
+    from swarmnode.node.identity import load_or_create, read_passphrase
+    from swarmnode.node.provenance import export as write
+    from swarmnode.node.runs import RunStore
+
+    config = loaded(data_dir).config
+    home = DataDir(config.directory)
+    store = RunStore(home)
+    chosen = _choose(store.known(), run_id, home.path)
+    spec = store.load(chosen)
+    if spec is None:
+        raise ExpectedError(f"run {chosen[:12]}… lost its specification; look at {store.folder(chosen)}")
+    named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
+    identity = load_or_create(home.identity, read_passphrase(named, os.environ))
+    target = file.expanduser().absolute()
+    beside, record = write(store.folder(chosen), spec, identity, target, with_momentum=momentum)
+    if json_output:
+        print_json({"model": str(target), "record": str(beside), **_summary(record)})
+        return
+    print(f"{target}: {spec.run.name} after {record['model']['round']} rounds")
+    print(f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors")
+
+
+@provenance.command("verify")
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The model or its record, which lie side by side.")],
+    maker: Annotated[
+        str | None,
+        typer.Option("--maker", metavar="PEER", help="The peer who must have signed. [default: whoever did]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Check a model against its record: signature, specification, data hashes, rounds, file and state hash.
+
+    Where this node took part in the run, what it saw itself is compared as well. Exit code 1 where something does not
+    hold. What could not be told is said, and is no failure.
+    """
+    from swarmnode.node.provenance import Check
+    from swarmnode.node.provenance import verify as look
+
+    record, checks = look(file.expanduser().absolute(), runs=directory(data_dir) / "runs")
+    if maker is not None:
+        checks.append(Check("maker", record["maker"] == maker, f"{record['maker']} made it, {maker} was asked for"))
+    failed = [check.what for check in checks if check.holds is False]
+    if json_output:
+        told = [{"what": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
+        print_json({"valid": not failed, "checks": told, **_summary(record)})
+    else:
+        words = {True: "holds", False: "FAILS", None: "unknown"}
+        print(table(["check", "", ""], [[c.what, words[c.holds], plain(c.detail)] for c in checks]))
+        made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record["made"]))
+        name, run, signer = (plain(str(record[key])) for key in ("name", "run", "maker"))
+        print(f"{name}, run {run}, made {made} by {signer}")
+        rows = [[plain(str(peer)), str(count)] for peer, count in _by_count(record)]
+        if rows:
+            print(table(["contributor", "rounds"], rows, right=frozenset({1})))
+    if failed:
+        raise Unverified(f"{file}: does not hold: {', '.join(failed)}")
+
+
+def _by_count(record: dict[str, Any]) -> list[tuple[str, int]]:
+    return sorted(record["contributors"].items(), key=lambda item: (-int(item[1]), item[0]))
+
+
+def _summary(record: dict[str, Any]) -> dict[str, Any]:
+    """What a program wants of a record: all but its rounds."""
+    left_out = ("rounds", "peers", "spec", "format")
+    return {"rounds": len(record["rounds"]), **{k: v for k, v in record.items() if k not in left_out}}
+
+
+def _choose(known: tuple[str, ...], wanted: str | None, home: Path) -> str:
+    matching = [run for run in known if run.startswith(wanted or "")]
+    if len(matching) == 1:
+        return matching[0]
+    listed = "\n".join(f"  --run {run}" for run in matching or known)
+    error = ExpectedError(f"{home}: {'no run is known here' if not known else f'say which run:{chr(10)}{listed}'}")
+    error.exit_code = CONFIG if not known else USAGE
+    raise error

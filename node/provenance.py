@@ -1,0 +1,272 @@
+"""Where a model comes from: a copy of it as safetensors, and a record beside it that its maker signed.
+
+    NAME.safetensors        the tensors of the model under their own names, float32
+    NAME.provenance.json    {"record": {…}, "signature": hex}
+
+The record names the run and its whole specification, hashes of the data, the round, the hash of the shared state, the
+sha-256 of the file beside it, and each round that its maker saw end: state hash, id of the roster where the exchange
+method has a chain of them, and whose work is in the state. The signature is Ed25519 over TAG and the canonical JSON of
+the record (sorted keys, no spaces, ASCII).
+
+What a record proves: that its maker, who is known by a peer id, says all this; that the file is the one it says it of;
+that the specification is that of the run, and the data hashes are in it; that the file is the state with that hash
+(where the outer momentum is zero or in the file, since the hash covers it). It does not prove that the rounds went as
+told: for that, compare the records of several makers, a node's own history, or the rosters that electors signed in
+the run's state.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarmnode.node.addresses import public_key
+from swarmnode.node.checkpoints import Manifest, newest_whole
+from swarmnode.node.datadir import write_atomic
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.history import NAME, Entry, read_history
+from swarmnode.node.identity import Identity
+from swarmnode.node.tensorfile import NotTensors, read_tensors, write_tensors
+from swarmnode.protocols.exchange.method import Saved
+from swarmnode.training.layout import Layout
+from swarmnode.training.options import SettingError
+from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.runspec import RunSpec, decode, encode
+
+TAG = b"swarmnode/provenance/1\0"  # no signature over anything else can pass for one over a record
+FORMAT = 1
+MOMENTUM = "outer_momentum"  # name of the optional tensor (P,) beside those of the model
+MAX_RECORD = 1 << 28  # bytes; a million rounds
+
+
+class NoModel(ExpectedError):
+    """There is nothing to make a record of, or the file given is none."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `holds` is None where it could not be told."""
+
+    what: str
+    holds: bool | None
+    detail: str
+
+
+def export(
+    folder: Path, spec: RunSpec, identity: Identity, target: Path, *, with_momentum: bool
+) -> tuple[Path, dict[str, Any]]:
+    """Write the newest whole checkpoint in the run's `folder` as a model, and its record. Blocking.
+
+    Returns the record's path and the record. Raises NoModel, NoSpace or DataDirError.
+    """
+    found = newest_whole(folder / "checkpoints", lambda manifest: manifest.run_id == spec.run_id)
+    if found is None:
+        raise NoModel(
+            f"{folder}: holds no whole checkpoint of run {spec.run.name} yet; one is written every few rounds "
+            "(--checkpoint-every), and when the node stops in order"
+        )
+    manifest, saved = found
+    layout = manifest.table
+    tensors = {
+        slot.name: saved.state.parameters[slot.offset : slot.offset + slot.size].reshape(slot.shape)
+        for slot in layout.slots
+    }
+    momentum = "left out" if saved.state.momentum.view(np.uint32).any() else "zero"
+    if momentum == "left out" and with_momentum:
+        tensors[MOMENTUM], momentum = saved.state.momentum, "included"
+    named = {"run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
+    sha256 = write_tensors(target, tensors, named)
+    record = make_record(
+        spec,
+        manifest,
+        saved,
+        tuple(e for e in read_history(folder / NAME) if e.round < saved.round),
+        file=target.name,
+        sha256=sha256,
+        momentum=momentum,
+        maker=identity.peer_id,
+        made=int(time.time()),
+    )
+    beside = record_path(target)
+    sealed = {"record": record, "signature": identity.private_key.sign(TAG + canonical(record)).hex()}
+    write_atomic(beside, json.dumps(sealed).encode())
+    return beside, record
+
+
+def record_path(model: Path) -> Path:
+    """Where the record of a model lies."""
+    return model.with_name(f"{model.name.removesuffix('.safetensors')}.provenance.json")
+
+
+def canonical(record: dict[str, Any]) -> bytes:
+    """The bytes that are signed."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def make_record(
+    spec: RunSpec,
+    manifest: Manifest,
+    saved: Saved,
+    history: tuple[Entry, ...],
+    *,
+    file: str,
+    sha256: str,
+    momentum: str,
+    maker: str,
+    made: int,
+) -> dict[str, Any]:
+    """The record without its signature; no value is a float. `made` is in seconds since 1970."""
+    peers = sorted({peer for entry in history for peer in entry.counted})
+    number = {peer: index for index, peer in enumerate(peers)}
+    return {
+        "format": FORMAT,
+        "run": spec.run_id,
+        "name": spec.run.name,
+        "spec": base64.b64encode(encode(spec)).decode(),
+        "data": {"index": spec.data.index, "heldout_sha256": spec.task.heldout_sha256},
+        "model": {
+            "file": file,
+            "sha256": sha256,
+            "round": saved.round,  # rounds that are in it
+            "state_hash": manifest.state_hash,
+            "layout": [[slot.name, list(slot.shape)] for slot in manifest.table.slots],
+            "momentum": momentum,
+        },
+        "peers": peers,
+        "rounds": [[e.round, e.state_hash, e.roster, e.at, [number[p] for p in e.counted]] for e in history],
+        "contributors": dict(sorted(_accepted(history).items())),
+        "maker": maker,
+        "made": made,
+    }
+
+
+def _accepted(history: tuple[Entry, ...]) -> Counter[str]:
+    """In how many rounds the work of each peer counted."""
+    return Counter(peer for entry in history for peer in set(entry.counted))
+
+
+# --- verifying ------------------------------------------------------------------------------------------------------
+
+
+def verify(file: Path, *, runs: Path | None = None) -> tuple[dict[str, Any], list[Check]]:
+    """Look at a record and the model beside it; `file` is either. Blocking. Raises NoModel where it is neither.
+
+    Where this node took part in the run itself, its own history below `runs` is compared as well.
+    """
+    beside = file if file.name.endswith(".json") else record_path(file)
+    record, signature = _read(beside)
+    try:
+        checks = list(_checks(record, signature, beside))
+        if runs is not None:
+            checks += _compared(record, read_history(runs / Path(str(record["run"])).name / NAME))
+        return record, checks
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise NoModel(f"{beside}: is no provenance record of this format: {error!r}") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    try:
+        if path.stat().st_size > MAX_RECORD:
+            raise ValueError(f"it has more than {MAX_RECORD} bytes")
+        sealed = json.loads(path.read_bytes())
+        record, signature = sealed["record"], bytes.fromhex(sealed["signature"])
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise ValueError(f"it is no record of format {FORMAT}")
+        return record, signature
+    except OSError as error:
+        raise NoModel(
+            f"{path}: cannot be read: {error.strerror}; a model's record lies beside it, NAME.provenance.json"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise NoModel(f"{path}: is no provenance record: {error}") from error
+
+
+def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[Check]:
+    yield _signed(record, signature)
+    spec = _spec_of(record)
+    yield Check(
+        "specification", spec is not None, "it hashes to the run id" if spec else "it does not hash to the run id"
+    )
+    if spec is not None:
+        data = {"index": spec.data.index, "heldout_sha256": spec.task.heldout_sha256}
+        same = record["data"] == data and record["name"] == spec.run.name
+        yield Check("data", same, "hashes as in the specification" if same else "other hashes than the specification's")
+    model = record["model"]
+    rounds = [
+        Entry(r, h, tuple(record["peers"][i] for i in who), roster, at) for r, h, roster, at, who in record["rounds"]
+    ]
+    yield from _history(record, tuple(rounds))
+    path = beside.with_name(Path(str(model["file"])).name)
+    try:
+        found = read_tensors(path)
+    except (OSError, NotTensors) as error:
+        yield Check("model", False, f"{path.name} cannot be read: {error}")
+        return
+    yield Check("model", found.sha256 == model["sha256"], f"{path.name} has sha-256 {found.sha256[:16]}…")
+    layout = Layout.of([(str(name), tuple(int(axis) for axis in shape)) for name, shape in model["layout"]])
+    shapes = {name: tensor.shape for name, tensor in found.tensors.items() if name != MOMENTUM}
+    fits = shapes == {slot.name: slot.shape for slot in layout.slots}
+    yield Check("tensors", fits, f"{layout.parameters:,} parameters in {len(layout.slots)} tensors")
+    if fits and model["momentum"] == "left out":
+        yield Check(
+            "state", None, "its hash covers an outer momentum that the file does not contain (export --momentum)"
+        )
+    elif fits:
+        parameters = np.concatenate([found.tensors[slot.name].reshape(-1) for slot in layout.slots])
+        momentum = found.tensors.get(MOMENTUM, np.zeros_like(parameters))
+        hash = state_hash(int(model["round"]), layout, OuterState(parameters, momentum))
+        yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")
+
+
+def _compared(record: dict[str, Any], own: tuple[Entry, ...]) -> Iterator[Check]:
+    """Whether what the record tells is what this node saw."""
+    seen = {entry.round: entry.state_hash for entry in own}
+    both = [(round, hash) for round, hash, *_ in record["rounds"] if round in seen]
+    other = [round for round, hash in both if seen[round] != hash]
+    if both:
+        told = f"this node saw other states after {len(other)} of" if other else "this node saw the same states after"
+        yield Check("own history", not other, f"{told} {len(both)} rounds that both saw")
+
+
+def _signed(record: dict[str, Any], signature: bytes) -> Check:
+    from cryptography.exceptions import InvalidSignature
+
+    maker = str(record["maker"])
+    try:
+        public_key(maker).verify(signature, TAG + canonical(record))
+    except (InvalidSignature, ValueError):
+        return Check("signature", False, f"it is not that of {maker}")
+    return Check("signature", True, f"of {maker}")
+
+
+def _spec_of(record: dict[str, Any]) -> RunSpec | None:
+    try:
+        return decode(base64.b64decode(record["spec"], validate=True), expected_run_id=str(record["run"]))
+    except (SettingError, ValueError):
+        return None
+
+
+def _history(record: dict[str, Any], rounds: tuple[Entry, ...]) -> Iterator[Check]:
+    """Whether the rounds are in order, lead to the model, and give the contributors' counts."""
+    done = int(record["model"]["round"])
+    numbers = [entry.round for entry in rounds]
+    ordered = all(a < b for a, b in pairwise(numbers)) and all(0 <= n < done for n in numbers)
+    seen = f"its maker saw {len(rounds)} of {done} rounds end"
+    yield Check("rounds", ordered, seen if ordered else "they are not in order, or later than the model")
+    if rounds and rounds[-1].round == done - 1:
+        same = rounds[-1].state_hash == record["model"]["state_hash"]
+        yield Check("chain", same, "the last round led to the model's state" if same else "it leads to another state")
+    else:
+        yield Check("chain", None, "its maker did not see the last round end, but took the state over from members")
+    counts = dict(_accepted(rounds)) == record["contributors"]
+    told = f"{len(record['contributors'])} peers" if counts else "the counts are not those of the rounds"
+    yield Check("contributors", counts, told)

@@ -1,0 +1,170 @@
+"""A record holds for the model, the run and the rounds that it was made of, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.numpy import load_file, save_file
+
+from swarmnode.node import provenance
+from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.history import NAME, Entry, History
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.provenance import NoModel, canonical, export, verify
+from swarmnode.protocols.exchange.method import Saved
+from swarmnode.training.layout import Layout
+from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.runspec import RunSection, RunSpec, encode
+
+LAYOUT = Layout.of([("block.weight", (3, 4)), ("block.bias", (4,))])
+SPEC = RunSpec(RunSection(name="test")).resolved(heldout_sha256="ab" * 32, index="cd" * 32)
+
+
+def identity() -> Identity:
+    key = Ed25519PrivateKey.generate()
+    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+
+
+ME = identity()
+
+
+def trained(folder: Path, *, rounds: int = 6, momentum: float = 0.0, missed: tuple[int, ...] = ()) -> Path:
+    """A run's folder after so many rounds."""
+    kept = Checkpoints(folder / "checkpoints", run_id=SPEC.run_id, layout=LAYOUT, keep=3, spec=encode(SPEC))
+    history = History(folder / NAME)
+    for round in range(rounds):
+        parameters = np.arange(16, dtype=np.float32) + np.float32(round)
+        state = OuterState(parameters, np.full(16, momentum, np.float32))
+        if round not in missed:
+            counted = ("a", "b") if round % 2 else ("a",)
+            history.append(Entry(round, state_hash(round + 1, LAYOUT, state), counted, at=1_700_000_000 + round))
+        kept.save(Saved(round + 1, state, np.ones(16, np.float32), ("a", "b")))
+    return folder
+
+
+def made(tmp_path: Path, *, with_momentum: bool = False, **run: Any) -> Path:
+    target = tmp_path / "model.safetensors"
+    export(trained(tmp_path / "run", **run), SPEC, ME, target, with_momentum=with_momentum)
+    return target
+
+
+def told(file: Path) -> dict[str, bool | None]:
+    return {check.what: check.holds for check in verify(file)[1]}
+
+
+def test_a_record_holds_and_tells_the_run_and_whose_work_counted(tmp_path: Path) -> None:
+    model = made(tmp_path)
+    assert set(told(model).values()) == {True}
+    record, _ = verify(model.with_name("model.provenance.json"))
+    assert record["contributors"] == {"a": 6, "b": 3} and record["maker"] == ME.peer_id
+    assert (record["run"], record["model"]["round"]) == (SPEC.run_id, 6)
+    tensors = load_file(model)
+    assert tensors["block.weight"].shape == (3, 4)
+    assert tensors["block.bias"].tobytes() == (np.arange(12, 16, dtype=np.float32) + 5).tobytes()
+
+
+def test_what_cannot_be_told_is_said_and_is_no_failure(tmp_path: Path) -> None:
+    assert told(made(tmp_path / "a", missed=(5,)))["chain"] is None
+    (tmp_path / "b").mkdir()
+    left_out = told(made(tmp_path / "b", momentum=0.5))
+    assert left_out["state"] is None and False not in left_out.values()
+    included = told(made(tmp_path / "c", momentum=0.5, with_momentum=True))
+    assert set(included.values()) == {True}
+
+
+def test_a_node_that_took_part_compares_what_it_saw_itself(tmp_path: Path) -> None:
+    model = made(tmp_path)
+    own = tmp_path / "runs" / SPEC.run_id / NAME
+    assert "own history" not in {check.what for check in verify(model, runs=tmp_path / "runs")[1]}
+    own.parent.mkdir(parents=True)
+    own.write_bytes((tmp_path / "run" / NAME).read_bytes())
+    assert {check.holds for check in verify(model, runs=tmp_path / "runs")[1]} == {True}
+    History(own).append(Entry(5, "00" * 32, ()))
+    failed = [check for check in verify(model, runs=tmp_path / "runs")[1] if check.holds is False]
+    assert [check.what for check in failed] == ["own history"] and "1 of 6 rounds" in failed[0].detail
+
+
+def resigned(change: Callable[[dict[str, Any]], None], by: Identity = ME) -> Callable[[Path], None]:
+    """A change that the maker itself signs."""
+
+    def tamper(model: Path) -> None:
+        path = model.with_name("model.provenance.json")
+        record = json.loads(path.read_bytes())["record"]
+        change(record)
+        signature = by.private_key.sign(provenance.TAG + canonical(record)).hex()
+        path.write_text(json.dumps({"record": record, "signature": signature}))
+
+    return tamper
+
+
+def unsigned(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def tamper(model: Path) -> None:
+        path = model.with_name("model.provenance.json")
+        sealed = json.loads(path.read_bytes())
+        change(sealed["record"])
+        path.write_text(json.dumps(sealed))
+
+    return tamper
+
+
+def another_model(model: Path) -> None:
+    tensors = load_file(model)
+    tensors["block.bias"] = tensors["block.bias"] + np.float32(1)
+    save_file(tensors, model)
+
+
+def without_tag(model: Path) -> None:
+    path = model.with_name("model.provenance.json")
+    record = json.loads(path.read_bytes())["record"]
+    path.write_text(json.dumps({"record": record, "signature": ME.private_key.sign(canonical(record)).hex()}))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "fails"),
+    [
+        (unsigned(lambda r: r.update(made=0)), {"signature"}),
+        (unsigned(lambda r: r.update(maker=identity().peer_id)), {"signature"}),
+        (unsigned(lambda r: r["contributors"].update(c=9)), {"signature", "contributors"}),
+        (without_tag, {"signature"}),
+        (resigned(lambda r: None, by=identity()), {"signature"}),
+        (resigned(lambda r: r.update(run="00" * 32)), {"specification"}),
+        (resigned(lambda r: r["data"].update(index="00" * 32)), {"data"}),
+        (resigned(lambda r: r["contributors"].update(a=7)), {"contributors"}),
+        (resigned(lambda r: r["rounds"].reverse()), {"rounds"}),
+        (resigned(lambda r: r["rounds"][-1].__setitem__(1, "00" * 32)), {"chain"}),
+        (resigned(lambda r: r["model"].update(state_hash="00" * 32)), {"chain", "state"}),
+        (resigned(lambda r: r["model"].update(sha256="00" * 32)), {"model"}),
+        (resigned(lambda r: r["model"]["layout"].pop()), {"tensors"}),
+        (another_model, {"model", "state"}),
+        (lambda model: model.unlink(), {"model"}),
+        (lambda model: model.write_bytes(b"x"), {"model"}),
+    ],
+)
+def test_what_was_changed_is_found(tmp_path: Path, tamper: Callable[[Path], None], fails: set[str]) -> None:
+    model = made(tmp_path)
+    tamper(model)
+    found = told(model.with_name("model.provenance.json"))
+    missing = {what for what, holds in found.items() if holds is False}
+    assert fails <= missing and (len(missing) <= 3), found
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"record": {"format": 1}, "signature": ""}', b"\xff", b"[" * 9999]
+)
+def test_what_is_no_record_is_told_as_such(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.provenance.json").write_bytes(content)
+    with pytest.raises(NoModel):
+        verify(tmp_path / "model.safetensors")
+    with pytest.raises(NoModel):
+        verify(tmp_path / "none.safetensors")
+
+
+def test_without_a_checkpoint_there_is_nothing_to_export(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match="no whole checkpoint"):
+        export(tmp_path, SPEC, ME, tmp_path / "model.safetensors", with_momentum=False)
