@@ -32,7 +32,7 @@ class ChainRules:
     shortest_window: int = 1_000
     longest_window: int = 24 * 3_600_000
     earn_rounds: int = 8  # of earn_window rosters with accepted work make an elector
-    earn_window: int = 16  # rosters looked at, and rounds between two changes of the electorate
+    earn_window: int = 16  # rosters looked at, and from one change of the electorate to the next
     earn_lag: int = 6  # the last rosters, which do not count yet
     growth: int = 125_000  # share by which the electors may grow at a change; one may always come
     committee: int = 33  # judges of a round, where there are more electors
@@ -75,8 +75,9 @@ class ChainState:
     seed: bytes  # of this round: orders leaders, draws judges
     cohort: bytes  # seed of the first round since the electorate last changed: draws participants
     electors: tuple[str, ...]  # ascending
-    genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_ROUNDS without proof of work
-    history: tuple[tuple[Worked, ...], ...]  # of the last rosters that are not empty, oldest first
+    genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_EPOCHS without proof of work
+    made: int  # rosters up to here that are not empty: the electorate changes with these
+    history: tuple[tuple[Worked, ...], ...]  # of the last of them, oldest first
     anchors: Mapping[str, bytes]  # of each author who may lead: the value whose preimage is next
     participation: int  # millionths of those who are no electors that are drawn for this round
     empties: int  # empty rosters since the last that a majority of its judges scored
@@ -93,6 +94,7 @@ class ChainState:
             "empties": self.empties,
             "genesis": self.genesis,
             "history": tuple(tuple((w.author, w.units) for w in worked) for worked in self.history),
+            "made": self.made,
             "participation": self.participation,
             "reverted": self.reverted,
             "round": self.round,
@@ -122,7 +124,7 @@ def genesis(run_id: str, electors: tuple[str, ...], *, window: int) -> ChainStat
     named = tuple(sorted(set(electors)))
     start = genesis_id(run_id)
     seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
-    return ChainState(run_id, 0, start, seed, seed, named, named, (), {}, EVERYBODY, 0, -1, False, window)
+    return ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
 
 
 def decode(raw: bytes) -> ChainState:
@@ -138,6 +140,7 @@ def decode(raw: bytes) -> ChainState:
             value["cohort"],
             value["electors"],
             value["genesis"],
+            value["made"],
             history,
             value["anchors"],
             value["participation"],

@@ -1,9 +1,9 @@
 """Who is an elector, a judge, a leader or a participant of a round. Pure functions of the `ChainState` before it.
 
 - Electors: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out; the genesis
-  electors during the first GENESIS_EPOCHS without that. They change every `earn_window` rounds. They grow by at most
-  `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants; at most
-  half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
+  electors during the first GENESIS_EPOCHS without that. They change with every `earn_window`-th roster. They grow by
+  at most `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants;
+  at most half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
 - Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders.
 - A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved, and again with each further
   one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
@@ -11,7 +11,7 @@
 - Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so
   that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
 
-Empty rosters are in no history: an outage costs nobody its place.
+Empty rosters count for none of this: an outage costs nobody its place.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def probation_share(chain: ChainState, rules: ChainRules) -> int:
 
 
 def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
-    """The electors of the round that `chain` is about to do, where they change with it; else as before."""
-    if chain.round % rules.earn_window:
+    """The electors after `chain.made` rosters, where they change with the last of them; else as before."""
+    if chain.made % rules.earn_window:
         return chain.electors
     rosters, work = Counter[str](), Counter[str]()
     for worked in chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :]:
@@ -87,7 +87,7 @@ def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
             rosters[one.author] += 1
             work[one.author] += one.units
     proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
-    named = set(chain.genesis) if chain.round < GENESIS_EPOCHS * rules.earn_window else set()
+    named = set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
     lapsed = sorted(set(chain.electors) - proven - named, key=lambda peer: (rosters[peer], work[peer], peer))
     stay = set(chain.electors).difference(lapsed[: len(chain.electors) // 2])
     new = sorted(proven - set(chain.electors), key=lambda author: (-work[author], author))

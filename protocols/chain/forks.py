@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
+from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.statements import Head, Roster
 from swarmnode.protocols.chain.validity import advance_empty, empty_id_after
 
@@ -28,9 +28,9 @@ class Block:
     roster: Roster | None  # None: empty, or the root
 
 
-def empty_block(chain: ChainState, rules: ChainRules) -> Block:
+def empty_block(chain: ChainState) -> Block:
     """The empty roster that may end the round after `chain.tip`."""
-    after = advance_empty(chain, rules)
+    after = advance_empty(chain)
     return Block(after.tip, chain.tip, after, None)
 
 
@@ -58,7 +58,7 @@ class Tree:
             self._blocks[block.id] = block
             self._children[block.id] = []
 
-    def add_empties(self, head: Head, rules: ChainRules) -> bool:
+    def add_empties(self, head: Head) -> bool:
         """Whether the roster of a head is here, after adding the empty ones that may lead to it from a block that is.
 
         An elector that went through several empty rounds names only the last of their rosters.
@@ -71,7 +71,7 @@ class Tree:
                 id = empty_id_after(round, id)
             if rounds and id == head.roster:
                 for _ in rounds:
-                    block = empty_block(block.chain, rules)
+                    block = empty_block(block.chain)
                     self.add(block)
                 return True
         return False

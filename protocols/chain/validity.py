@@ -100,6 +100,7 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
         round=chain.round + 1,
         tip=id,
         seed=_next_seed(chain, roster.preimage),
+        made=chain.made + 1,
         history=(*before, worked)[-rules.remembered :],
         participation=next_participation(chain, rules, strangers),
         empties=0 if len(roster.scores) >= majority(chain, rules) else chain.empties,
@@ -107,14 +108,15 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
         undoable=bool(roster.accepted),
         window=roster.window,
     )
-    after = _enter_epoch(after, rules)
+    if after.made % rules.earn_window == 0:
+        after = replace(after, electors=next_electors(after, rules), cohort=after.seed)
     known = {one.author for worked in after.history for one in worked}.union(after.electors)
     return replace(after, anchors={author: anchors[author] for author in sorted(known) if author in anchors})
 
 
-def advance_empty(chain: ChainState, rules: ChainRules) -> ChainState:
-    """The chain after a round that ended empty: nobody's work or window changes."""
-    after = replace(
+def advance_empty(chain: ChainState) -> ChainState:
+    """The chain after a round that ended empty: nobody's place, work or window changes."""
+    return replace(
         chain,
         round=chain.round + 1,
         tip=empty_id(chain),
@@ -123,14 +125,6 @@ def advance_empty(chain: ChainState, rules: ChainRules) -> ChainState:
         empties=chain.empties + 1,
         undoable=False,
     )
-    return _enter_epoch(after, rules)
-
-
-def _enter_epoch(chain: ChainState, rules: ChainRules) -> ChainState:
-    """The electors and the cohort of the round that `chain` is about to do."""
-    if chain.round % rules.earn_window:
-        return chain
-    return replace(chain, electors=next_electors(chain, rules), cohort=chain.seed)
 
 
 def _next_seed(chain: ChainState, preimage: bytes) -> bytes:

@@ -165,12 +165,12 @@ def after_rounds(
     for _ in range(rounds):
         present = [judge for judge in judges(chain, rules) if judge not in silent]
         if len(present) < quorum(chain, rules):
-            chain = empty_block(chain, rules).chain
+            chain = empty_block(chain).chain
             continue
         offers = [offer(chain, author, gain=(gains or {}).get(author, 1000)) for author in authors]
         attempt = next(a for a, leader in enumerate((*leaders(chain, rules), "")) if leader not in silent)
         if attempt == len(leaders(chain, rules)):
-            chain = empty_block(chain, rules).chain
+            chain = empty_block(chain).chain
         else:
             chain = block(chain, rules, fair(chain, rules, offers, silent=silent), attempt=attempt).chain
     return chain
