@@ -164,6 +164,19 @@ def test_a_given_buffer_is_filled_and_must_be_large_enough(c: Codec) -> None:
 
 
 @every_codec
+@pytest.mark.parametrize("size", [0, 1, 63, BLOCK, STEP + BLOCK, STEP + 4096 + 77])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_decoding_into_given_memory_writes_the_same_and_nothing_beside_it(c: Codec, size: int, stride: int) -> None:
+    raw = c.encode(normal(size))
+    memory = np.full(stride * size + 5, 7, np.float32)
+    out = memory[: stride * size : stride]
+    assert c.decode(raw, size, out) is out
+    assert out.tobytes() == c.decode(raw, size).tobytes()
+    out.fill(7)
+    assert (memory == 7).all()
+
+
+@every_codec
 def test_strided_vectors_encode_like_their_copies_and_other_types_do_not(c: Codec) -> None:
     x = normal(2 * BLOCK)
     assert bytes(c.encode(x[::2])) == bytes(c.encode(x[::2].copy()))

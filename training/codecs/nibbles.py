@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, handed, room
+from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
 from swarmnode.training.codecs.bf16 import from_bf16, to_bf16
 
 BLOCK = 64  # elements that share a scale; divides STEP
@@ -69,20 +69,24 @@ class Blockwise4(ABC):
             raise CodecError(f"{self.name}: a scale is negative, not finite or out of range")
         if elements % 2 and packed[-1] > 15:
             raise CodecError(f"{self.name}: a code that no encoder makes")
-        values = np.empty(_blocks(elements) * BLOCK, np.float32)
-        values[elements:] = 0
+        values = np.empty(elements, np.float32) if out is None else out
         index = np.empty(min(STEP // 2, packed.size), np.intp)
         for start in range(0, elements, STEP):
             pairs = packed[start // 2 : (start + STEP) // 2]
             if ((pairs & 15 == _MINUS_ZERO) | (pairs >> 4 == _MINUS_ZERO)).any():
                 raise CodecError(f"{self.name}: a code that no encoder makes")
-            step = values[start : start + STEP]
             index[: pairs.size] = pairs
-            # `clip` takes without a check of its own: 256 values for any byte
-            np.take(self._pairs, index[: pairs.size], out=step[: 2 * pairs.size].view(np.complex64), mode="clip")
+            step = values[start : start + STEP]
+            whole = step.size % BLOCK == 0 and step.flags.c_contiguous
+            blocks = (step if whole else np.zeros(_blocks(step.size) * BLOCK, np.float32)).reshape(-1, BLOCK)
+            # `clip` takes without a check of its own: there are 256 values, for any byte
+            taken = blocks.reshape(-1)[: 2 * pairs.size].view(np.complex64)
+            np.take(self._pairs, index[: pairs.size], out=taken, mode="clip")
             scale = from_bf16(halves[start // BLOCK : (start + STEP) // BLOCK])
-            np.multiply(step.reshape(-1, BLOCK), scale[:, None], out=step.reshape(-1, BLOCK))
-        return handed(values[:elements], out)
+            np.multiply(blocks, scale[:, None], out=blocks)
+            if not whole:
+                step[:] = blocks.reshape(-1)[: step.size]
+        return values
 
     def _scales(self, magnitudes: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """bf16 bits of one scale for each row of float32 bits without their signs, (n, BLOCK) -> (n,).

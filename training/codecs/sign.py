@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, handed, room
+from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
 
 BLOCK = 1024  # elements that share a magnitude; divides STEP
 
@@ -54,15 +54,18 @@ class Sign:
             raise CodecError("sign: a magnitude is negative, not finite or subnormal")
         if elements % 8 and packed[-1] >> elements % 8:
             raise CodecError("sign: bits are set beyond the last element")
-        values = np.empty(_blocks(elements) * BLOCK, np.float32)
+        values = np.empty(elements, np.float32) if out is None else out
         for start in range(0, elements, STEP):
-            step = values[start : start + STEP].view(np.uint32)
+            step = values[start : start + STEP]
+            whole = step.size % BLOCK == 0 and step.flags.c_contiguous
+            bits = (step if whole else np.empty(_blocks(step.size) * BLOCK, np.float32)).view(np.uint32)
             # The bit of an element is the sign bit of its magnitude.
-            np.left_shift(_unpacked(packed[start // 8 : (start + STEP) // 8], step.size), 31, out=step)
-            blocks = step.reshape(-1, BLOCK)
+            np.left_shift(_unpacked(packed[start // 8 : (start + STEP) // 8], bits.size), 31, out=bits)
             magnitude = magnitudes[start // BLOCK : (start + STEP) // BLOCK].view("<u4")
-            np.bitwise_or(blocks, magnitude[:, None], out=blocks)
-        return handed(values[:elements], out)
+            np.bitwise_or(bits.reshape(-1, BLOCK), magnitude[:, None], out=bits.reshape(-1, BLOCK))
+            if not whole:
+                step[:] = bits.view(np.float32)[: step.size]
+        return values
 
 
 def _unpacked(packed: NDArray[np.uint8], size: int) -> NDArray[np.uint32]:
