@@ -177,7 +177,7 @@ class Keeper:
     async def have(self, id: bytes, parent: bytes) -> Block:
         """The block that `duty.follow` named, with the state after it: in the tree, or the empty one. Raises Lost."""
         if id not in self.tree:
-            self.tree.add(empty_block(self.tree[parent].chain, self.rules))
+            self.tree.add(empty_block(self.tree[parent].chain))
         block = self.tree[id]
         await self._settle_in(block)
         return block
@@ -536,7 +536,7 @@ class Keeper:
     async def _look_for(self, head: Said[Head]) -> None:
         """Find the way to the roster that an elector follows. Raises Lost."""
         id = head.what.roster
-        if self.tree.add_empties(head.what, self.rules):
+        if self.tree.add_empties(head.what):
             await self._settle_in(self.tree[id])
             return
         path = await self._ask_path(id, head.author)
