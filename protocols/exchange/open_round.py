@@ -465,7 +465,7 @@ class OpenRounds:
             seconds,
             outcome.members,
             counted=tuple(sorted(self.accepted_in(new[-1]))),
-            roster=to.id,
+            roster=to.id.hex(),
         )
 
     async def _return_what_is_undone(self, path: list[Block]) -> None:
