@@ -5,8 +5,8 @@
 
 A round's time is that from the word to all members until the last of them has its mean. `seconds` is the median of the
 rounds, `fastest` and `slowest` their spread; the first round, which takes new memory, is apart. `bytes_per_parameter`
-is what a member sends at its sockets, all overheads included; `cpu_s` the CPU seconds of all members and what they started; `identical`
-whether all of them hold the same bits.
+is what a member sends at its sockets, all overheads included; `cpu_s` the CPU seconds of all members and of what they
+started; `identical` whether all of them hold the same bits.
 
 The systems take turns round by round, so that what else the machine does (`load`) weighs on both: compare by the
 `summary` line, the median of the ratios of neighbouring rounds. The baseline is hivemind's averager in one group of
@@ -49,12 +49,12 @@ def emit(**figures: Any) -> None:
 class Group:
     """The processes of one system: each does what it is told and answers with a line."""
 
-    def __init__(self, system: str, python: str) -> None:
+    def __init__(self, system: str, python: str, *options: str) -> None:
         self.system = system
         script = HERE / "_allreduce" / f"{system}_member.py"
         self.processes = [
             subprocess.Popen(
-                [python, str(script), str(index), str(MEMBERS)],
+                [python, str(script), str(index), str(MEMBERS), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -127,9 +127,9 @@ def family(pid: int) -> list[int]:
 
 
 @contextmanager
-def group(system: str, python: str) -> Iterator[Group]:
+def group(system: str, python: str, *options: str) -> Iterator[Group]:
     """A system's members, ended with the block."""
-    members = Group(system, python)
+    members = Group(system, python, *options)
     try:
         yield members
     finally:
@@ -139,7 +139,7 @@ def group(system: str, python: str) -> Iterator[Group]:
 def compare(chosen: argparse.Namespace) -> None:
     """Let the systems take turns, for each size and codec."""
     with ExitStack() as stack:
-        ours = stack.enter_context(group("swarmnode", sys.executable))
+        ours = stack.enter_context(group("swarmnode", sys.executable, "--patient"))
         baseline = stack.enter_context(group("hivemind", chosen.hivemind_python)) if has_baseline(chosen) else None
         cases = [(size, codec) for size in chosen.parameters for codec in chosen.codecs]
         for turn, (parameters, codec) in enumerate(cases):

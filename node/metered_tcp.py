@@ -25,7 +25,8 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.handshakes import Handshakes
 
-PIECE = 64 * 1024  # bytes written or read at once, and so what a cap lets through in one go
+PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
+WIDE_PIECE = 256 * 1024  # where there is none: each piece costs as much as encrypting 64 KiB, for calls and switches
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
 
@@ -65,7 +66,7 @@ class Pace(Protocol):
     """How fast a peer may be read and written."""
 
     def piece(self) -> int:
-        """How many bytes to read at once."""
+        """How many bytes to read or write at once."""
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""
@@ -113,9 +114,9 @@ class MeteredStream(ReadWriteCloser):
             self._when_settled()
 
     async def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        for start in range(0, len(view), PIECE):
-            piece = view[start : start + PIECE]
+        view, step = memoryview(data), self._piece(self._meter.up)
+        for start in range(0, len(view), step):
+            piece = view[start : start + step]
             if self._pace is not None:
                 await self._pace.sending(len(piece))
             await self._meter.up.take(len(piece))
@@ -144,7 +145,7 @@ class MeteredStream(ReadWriteCloser):
         while len(self._received) < wanted:
             await self._until(trio.lowlevel.wait_readable)
             try:
-                chunk = self._socket.recv(PIECE if self._pace is None else self._pace.piece())
+                chunk = self._socket.recv(self._piece(self._meter.down))
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
@@ -162,6 +163,11 @@ class MeteredStream(ReadWriteCloser):
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
+
+    def _piece(self, cap: TokenBucket) -> int:
+        """How many bytes to read or write at once."""
+        own = WIDE_PIECE if self._pace is None else self._pace.piece()
+        return min(own, PIECE) if cap.rate else own
 
     async def speaks(self) -> bool:
         """Whether there is something to read, as soon as there is; False where the connection was closed here."""

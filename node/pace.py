@@ -12,14 +12,14 @@ from weakref import WeakValueDictionary
 import trio
 
 from swarmnode.node.limits import RateLimits
-from swarmnode.node.metered_tcp import PIECE, TokenBucket
+from swarmnode.node.metered_tcp import WIDE_PIECE, TokenBucket
 from swarmnode.protocols.conduct import Conduct, Standing
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 
 WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
 IN, OUT = "in", "out"
-SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once: 16 times a second
+SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once, or written: 16 times a second
 
 
 class Pacer:
@@ -41,7 +41,7 @@ class Pacer:
         return pace
 
     def piece(self, peer: PeerId) -> int:
-        return PIECE if self._conduct.standing(peer) is Standing.GOOD else SLOW_PIECE
+        return WIDE_PIECE if self._conduct.standing(peer) is Standing.GOOD else SLOW_PIECE
 
     async def wait(self, pace: Pace, direction: str, size: int) -> None:
         """Return when `size` bytes of the peer may pass."""
@@ -76,7 +76,7 @@ class Pace:
         self._pacer = pacer
 
     def piece(self) -> int:
-        """Bytes to read at once: little of who is slowed, so that it is not read in bursts a second apart."""
+        """Bytes to read or write at once: little of who is slowed, so that it is not read in bursts a second apart."""
         return self._pacer.piece(self.peer)
 
     def send_now(self, size: int) -> bool:

@@ -26,7 +26,7 @@ from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings, Position
 from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.roster import Roster, Seat
-from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.codecs import codec
@@ -35,6 +35,7 @@ from swarmnode.training.outer import weighted_sum
 RUN, PARENT = "ab" * 32, "00" * 32
 PATIENCE = 120.0  # seconds that a reduction may wait
 DEADLINES = (2.0, 60.0)  # floor and ceiling in seconds: the defaults of a RunSpec
+PATIENT = LivenessSettings(timeout=30.0)  # a machine that is busy with other things is no reason to give up on a member
 WORK = 8  # samples that each claims to have trained on: equal weights
 
 Vector = Any
@@ -48,12 +49,12 @@ def contribution(index: int, parameters: int) -> Vector:
 class Member:
     """This process's node, and what it holds of the round before."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, settings: LivenessSettings | None) -> None:
         self.index = index
         self.network = pair.swarmnode_network()
         self.rpc = Rpc(self.network)
         self.bulk = Bulk(self.network, runner=in_thread)
-        self.liveness = Liveness(self.rpc)
+        self.liveness = Liveness(self.rpc, settings or LivenessSettings())
         self.members: list[str] = []
         self.rounds = 0
         self.mean = self.values = np.zeros(0, np.float32)
@@ -137,7 +138,7 @@ class Member:
 
 
 async def main() -> None:
-    member = Member(int(sys.argv[1]))
+    member = Member(int(sys.argv[1]), PATIENT if "--patient" in sys.argv else None)
     async with trio.open_nursery() as nursery:
         for part in (member.network, member.rpc, member.bulk, member.liveness):
             await nursery.start(part.run)

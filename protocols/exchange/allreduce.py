@@ -371,6 +371,7 @@ async def _all_or_missing() -> AsyncIterator[Callable[[Callable[[], Awaitable[No
             try:
                 await work()
             except PartsMissing as error:
+                logger.debug("%s: %r", error, error.__cause__)
                 failed.extend(error.peers)
                 nursery.cancel_scope.cancel()
 
