@@ -1,0 +1,147 @@
+"""Who judges, leads and takes part: it grows slowly, survives outages, and identities alone buy nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from chains import RULES, after_rounds, hashed, start
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainState, Worked
+from swarmnode.protocols.chain.electorate import (
+    ATTEMPTS,
+    judges,
+    leaders,
+    majority,
+    next_electors,
+    next_participation,
+    participates,
+    quorum,
+)
+from swarmnode.protocols.chain.forks import empty_block
+
+NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> ChainState:
+    electors = draw(st.sets(st.sampled_from(NAMES), min_size=1))
+    work = st.sets(st.sampled_from(NAMES), max_size=8).map(
+        lambda names: tuple(Worked(name, draw(st.integers(1, 1000))) for name in sorted(names))
+    )
+    return replace(
+        start(electors),
+        genesis=tuple(sorted(draw(st.sets(st.sampled_from(sorted(electors)))))),
+        made=draw(st.sampled_from([0, 5, 16, 32, 48])),
+        history=tuple(draw(st.lists(work, max_size=RULES.remembered))),
+        seed=hashed(draw(st.integers(0, 99))),
+        empties=draw(st.integers(0, 8)),
+        participation=draw(st.integers(1, EVERYBODY)),
+    )
+
+
+@given(chains())
+def test_newcomers_are_few_proven_and_no_majority(chain: ChainState) -> None:
+    after = next_electors(chain, RULES)
+    new = set(after) - set(chain.electors)
+    assert after and len(new) <= max(1, len(chain.electors) * RULES.growth // MILLION)
+    assert 2 * len(new) <= len(after)
+    assert len(after) - len(chain.electors) <= max(1, len(chain.electors) // 8)
+    old = chain.history[: max(0, len(chain.history) - RULES.earn_lag)][-RULES.earn_window :]
+    for one in new:
+        assert sum(one in {worked.author for worked in roster} for roster in old) >= RULES.earn_rounds
+    if chain.made % RULES.earn_window:
+        assert after == chain.electors
+
+
+@given(chains())
+def test_nobody_lapses_who_works_and_never_more_than_half(chain: ChainState) -> None:
+    after = set(next_electors(chain, RULES))
+    gone = set(chain.electors) - after
+    assert 2 * len(gone) <= len(chain.electors)
+    old = chain.history[: max(0, len(chain.history) - RULES.earn_lag)][-RULES.earn_window :]
+    for one in gone:
+        assert sum(one in {worked.author for worked in roster} for roster in old) < RULES.earn_rounds
+
+
+@given(chains())
+def test_judges_and_leaders_are_electors_and_any_two_quorums_meet(chain: ChainState) -> None:
+    judging, leading = judges(chain, RULES), leaders(chain, RULES)
+    assert set(leading) <= set(judging) <= set(chain.electors)
+    assert len(leading) == min(ATTEMPTS, len(judging)) == len(set(leading))
+    assert 2 * majority(chain, RULES) > len(judging)
+    assert 1 <= quorum(chain, RULES) <= majority(chain, RULES)
+    assert quorum(chain, RULES) == majority(chain, RULES) or chain.empties >= 3
+
+
+def test_above_the_committee_s_size_judges_are_drawn_by_the_seed() -> None:
+    many = start(f"{name}{number}" for name in NAMES for number in "123")
+    drawn = {judges(replace(many, seed=hashed(seed)), RULES) for seed in range(20)}
+    assert len(drawn) == 20 and {len(one) for one in drawn} == {RULES.committee}
+
+
+def test_an_outage_of_any_length_costs_nobody_its_place() -> None:
+    chain = after_rounds(start("ABCDE"), RULES, 40, "ABCDE")
+    later = chain
+    for _ in range(100):
+        later = empty_block(later).chain
+    assert (later.electors, later.history, later.made) == (chain.electors, chain.history, chain.made)
+
+
+def test_who_works_becomes_an_elector_one_after_the_other() -> None:
+    chain = after_rounds(start("A"), RULES, 15, "AXYZ")
+    assert chain.electors == ("A",)
+    chain = after_rounds(chain, RULES, 1, "AXYZ")
+    assert len(chain.electors) == 2
+    chain = after_rounds(chain, RULES, 16, "AXYZ")
+    assert len(chain.electors) == 3
+
+
+def test_of_newcomers_the_most_audited_work_comes_first() -> None:
+    chain = after_rounds(start("A"), RULES, 16, "AXYZ", gains={"A": 1000, "X": 100, "Y": 900, "Z": 500})
+    assert chain.electors == ("A", "Y")
+
+
+def test_electors_who_died_for_good_lose_their_places_and_the_run_goes_on() -> None:
+    """Four of five never return: rounds end empty, then the one that is left goes on, and newcomers earn places."""
+    chain = after_rounds(start("ABCDE"), RULES, 30, "ABCDE")
+    chain = after_rounds(chain, RULES, 300, "EXYZ", silent="ABCD")
+    assert chain.made > 100
+    assert "E" in chain.electors and not set("ABCD") & set(chain.electors) and len(chain.electors) >= 3
+
+
+def test_genesis_electors_need_work_after_two_changes() -> None:
+    idle = after_rounds(start("ABC"), RULES, 31, "AX")
+    assert {"A", "B", "C"} <= set(idle.electors)
+    assert set(after_rounds(idle, RULES, 33, "AX").electors) == {"A", "X"}
+
+
+@pytest.mark.parametrize("nodes", [10, 100, 1000, 10_000])
+def test_participation_settles_at_what_is_aimed_at(nodes: int) -> None:
+    chain = start("ABCD")
+    names = [f"{name}{number}" for number in range(nodes // 10) for name in "0123456789"]
+    for _ in range(30):
+        drawn = sum(participates(chain, name) for name in names)
+        chain = replace(chain, participation=next_participation(chain, RULES, drawn))
+    if nodes <= RULES.participants - 4:
+        assert drawn == nodes
+    else:
+        assert 0.5 * RULES.participants <= drawn <= 1.5 * RULES.participants
+    assert all(participates(chain, elector) for elector in "ABCD")
+
+
+@given(st.integers(1, EVERYBODY), st.integers(0, 1 << 20))
+def test_participation_never_vanishes_nor_leaps(before: int, strangers: int) -> None:
+    after = next_participation(replace(start("AB"), participation=before), RULES, strangers)
+    assert max(1, before // 2) <= after <= min(EVERYBODY, 2 * before)
+
+
+def test_the_same_are_drawn_until_the_electorate_changes() -> None:
+    chain = replace(start("ABCD"), participation=EVERYBODY // 2)
+    later = replace(chain, seed=hashed("next"))
+    names = [f"{a}{b}" for a in NAMES for b in NAMES]
+    assert [participates(chain, name) for name in names] == [participates(later, name) for name in names]
+    other = replace(chain, cohort=hashed("next"))
+    assert [participates(chain, name) for name in names] != [participates(other, name) for name in names]
