@@ -1,7 +1,7 @@
 """How a part of the vector lies on the wire, and the memory that it passes through.
 
 A part is encoded cell by cell, each on its own, and the encoded cells follow one another. So a cell can be sent while
-the next is encoded, and reduced while the next arrives; and its 256 KiB stay in a core's cache through all of that.
+the next is encoded, and reduced while the next arrives; and its 512 KiB stay in a core's cache through all of that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.base import STEP
 
 CELL = STEP  # elements; the blocks of all codecs divide it
-BATCH = 16  # cells that are worth waking a thread for: about 2 ms of work
+BATCH = 8  # cells that are worth waking a thread for: about 2 ms of work
 
 
 @dataclass(frozen=True)

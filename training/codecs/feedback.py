@@ -54,8 +54,9 @@ class ErrorFeedback:
         is_new = self._is_new(start, stop)
         wanted = self._after(start, stop)
         with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 it becomes infinite, which codecs refuse
-            np.multiply(self._decay, self._residual[start:stop], out=wanted)
-            np.add(wanted, values, out=wanted)
+            residual = self._residual[start:stop]
+            faded = residual if self._decay == 1 else np.multiply(self._decay, residual, out=wanted)
+            np.add(faded, values, out=wanted)
         try:
             encoded = self.codec.encode(wanted, out)
         except CodecError:
