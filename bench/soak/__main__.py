@@ -50,10 +50,10 @@ from resources import Held, grown, growth, look, peaks  # noqa: E402
 
 SPARED = 2  # nodes that are never killed or restarted
 DISK = 160  # MB of a node's file system
-TEXT = 2_000_000  # bytes to train on
+TEXT = 500_000  # bytes to train on
 LOOK_EVERY = 10.0  # s
 TICK = 0.2  # s
-START_WITHIN = 180.0  # s until all nodes are ready
+START_WITHIN = 600.0  # s until all nodes are ready
 END_WITHIN = 20.0  # s for a node to leave in order
 STAND_AGAIN = 2.0  # s until a node that ended by itself is started again
 SETTLE_WITHIN = 120.0  # s after the last repair until all are in step
