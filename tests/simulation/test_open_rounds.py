@@ -1,0 +1,162 @@
+"""Whole swarms of strangers on simnet: whoever dies, freezes, comes or is cut off, one chain of rosters goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.exchange.open import Open
+
+NAMES = ("a", "b", "c", "d")
+Body = Callable[[SimSwarm], Awaitable[None]]
+
+
+def simulate(body: Body, *, names: tuple[str, ...] = NAMES, electors: tuple[str, ...] | None = None) -> None:
+    """`body` with a swarm whose nodes have all begun; by default all of them are electors."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            world = SimWorld(latency=0.05)
+            swarm = SimSwarm(nursery, world=world, method="open", electors=electors or names)
+            first, *others = names
+            await swarm.start(first, wait_peers=len(others))
+            for name in others:
+                await swarm.start(name, join=first)
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def method_of(swarm: SimSwarm, name: str) -> Open:
+    method = swarm.nodes[name].method
+    assert isinstance(method, Open)
+    return method
+
+
+def assert_one_chain(swarm: SimSwarm, *names: str) -> None:
+    """Whoever told a round told the same hash of it."""
+    for round in range(max(max(swarm.nodes[name].rounds) for name in names) + 1):
+        told = {swarm.nodes[name].rounds[round]["state_hash"] for name in names if round in swarm.nodes[name].rounds}
+        assert len(told) <= 1, round
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_all_nodes_go_through_the_same_states(size: int) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        names = NAMES[:size]
+        await swarm.round_done(5, *names)
+        assert all(len(swarm.hashes(round)) == 1 for round in range(6))
+        first, last = swarm.nodes["a"].rounds[0], swarm.nodes["a"].rounds[5]
+        assert last["loss"] < first["loss"]
+
+    simulate(body, names=NAMES[:size])
+
+
+def test_who_is_no_elector_contributes_and_follows() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(4, *NAMES)
+        assert all(len(swarm.hashes(round)) == 1 for round in range(5))
+        chain = method_of(swarm, "d").keeper.block.chain
+        assert {worked.author for roster in chain.history for worked in roster} >= {swarm.peer(n) for n in "bcd"}
+        assert chain.electors == (swarm.peer("a"),)
+
+    simulate(body, electors=("a",))
+
+
+def test_training_goes_on_while_contributions_are_exchanged() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(6, *NAMES)
+        rounds = swarm.nodes["b"].rounds
+        seconds = sum(rounds[round]["seconds"] for round in range(2, 7))
+        assert sum(rounds[round]["compute_seconds"] for round in range(2, 7)) > 0.8 * seconds
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("victim", NAMES)
+def test_the_death_of_any_elector_holds_the_others_up_for_seconds(victim: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        swarm.kill(victim)
+        rest = [name for name in NAMES if name != victim]
+        await swarm.round_done(7, *rest, within=60)
+        assert_one_chain(swarm, *NAMES)
+        assert max(swarm.nodes[rest[0]].rounds[round]["seconds"] for round in range(3, 8)) < 8.0
+
+    simulate(body)
+
+
+def test_one_of_two_goes_on_when_the_other_dies() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, "a", "b")
+        swarm.kill("a")
+        await swarm.round_done(10, "b", within=60)
+        assert swarm.nodes["b"].rounds[10]["members"] == 1
+
+    simulate(body, names=NAMES[:2])
+
+
+def test_a_frozen_elector_finds_back_and_its_own_history_is_left() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        swarm.world.freeze(swarm.peer("a"))
+        await swarm.round_done(6, "b", "c", "d", within=60)
+        swarm.world.thaw(swarm.peer("a"))
+        thawed_in = max(swarm.nodes["b"].rounds)
+        await swarm.until(lambda: swarm.all_agree(after=thawed_in + 1), within=60)
+        assert_one_chain(swarm, "b", "c", "d")
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("sides", [("abc", "d"), ("ab", "cd")])
+def test_after_a_partition_all_follow_one_chain(sides: tuple[str, str]) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        swarm.world.partition([[swarm.peer(name) for name in side] for side in sides])
+        await trio.sleep(40)
+        heights = [max(swarm.nodes[side[0]].rounds) for side in sides]
+        assert min(heights) > 4  # both went on
+        swarm.world.heal()
+        await swarm.until(lambda: swarm.all_agree(after=max(heights) + 3), within=120)
+
+    simulate(body)
+
+
+def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(6, *NAMES)
+        await swarm.start("late", join="b")
+        await swarm.round_done(8, *NAMES, "late", within=60)
+        await swarm.until(lambda: swarm.all_agree(after=10), within=60)
+        assert_one_chain(swarm, *NAMES, "late")
+        chain = method_of(swarm, "a").keeper.block.chain
+        assert swarm.peer("late") in {worked.author for roster in chain.history for worked in roster}
+
+    simulate(body)
+
+
+def test_a_node_that_restarts_says_nothing_twice(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(4, *NAMES)
+        for _ in range(3):
+            swarm.kill("c")
+            await trio.sleep(1.0)
+            await swarm.start("c", join="b")
+            await trio.sleep(4.0)
+        await swarm.until(lambda: swarm.all_agree(after=12), within=120)
+        evidence = await swarm_state(swarm, "a")
+        assert evidence == []
+
+    simulate(body)
+
+
+async def swarm_state(swarm: SimSwarm, name: str) -> list[object]:
+    """The evidence of equivocation that a node holds."""
+    return list(await method_of(swarm, name).keeper._state.select("evidence", limit=16))
