@@ -25,6 +25,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -362,4 +363,8 @@ def _end_all(members: list[Member]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything that was started, as Ctrl-C does
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
