@@ -25,6 +25,7 @@ from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.netcheck import report
 from swarmnode.node.shards_api import ShardsApi
 from swarmnode.node.state_api import StateApi
+from swarmnode.node.successor_api import SuccessorApi
 from swarmnode.protocols.exchange.outcomes import Partial
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.rpc import CallError
@@ -76,6 +77,7 @@ class Api:
         network = daemon.network
         state = StateApi(lambda: daemon.state, me=network.me, verify=network.verify, now=now_ms, runner=in_thread)
         methods |= state.methods()
+        methods |= SuccessorApi(daemon).methods()
         streams = {"logs": self.logs, "events": self.events, **state.streams()}
         return ControlServer(daemon.socket, methods, streams)
 

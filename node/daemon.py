@@ -57,6 +57,7 @@ from swarmnode.node.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.session import Session
 from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.statestore import StateStore
+from swarmnode.node.successors import SuccessorWatch, parent_state
 from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.method import Place
@@ -168,6 +169,7 @@ class Daemon:
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
         self.state: StateStore | None = None
+        self.successors: SuccessorWatch | None = None
         self.sync: StateSync | None = None
         self.membership: Membership | None = None
         self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
@@ -290,6 +292,12 @@ class Daemon:
             if self.data is not None:
                 await stack.enter_async_context(_running(partial(self.data.pass_on, self.trainer.feed)))
             await stack.enter_async_context(_running(self.membership.run))
+            self.successors = SuccessorWatch(state, chosen.spec)
+            await stack.enter_async_context(_running(self.successors.run))
+            layout = self.trainer.layout
+            parent = await in_thread(lambda: parent_state(self.store, chosen, layout))
+            if parent is not None:
+                self.trainer.load(parent.state.parameters)
             self.session = make_session(
                 chosen,
                 self.config,
@@ -350,6 +358,7 @@ class Daemon:
         session = list(self.session.warnings.values()) if self.session is not None else []
         session += list(self.data.warnings.values()) if self.data is not None else []
         session += [self.state.warning] if self.state is not None and self.state.warning else []
+        session += [self.successors.warning] if self.successors is not None and self.successors.warning else []
         session += self._state_complaints()
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + self._conduct_warnings() + (failed if not self.network.peers() else [])

@@ -41,6 +41,13 @@ class RunSection:
         choices=("known", "open"),
     )
     members: tuple[str, ...] = option((), "peer ids that may take part; empty admits anyone who holds the run id")
+    owner: str = option(
+        "",
+        "peer id of who may end the run or publish its successor; empty: the first of [trust] electors, else nobody",
+        since=2,
+    )
+    parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish", since=2)
+    parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise", since=2)
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,11 @@ class RunSpec:
         """sha-256 of `encode(self)`, 64 hex digits."""
         return hashlib.sha256(encode(self)).hexdigest()
 
+    @property
+    def owner(self) -> str:
+        """The peer who may end the run or publish its successor; empty where nobody may."""
+        return self.run.owner or (self.trust.electors[0] if self.trust.electors else "")
+
     def resolved(self, *, heldout_sha256: str, index: str) -> RunSpec:
         """The spec with what follows from its creator's corpus filled in."""
         return dataclasses.replace(
@@ -243,6 +255,13 @@ def _check_together(spec: RunSpec, source: str) -> None:
         raise SettingError(
             f"{source} [run]: name = {spec.run.name!r} is not valid; "
             "expected 1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    if bool(spec.run.parent) != bool(spec.run.parent_state) or not all(
+        not given or _SHARD.fullmatch(given) for given in (spec.run.parent, spec.run.parent_state)
+    ):
+        raise SettingError(
+            f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} are not valid; "
+            "expected 64 lower case hex digits each, or neither; swarmnode successor publish fills them in"
         )
     if spec.data.index and not _SHARD.fullmatch(spec.data.index):
         raise SettingError(
