@@ -60,23 +60,18 @@ def export(
     from swarmnode.node.datadir import DataDir
     from swarmnode.node.identity import load_or_create, read_passphrase
     from swarmnode.node.provenance import export as write
-    from swarmnode.node.runs import RunStore
 
     config = loaded(data_dir).config
     home = DataDir(config.directory)
-    store = RunStore(home)
-    chosen = _choose(store.known(), run_id, home.path)
-    spec = store.load(chosen)
-    if spec is None:
-        raise ExpectedError(f"run {chosen[:12]}… lost its specification; look at {store.folder(chosen)}")
+    chosen = _choose(home.known_runs(), run_id, home.path)
     named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
     identity = load_or_create(home.identity, read_passphrase(named, os.environ))
     target = file.expanduser().absolute()
-    beside, record = write(store.folder(chosen), spec, identity, target, with_momentum=momentum)
+    beside, record = write(home, chosen, identity, target, with_momentum=momentum)
     if json_output:
         print_json({"model": str(target), "record": str(beside), **_summary(record)})
         return
-    print(f"{target}: {spec.run.name} after {record['model']['round']} rounds")
+    print(f"{target}: {record['name']} after {record['model']['round']} rounds")
     print(f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors")
 
 

@@ -102,7 +102,7 @@ class Checkpoints:
         except OSError as error:
             raise explain(error, self._folder) from error
         path = self._folder / f"round-{saved.round:08d}.safetensors"
-        vectors = {
+        vectors: dict[str, NDArray[Any]] = {
             "parameters": saved.state.parameters,
             "momentum": saved.state.momentum,
             "residual": saved.residual,

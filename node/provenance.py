@@ -31,10 +31,11 @@ import numpy as np
 
 from swarmnode.node.addresses import public_key
 from swarmnode.node.checkpoints import Manifest, newest_whole
-from swarmnode.node.datadir import write_atomic
+from swarmnode.node.datadir import DataDir, write_atomic
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.history import NAME, Entry, read_history
 from swarmnode.node.identity import Identity
+from swarmnode.node.runs import RunStore
 from swarmnode.node.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.exchange.method import Saved
 from swarmnode.training.layout import Layout
@@ -62,12 +63,16 @@ class Check:
 
 
 def export(
-    folder: Path, spec: RunSpec, identity: Identity, target: Path, *, with_momentum: bool
+    home: DataDir, run_id: str, identity: Identity, target: Path, *, with_momentum: bool
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the newest whole checkpoint in the run's `folder` as a model, and its record. Blocking.
+    """Write the newest whole checkpoint of a run in the data directory `home` as a model, and its record. Blocking.
 
-    Returns the record's path and the record. Raises NoModel, NoSpace or DataDirError.
+    Returns the record's path and the record. Raises NoModel, SettingError, NoSpace or DataDirError.
     """
+    store = RunStore(home)
+    spec, folder = store.load(run_id), store.folder(run_id)
+    if spec is None:
+        raise NoModel(f"{folder}: has no specification of the run, so nothing can be said about its model")
     found = newest_whole(folder / "checkpoints", lambda manifest: manifest.run_id == spec.run_id)
     if found is None:
         raise NoModel(

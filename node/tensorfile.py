@@ -120,7 +120,7 @@ def _pieces(header: bytes, tensors: Mapping[str, NDArray[Any]]) -> Iterator[memo
     for tensor in tensors.values():
         if sys.byteorder == "big":
             tensor = tensor.astype(tensor.dtype.newbyteorder("<"))
-        raw = memoryview(tensor.reshape(-1)).cast("B") if tensor.size else memoryview(b"")
+        raw = tensor.reshape(-1).data.cast("B") if tensor.size else memoryview(b"")
         for start in range(0, len(raw), PIECE):
             yield raw[start : start + PIECE]
 

@@ -14,9 +14,11 @@ from safetensors.numpy import load_file, save_file
 
 from swarmnode.node import provenance
 from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.datadir import DataDir
 from swarmnode.node.history import NAME, Entry, History
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.provenance import NoModel, canonical, export, verify
+from swarmnode.node.runs import RunStore
 from swarmnode.protocols.exchange.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
@@ -50,7 +52,10 @@ def trained(folder: Path, *, rounds: int = 6, momentum: float = 0.0, missed: tup
 
 def made(tmp_path: Path, *, with_momentum: bool = False, **run: Any) -> Path:
     target = tmp_path / "model.safetensors"
-    export(trained(tmp_path / "run", **run), SPEC, ME, target, with_momentum=with_momentum)
+    store = RunStore(DataDir(tmp_path / "home"))
+    store.keep(SPEC)
+    trained(store.folder(SPEC.run_id), **run)
+    export(DataDir(tmp_path / "home"), SPEC.run_id, ME, target, with_momentum=with_momentum)
     return target
 
 
@@ -71,7 +76,6 @@ def test_a_record_holds_and_tells_the_run_and_whose_work_counted(tmp_path: Path)
 
 def test_what_cannot_be_told_is_said_and_is_no_failure(tmp_path: Path) -> None:
     assert told(made(tmp_path / "a", missed=(5,)))["chain"] is None
-    (tmp_path / "b").mkdir()
     left_out = told(made(tmp_path / "b", momentum=0.5))
     assert left_out["state"] is None and False not in left_out.values()
     included = told(made(tmp_path / "c", momentum=0.5, with_momentum=True))
@@ -83,7 +87,7 @@ def test_a_node_that_took_part_compares_what_it_saw_itself(tmp_path: Path) -> No
     own = tmp_path / "runs" / SPEC.run_id / NAME
     assert "own history" not in {check.what for check in verify(model, runs=tmp_path / "runs")[1]}
     own.parent.mkdir(parents=True)
-    own.write_bytes((tmp_path / "run" / NAME).read_bytes())
+    own.write_bytes((tmp_path / "home" / "runs" / SPEC.run_id / NAME).read_bytes())
     assert {check.holds for check in verify(model, runs=tmp_path / "runs")[1]} == {True}
     History(own).append(Entry(5, "00" * 32, ()))
     failed = [check for check in verify(model, runs=tmp_path / "runs")[1] if check.holds is False]
@@ -166,5 +170,9 @@ def test_what_is_no_record_is_told_as_such(tmp_path: Path, content: bytes) -> No
 
 
 def test_without_a_checkpoint_there_is_nothing_to_export(tmp_path: Path) -> None:
+    home = DataDir(tmp_path)
+    with pytest.raises(NoModel, match="no specification"):
+        export(home, SPEC.run_id, ME, tmp_path / "model.safetensors", with_momentum=False)
+    RunStore(home).keep(SPEC)
     with pytest.raises(NoModel, match="no whole checkpoint"):
-        export(tmp_path, SPEC, ME, tmp_path / "model.safetensors", with_momentum=False)
+        export(home, SPEC.run_id, ME, tmp_path / "model.safetensors", with_momentum=False)
