@@ -61,6 +61,7 @@ SELECTED = 8192  # records of one kind that are read of one round
 LOOKED_FOR = 4096  # heads read when this node starts or was too slow to follow
 PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; then it is asked for
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
+GIVE_UP = 3  # attempts at a roster after which a node may be too far from the others to replay
 SOURCES = 6  # peers asked for a thing, one after the other
 FETCHES = 16  # contributions on their way at once
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
@@ -104,6 +105,7 @@ class Keeper:
         self._away: OrderedDict[PeerId, tuple[tuple[int, bytes], bool]] = OrderedDict()  # with the order of the record
         self._news = trio.Event()
         self.tip = b""  # where this node stands
+        self.astray = False  # electors follow what cannot be reached from here by replaying rosters
         self.counts: Counter[str] = Counter()
         rpc.serve(PATH, PathQuery, self._on_path)
         rpc.serve(RECORDS, RecordsQuery, self._on_records)
@@ -139,7 +141,7 @@ class Keeper:
         """Follow the chain from here on, and forget any other; the state hash there."""
         hash = await self.states.put(chain.tip, chain.round, state)
         self._tree = Tree(chain)
-        self.books = {}
+        self.books, self.astray = {}, False
         self.states.forget(self.tree)
         self.tip = chain.tip
         await self._open(self.block)
@@ -335,6 +337,7 @@ class Keeper:
 
     async def _carry_out(self, id: bytes, work: Callable[[], Awaitable[None]]) -> None:
         wait, most = TRY_AGAIN
+        tries = 0
         try:
             while id not in self.tree and id not in self._invalid:
                 try:
@@ -343,12 +346,23 @@ class Keeper:
                 except Lost as error:
                     logger.debug("roster %s: %s; trying again", id.hex()[:12], error)
                     self.counts["lacking"] += 1
+                    tries += 1
+                    if tries >= GIVE_UP:
+                        self._consider_astray()
                 await trio.sleep(wait * self._rng.uniform(0.8, 1.2))
                 wait = min(2 * wait, most)
                 if not self._is_wanted(id):
                     return
         finally:
             self._examining.discard(id)
+
+    def _consider_astray(self) -> None:
+        """Most electors who are heard of follow what cannot be had: catching up from a state of theirs may help."""
+        electors = [peer for peer in self.block.chain.electors if peer in self._heads and peer != self._network.me]
+        unknown = sum(self._heads[peer][1].what.roster not in self.tree for peer in electors)
+        if 2 * unknown > len(electors):
+            self.astray = True
+            self.ring()
 
     def _is_wanted(self, id: bytes) -> bool:
         """Whether a roster that could not be had may still matter."""

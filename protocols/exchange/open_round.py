@@ -68,7 +68,7 @@ from swarmnode.protocols.chain.statements import (
 )
 from swarmnode.protocols.chain.validity import compose
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.exchange.method import RoundResult
+from swarmnode.protocols.exchange.method import LostPlace, Overtaken, RoundResult
 from swarmnode.protocols.exchange.open_book import Book
 from swarmnode.protocols.exchange.open_keeper import Keeper, Lost
 from swarmnode.protocols.exchange.open_scoring import Bench, batch_seed
@@ -91,6 +91,7 @@ WINDOW_SLACK = 2.0  # a round's training may take this multiple of what the medi
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
 FETCH_AGAIN = 1.0  # seconds
+WATCHED = 16  # electors of whom one must be there for those who are none to wait
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Turn:
     timers: Timers = field(default_factory=Timers)
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)
+    forsaken: bool = False  # no elector is there
     measuring: bool = False
     fetching: bool = False
 
@@ -174,13 +176,21 @@ class OpenRounds:
             self._nursery.start_soon(self._work.run, turn.chain.round, self._keeper.ring)
             self._nursery.start_soon(self._train_until_due, turn)
             self._nursery.start_soon(self._keep_time, turn)
+            self._nursery.start_soon(self._look_for_electors, turn)
             while (found := await self._followed(turn)) is None:
                 news = self._keeper.news
+                if self._keeper.astray or turn.forsaken:
+                    break
                 for action in duties(turn.chain, self._keeper.rules, self._view(turn)):
                     await self._carry_out(turn, action)
                 if news is self._keeper.news:
                     await news.wait()
             self._nursery.cancel_scope.cancel()
+        if found is None:
+            self._keeper.astray = False
+            if turn.forsaken:
+                raise LostPlace("no elector of the run is there; no round ends until one comes back")
+            raise Overtaken("others are further than rosters can be replayed")
         return await self._move(turn, found)
 
     def _begin(self) -> Turn:
@@ -529,6 +539,17 @@ class OpenRounds:
     def _is_open(self, turn: Turn) -> bool:
         """Whether no roster of this round is here whose rules hold."""
         return not self._keeper.tree.children(turn.chain.tip)
+
+    async def _look_for_electors(self, turn: Turn) -> None:
+        """Notice that nobody is there who could end the round."""
+        electors = turn.chain.electors
+        if self._me in electors:
+            return
+        await trio.sleep_until(turn.began + turn.chain.window / 1000 + 2 * self._settings.floor)
+        with self._liveness.watching(electors[:WATCHED]):
+            await self._keeper.until(lambda: not any(self._is_there(peer) for peer in electors[:WATCHED]))
+        turn.forsaken = True
+        self._keeper.ring()
 
     def _set(self, turn: Turn, **timers: bool | int) -> None:
         turn.timers = replace(turn.timers, **timers)  # type: ignore[arg-type]
