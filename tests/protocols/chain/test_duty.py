@@ -1,0 +1,223 @@
+"""What an honest node does next: waits end with a quorum, nothing is said twice, and leaders are fair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from chains import RULES, STATE, block, cut, fair, hashed, lead, offer, row, scores, start
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.protocols.chain.duty import (
+    Fetch,
+    Judge,
+    Own,
+    Timers,
+    View,
+    WriteCommit,
+    WriteCut,
+    WriteReveal,
+    WriteRoster,
+    WriteScores,
+    WriteSeal,
+    commits_to_cut,
+    duties,
+    follow,
+    quotable,
+)
+from swarmnode.protocols.chain.electorate import leaders
+from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.statements import MAX_COMMITS, MISSING
+from swarmnode.protocols.chain.validity import check, compose
+
+CHAIN = start("ABCDE")
+LEADER = leaders(CHAIN, RULES)[0]
+OTHER = next(peer for peer in CHAIN.electors if peer != LEADER)
+X, Y = offer(CHAIN, "X"), offer(CHAIN, "Y")
+BOTH = fair(CHAIN, RULES, [X, Y])
+COMMITS = {one.id: one.commit for one in (X, Y)}
+REVEALS = {one.id: one.reveal for one in (X, Y)}
+SEALS = {said.author: said.what.seal for said in BOTH.scores}
+JUDGED = {one.id: row(one.id, 5) for one in (X, Y)}
+CUT = cut(CHAIN, OTHER, COMMITS).what
+
+
+def does(**view: Any) -> tuple[Any, ...]:
+    return duties(CHAIN, RULES, View(**{"me": OTHER, "ready": False, **view}))
+
+
+def test_an_author_commits_once_and_not_when_a_quorum_has_cut() -> None:
+    assert does(me="X", ready=True) == (WriteCommit(),)
+    assert does(me="X", ready=True, cuts=BOTH.cuts[:2]) == (WriteCommit(),)
+    assert does(me="X", ready=True, cuts=BOTH.cuts[:3]) == ()
+    assert does(me="X", ready=True, own=Own(commit=X.commit)) == ()
+
+
+def test_an_author_reveals_when_a_quorum_has_cut_and_one_lists_it() -> None:
+    mine = Own(commit=X.commit)
+    assert does(me="X", own=mine, cuts=BOTH.cuts[:2]) == ()
+    assert does(me="X", own=mine, cuts=BOTH.cuts[:3]) == (WriteReveal(),)
+    assert does(me="X", own=replace(mine, revealed=True), cuts=BOTH.cuts) == ()
+    without = tuple(cut(CHAIN, judge, [Y.id]) for judge in "ABC")
+    assert does(me="X", own=mine, cuts=without) == ()
+
+
+def test_a_judge_cuts_when_its_wait_is_over_or_when_what_comes_may_be_a_copy() -> None:
+    listed = WriteCut(tuple(sorted(COMMITS)))
+    assert does(commits=COMMITS) == ()
+    assert does(commits=COMMITS, timers=Timers(commits=True)) == (listed,)
+    assert does(commits=COMMITS, cuts=BOTH.cuts[:3]) == (listed,)
+    assert does(commits=COMMITS, reveals=REVEALS) == (listed,)
+    forged = {X.id: replace(X.reveal, root=hashed("other"))}
+    assert does(commits=COMMITS, reveals=forged) == ()
+    assert does(me="X", commits=COMMITS, timers=Timers(commits=True)) == ()
+
+
+def test_a_judge_measures_what_was_opened_and_seals_when_it_has_all_or_waited() -> None:
+    own = Own(cut=CUT)
+    here: dict[str, Any] = {"own": own, "commits": COMMITS, "cuts": BOTH.cuts}
+    assert does(**here) == ()
+    assert does(**here, reveals={X.id: X.reveal}) == (Judge((X.id,)),)
+    (sealed,) = does(**here, reveals=REVEALS, judged=JUDGED)
+    assert isinstance(sealed, WriteSeal) and {one.commit for one in sealed.scores} == {id[:16] for id in COMMITS}
+    (partial,) = does(**here, judged={X.id: JUDGED[X.id]}, timers=Timers(contributions=True))
+    assert [one.found for one in partial.scores if one.commit == Y.id[:16]] == [MISSING]
+    assert does(**{**here, "cuts": BOTH.cuts[:2]}, judged=JUDGED, timers=Timers(contributions=True)) == ()
+
+
+def test_a_judge_opens_only_when_a_quorum_has_sealed() -> None:
+    sealed = next(said.what for said in BOTH.scores if said.author == OTHER)
+    here: dict[str, Any] = {"own": Own(cut=CUT, sealed=sealed), "cuts": BOTH.cuts}
+    two, three = dict(list(SEALS.items())[:2]), dict(list(SEALS.items())[:3])
+    assert does(**here, seals=two) == ()
+    assert does(**here, seals=two | {"X": bytes(32), "Y": bytes(32)}) == ()
+    assert does(**here, seals=three) == (WriteScores(),)
+
+
+LEADING: dict[str, Any] = {
+    "me": LEADER,
+    "own": Own(cut=CUT, sealed=BOTH.scores[0].what, opened=True),
+    "commits": COMMITS,
+    "cuts": BOTH.cuts,
+    "reveals": REVEALS,
+    "seals": SEALS,
+    "scores": BOTH.scores,
+    "norms": BOTH.norms,
+}
+
+
+def test_the_leader_of_the_attempt_leads_once_it_has_all_or_waited_and_only_it() -> None:
+    (made,) = does(**LEADING)
+    assert isinstance(made, WriteRoster) and made.attempt == 0
+    roster = compose(CHAIN, RULES, made.quoted, attempt=0, preimage=b"", state=STATE)
+    said = lead(CHAIN, RULES, made.quoted)
+    assert said.what == roster
+    check(CHAIN, RULES, said, made.quoted, state=STATE)
+    few = {**LEADING, "scores": BOTH.scores[:3]}
+    assert does(**few) == ()
+    assert isinstance(does(**few, timers=Timers(scores=True))[0], WriteRoster)
+    assert does(**{**LEADING, "scores": BOTH.scores[:2]}, timers=Timers(scores=True)) == ()
+    assert does(**LEADING, timers=Timers(attempt=1)) == ()
+    assert does(**{**LEADING, "own": replace(LEADING["own"], led=frozenset({0}))}) == ()
+    assert does(**{**LEADING, "me": OTHER, "own": replace(LEADING["own"])}) == ()
+
+
+def test_a_leader_gets_what_it_lacks_first() -> None:
+    (action,) = does(**{**LEADING, "norms": {}})
+    assert isinstance(action, Fetch) and action.commit in COMMITS
+
+
+def test_a_leader_quotes_nothing_that_it_cannot_show_to_others() -> None:
+    """A cut that lists what nobody has would make a roster that nobody can check."""
+    bogus = cut(CHAIN, "A", [*COMMITS, hashed("nowhere")])
+    view = View(**{**LEADING, "ready": False, "cuts": (bogus, *BOTH.cuts[1:])})
+    quoted = quotable(CHAIN, RULES, view)
+    assert "A" not in {said.author for said in (*quoted.cuts, *quoted.scores)}
+    unsealed = quotable(CHAIN, RULES, View(**{**LEADING, "ready": False, "seals": {}}))
+    assert unsealed.scores == () and len(unsealed.cuts) == 5
+    other = scores(CHAIN, "A", [row(X.id, -9)])
+    liar = quotable(CHAIN, RULES, View(**{**LEADING, "ready": False, "scores": (other, *BOTH.scores[1:])}))
+    assert other.id not in {said.id for said in liar.scores}, "what was opened is not what was sealed"
+
+
+def test_of_two_cuts_of_one_judge_the_one_that_its_scores_belong_to_is_quoted() -> None:
+    second = replace(BOTH.cuts[0].what, nonce_hash=hashed("ground"))
+    twin = replace(BOTH.cuts[0], id=bytes(32), what=second)
+    for cuts in ((twin, *BOTH.cuts), (*BOTH.cuts, twin)):
+        quoted = quotable(CHAIN, RULES, View(**{**LEADING, "ready": False, "cuts": cuts}))
+        assert BOTH.cuts[0] in quoted.cuts and twin not in quoted.cuts and len(quoted.scores) == 5
+
+
+def test_all_judges_leave_out_the_same_and_no_elector_where_too_many_commit() -> None:
+    many = [offer(CHAIN, f"X{i}").commit for i in range(2 * MAX_COMMITS)]
+    elector = offer(CHAIN, "A").commit
+    listed = commits_to_cut(CHAIN, [*many, elector])
+    assert listed == commits_to_cut(CHAIN, [elector, *reversed(many)])
+    assert len(listed) == MAX_COMMITS and elector.id in listed
+    foreign = offer(replace(CHAIN, round=7), "X").commit
+    uninvited = replace(CHAIN, participation=1)
+    assert commits_to_cut(CHAIN, [foreign]) == ()
+    assert commits_to_cut(uninvited, [X.commit, elector]) == (elector.id,)
+
+
+# --- following --------------------------------------------------------------------------------------------------------
+
+
+def grown(*attempts: int) -> tuple[Tree, list[bytes]]:
+    tree = Tree(CHAIN)
+    made = [block(CHAIN, RULES, BOTH, attempt=attempt) for attempt in attempts]
+    for one in made:
+        tree.add(one)
+    return tree, [one.id for one in made]
+
+
+def go(tree: Tree, heads: dict[str, bytes], *, me: str = "A", tip: bytes = CHAIN.tip, attempt: int = 0) -> bytes:
+    return follow(tree, RULES, heads, me=me, tip=tip, attempt=attempt)
+
+
+def test_an_elector_moves_first_to_the_roster_of_the_earliest_attempt_that_has_begun() -> None:
+    tree, (third, second) = grown(2, 1)
+    assert go(tree, {}) == CHAIN.tip
+    assert go(tree, {}, attempt=1) == second
+    assert go(tree, {}, attempt=2) == second
+    assert go(tree, {}, me="X", attempt=2) == CHAIN.tip, "who is no elector follows heads"
+    assert third in tree
+
+
+def test_the_last_leader_cannot_be_the_first_unless_most_electors_follow_it() -> None:
+    tree, (early,) = grown(4)
+    assert go(tree, {"D": early, "E": early}) == CHAIN.tip
+    assert go(tree, {"C": early, "D": early, "E": early}) == early
+    assert go(tree, {"E": early}, attempt=4) == early
+    assert go(tree, {"E": early}, me="X") == early
+
+
+def test_when_all_attempts_are_over_the_round_ends_empty() -> None:
+    tree, _ = grown()
+    assert go(tree, {}, attempt=4) == CHAIN.tip
+    assert go(tree, {}, attempt=5) == empty_block(CHAIN).id
+    assert go(tree, {}, me="X", attempt=5) == CHAIN.tip
+
+
+def test_a_node_goes_where_most_heads_are_and_never_back() -> None:
+    tree, (one, other) = grown(0, 1)
+    heads = {"A": one, "B": other, "C": other}
+    assert go(tree, heads, tip=one) == other
+    assert go(tree, {"A": one, "B": other}, tip=one) == min(one, other)
+    assert go(tree, {"B": CHAIN.tip, "C": CHAIN.tip}, tip=one) == one
+
+
+@given(st.dictionaries(st.sampled_from("ABCDE"), st.integers(0, 3)), st.sampled_from("ABCDEX"), st.integers(0, 3))
+def test_who_heard_the_same_heads_stands_on_the_same_roster(followed: dict[str, int], me: str, at: int) -> None:
+    """Wherever a node stood, once attempts were over: the choice is of the heads, not of its own past."""
+    tree, ids = grown(0, 1, 2)
+    empty = empty_block(CHAIN)
+    tree.add(Block(empty.id, empty.parent, empty.chain, None))
+    ids.append(empty.id)
+    heads = {peer: ids[number] for peer, number in followed.items()}
+    if not heads:
+        return
+    stands = follow(tree, RULES, heads, me=me, tip=ids[at], attempt=0)
+    first = follow(tree, RULES, heads, me=me, tip=CHAIN.tip, attempt=5)
+    assert stands == first == tree.best(heads)
