@@ -1,0 +1,71 @@
+"""A checkpoint serves whoever comes back: in a smaller or larger swarm, and where another exchange method wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import trio
+from simswarm import RUN, SimSwarm
+
+from swarmnode.node.checkpoints import Checkpoints
+from swarmnode.node.simnet import run_simulation
+from swarmnode.protocols.exchange.method import Saved
+from swarmnode.training.layout import Layout
+from swarmnode.training.outer import OuterState
+
+
+def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await body(SimSwarm(nursery))
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_a_run_of_three_goes_on_as_one_of_five_and_as_one_of_one(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("a", wait_peers=2)
+        for name in ("b", "c"):
+            await swarm.start(name, join="a")
+        await swarm.round_done(6, "a", "b", "c")
+        for name in ("a", "b", "c"):
+            await swarm.leave(name)
+        stood = max(swarm.nodes["a"].rounds)
+        await swarm.start("a")  # alone
+        await swarm.round_done(stood + 3, "a")
+        assert min(swarm.nodes["a"].rounds) > stood
+        for name in ("b", "d", "e", "f"):
+            await swarm.start(name, join="a")
+        del swarm.nodes["c"]
+        await swarm.until(swarm.all_stand_together, within=300)
+        assert swarm.nodes["d"].rounds[max(swarm.nodes["d"].rounds)]["members"] == 5
+
+    simulate(body)
+
+
+def test_what_another_method_wrote_is_gone_on_from_with_its_momentum_and_residual(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        first = await swarm.start("probe")
+        layout: Layout = first.trainer.layout
+        swarm.kill("probe")
+        size = layout.parameters
+        state = OuterState(np.full(size, 0.5, np.float32), np.full(size, 0.25, np.float32))
+        saved = Saved(40, state, np.full(size, 0.125, np.float32), ("x", "y"), "open", b"what only open understands")
+        Checkpoints(tmp_path / "a", run_id=RUN, layout=layout, keep=3).save(saved)
+        swarm.checkpoints = tmp_path
+        node = await swarm.start("a")
+        with trio.fail_after(20):
+            while node.session.place is None:  # noqa: ASYNC110 (nobody tells)
+                await trio.sleep(0.1)
+        begun = node.session.method.saved()
+        assert begun.state.momentum.tobytes() == state.momentum.tobytes()
+        assert begun.state.parameters.tobytes() == state.parameters.tobytes()
+        assert begun.residual.tobytes() == saved.residual.tobytes()
+        await swarm.round_done(42, "a")
+        assert min(node.rounds) == 40
+
+    simulate(body)
