@@ -167,6 +167,7 @@ class Keeper:
 
     async def move(self, to: Block) -> None:
         """Stand on a block; let go of what is long past."""
+        await self._open(to)  # a block that came with other empty ones may be in the tree before its round is open
         self.tip = to.id
         self.tree.prune(to.id)
         self.states.forget(self.tree)

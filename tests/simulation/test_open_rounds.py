@@ -10,6 +10,7 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.exchange.open import Open
 
 NAMES = ("a", "b", "c", "d")
@@ -140,6 +141,19 @@ def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
         assert swarm.peer("late") in {worked.author for roster in chain.history for worked in roster}
 
     simulate(body)
+
+
+def test_a_node_can_stand_on_an_empty_roster_that_came_with_others() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, "a")
+        keeper = method_of(swarm, "a").keeper
+        block = empty_block(keeper.block.chain)
+        keeper.tree.add(block)  # as where an elector names the last of several empty rosters
+        await keeper.states.after(block, keeper.tree)
+        await keeper.move(block)
+        assert keeper.book.chain == block.chain
+
+    simulate(body, names=("a",))
 
 
 def test_a_node_that_restarts_says_nothing_twice(tmp_path: Path) -> None:
