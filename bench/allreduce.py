@@ -224,7 +224,7 @@ def fail(chosen: argparse.Namespace, what: str, stop: signal.Signals) -> None:
                     began = time.perf_counter()
                     for process in members.processes:
                         members.tell(process, do="agree")
-                    time.sleep(normal / 2)
+                    time.sleep(min(usual) / 2)
                     members.processes[victim].send_signal(stop)
                     answers = [members.answer(members.processes[i]) for i in rest]
                     seconds = time.perf_counter() - began

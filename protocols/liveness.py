@@ -122,6 +122,10 @@ class Liveness:
 
     def said_goodbye(self, peer: PeerId) -> None:
         """The peer itself says that it leaves: suspect it at once."""
+        self.suspect(peer)
+
+    def suspect(self, peer: PeerId) -> None:
+        """Suspect a watched peer at once: whoever waits for it saw a reason. Its next answer ends it, as always."""
         if peer in self._watched:
             self._suspect(peer, self._watched[peer])
 

@@ -36,6 +36,7 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.exchange.arrivals import Arrivals
 from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
 from swarmnode.protocols.exchange.outcomes import PartsMissing
 from swarmnode.protocols.exchange.roster import Part, Roster, Seat, parts
@@ -50,8 +51,6 @@ from swarmnode.training.outer import fold_in, shares_of
 logger = logging.getLogger(__name__)
 
 Vector = NDArray[np.float32]
-
-RATE_FROM = 1 << 20  # bytes; smaller fetches measure the round trip, not the link
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ class AllReduce:
             async with _all_or_missing() as start:
                 key = self._key(roster, "sent", index)
                 for peer, growing in place.items():
-                    start(partial(self._fetch, peer, key, growing, attempt.sent_by, measured=True))
+                    start(partial(self._fetch, peer, key, growing, attempt.sent_by, flows=True))
                 start(reduce)
 
     def _reduce_batch(
@@ -273,34 +272,39 @@ class AllReduce:
             place = cells.elements(cell)
             self._codec.decode(cells.raw(cell, arrived.buffer), place.stop - place.start, mean[place])
 
-    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, measured: bool = False) -> None:
+    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, flows: bool = False) -> None:
         """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
 
-        `measured`: how fast it came tells about the peer's link. Means tell about the slowest member.
+        `flows`: the peer waits for nobody with it. Then its rate tells about its link, and a peer that stops is
+        suspected; means tell about the slowest member.
         """
-        first: list[tuple[float, int]] = []  # when the first bytes came, and how many
-
-        def moving(done: int) -> None:
-            if not first:
-                first.append((trio.current_time(), done))  # the wait for the offer says nothing about the link
-
+        arrivals = Arrivals(into.size)
         wait = max(0.0, until - trio.current_time())
-        try:
-            with trio.move_on_at(until) as scope:
-                await self._liveness.unless_gone(
-                    peer,
-                    lambda: self._bulk.fetch(
-                        peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=moving
-                    ),
-                )
-        except (NetworkError, PeerGoneSilent) as error:
-            raise PartsMissing((peer,)) from error
-        if scope.cancelled_caught:
-            raise PartsMissing((peer,))
-        began, there = first[0] if first else (0.0, into.size)
-        seconds, moved = trio.current_time() - began, into.size - there
-        if measured and moved >= RATE_FROM and seconds > 0:
-            self.rates[peer] = moved / seconds
+
+        async def fetch() -> None:
+            await self._bulk.fetch(
+                peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=arrivals.moving
+            )
+
+        async def watch() -> None:
+            await arrivals.stopped()
+            self._liveness.suspect(peer)
+
+        failure: Exception | None = None
+        with trio.move_on_at(until):
+            async with trio.open_nursery() as nursery:
+                if flows:
+                    nursery.start_soon(watch)
+                try:
+                    await self._liveness.unless_gone(peer, fetch)
+                except (NetworkError, PeerGoneSilent) as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+        if failure is not None or into.ready < into.size:
+            raise PartsMissing((peer,)) from failure
+        rate = arrivals.rate()
+        if flows and rate is not None:
+            self.rates[peer] = rate
 
     # -- how it ended
 

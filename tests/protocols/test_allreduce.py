@@ -12,18 +12,20 @@ from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.agreement import PartsMissing
 from swarmnode.protocols.exchange.allreduce import AllReduce, Vector
-from swarmnode.protocols.exchange.roster import Roster, Seat
+from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
+from swarmnode.protocols.exchange.roster import Roster, Seat, parts
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
-from swarmnode.training.codecs import codec
+from swarmnode.training.codecs import CODECS, codec
+from swarmnode.training.outer import weighted_sum
 
 Simulated = Callable[..., None]
 RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
 
 
 class Peer:
-    def __init__(self, network: SimNetwork, codec_name: str) -> None:
+    def __init__(self, network: SimNetwork, codec_name: str, size: int) -> None:
         self.me, self.rpc = network.me, Rpc(network)
         self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
         self.allreduce = AllReduce(
@@ -33,17 +35,21 @@ class Peer:
             liveness=self.liveness,
             runner=inline,
             codec=codec(codec_name),
-            parameters=P,
+            parameters=size,
             patience=30.0,
         )
-        self.values: Vector = np.random.default_rng(len(network.me) + ord(network.me[-1])).normal(size=P).astype("f4")
+        self.values: Vector = (
+            np.random.default_rng(len(network.me) + ord(network.me[-1])).normal(size=size).astype("f4")
+        )
 
 
-async def peers(world: SimWorld, nursery: trio.Nursery, count: int, codec_name: str = "int8") -> list[Peer]:
+async def peers(
+    world: SimWorld, nursery: trio.Nursery, count: int, codec_name: str = "int8", size: int = P
+) -> list[Peer]:
     found = []
     for i in range(count):
         network = world.node(i)
-        peer = Peer(network, codec_name)
+        peer = Peer(network, codec_name, size)
         for part in (network.run, peer.rpc.run, peer.bulk.run, peer.liveness.run):
             await nursery.start(part)
         found.append(peer)
@@ -83,6 +89,89 @@ def test_every_seat_gets_the_same_bits_of_the_weighted_mean(simulated: Simulated
         assert np.abs(first - exact).max() < {"fp32": 1e-6, "fp16": 1e-2, "int8": 0.1}[codec_name]
 
     simulated(main)
+
+
+@pytest.mark.parametrize("codec_name", CODECS)
+def test_a_vector_of_many_cells_is_reduced_as_the_definition_says(simulated: Simulated, codec_name: str) -> None:
+    size, weights = 3 * CELL + 12_345, (1, 2, 4)
+    chosen = codec(codec_name)
+
+    def through(values: Vector) -> Vector:
+        return chosen.decode(chosen.encode(values), values.size)
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 3, codec_name, size)
+        roster = a_roster(members, weights=weights)
+        exact = np.empty(size, np.float32)
+        for part in parts(roster, size):
+            cells = Cells(part.start, part.stop, chosen)
+            for place in map(cells.elements, range(cells.count)):
+                exact[place] = through(weighted_sum([through(m.values[place]) for m in members], weights))
+        for result in (await reduce_all(members, roster)).values():
+            assert isinstance(result, np.ndarray) and result.tobytes() == exact.tobytes()
+
+    simulated(main)
+
+
+def test_the_mean_of_the_first_cells_comes_back_while_the_last_are_sent(simulated: Simulated) -> None:
+    size, bandwidth = 8 * BATCH * CELL, 10_000_000
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 2, "int8", size)
+        roster = a_roster(members)
+        (theirs,) = (part for part in parts(roster, size) if part.owner == members[1].me)
+        mean = members[0].allreduce._mean = np.zeros(size, np.float32)
+        (mine,) = (part for part in parts(roster, size) if part.owner == members[0].me)
+        both = False
+
+        async def look() -> None:
+            nonlocal both
+            while not both:
+                await trio.sleep(0.02)
+                both = mean[theirs.stop - 1] == 0 != mean[theirs.start] and mean[mine.stop - 1] == 0 != mean[mine.start]
+
+        nursery.start_soon(look)
+        await reduce_all(members, roster, within=60.0)
+        assert both
+        assert members[0].allreduce.rates.keys() == {members[1].me}
+
+    simulated(main, bandwidth=bandwidth)
+
+
+def test_a_member_that_stops_in_the_middle_is_noticed_by_the_gap(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 3, "int8", 100 * CELL)
+        frozen_at = 0.0
+
+        async def freeze() -> None:
+            nonlocal frozen_at
+            await trio.sleep(1.0)
+            frozen_at = trio.current_time()
+            world.freeze(members[2].me)
+
+        nursery.start_soon(freeze)
+        nursery.start_soon(reduce_all, members[2:], a_roster(members), 60.0)
+        results = await reduce_all(members[:2], a_roster(members), within=60.0)
+        assert all(isinstance(r, PartsMissing) and r.peers == (members[2].me,) for r in results.values())
+        assert trio.current_time() - frozen_at < 2.0  # two unanswered pings take four
+
+    simulated(main, bandwidth=4_000_000)
+
+
+def test_rounds_use_the_memory_of_those_before_and_let_go_of_what_no_round_needs() -> None:
+    pool = Pool()
+    first = pool.take(1000)
+    pool.give(first)
+    assert pool.take(1400).obj is first.obj  # as when a part grows because its neighbour is gone
+    pool.give(first)
+    assert pool.take(100).obj is not first.obj
+    for _ in range(2):
+        pool.next_round()
+    assert pool.take(1000).obj is first.obj
+    pool.give(first)
+    for _ in range(3):
+        pool.next_round()
+    assert pool.take(1000).obj is not first.obj
 
 
 def test_what_an_encoding_left_out_comes_with_a_later_round(simulated: Simulated) -> None:

@@ -10,7 +10,7 @@ import trio
 from blake3 import blake3
 
 from swarmnode.node.simnet import SimWorld
-from swarmnode.protocols.bulk import CHUNK, PROTOCOL, Bulk, BulkLimits, Corrupt, Header, NotOffered, Want
+from swarmnode.protocols.bulk import CHUNK, PROTOCOL, Bulk, BulkLimits, Corrupt, Growing, Header, NotOffered, Want
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken, Unreachable
 from swarmnode.protocols.runner import inline
@@ -222,6 +222,83 @@ def test_a_cancelled_fetch_leaves_the_next_one_unharmed(simulated: Simulated) ->
     simulated(main, bandwidth=1_000_000)
 
 
+# -- buffers that grow
+
+
+def test_what_grows_is_handed_on_in_whole_chunks_while_the_rest_is_made(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        made, got = Growing(bytearray(CONTENT)), Growing(bytearray(len(CONTENT)))
+        bob.offer(("x",), made)
+        nursery.start_soon(lambda: alice.fetch(peer, ("x",), into=got, max_size=got.size, stall=60.0))
+        for ready in (100, CHUNK, 2 * CHUNK + 5, len(CONTENT) - 1):
+            made.grow(ready)
+            await trio.sleep(10)
+            assert got.ready == ready // CHUNK * CHUNK
+            assert got.buffer[: got.ready] == CONTENT[: got.ready]
+        made.grow(len(CONTENT))
+        assert await got.reach(len(CONTENT))
+        assert got.buffer == CONTENT
+
+    simulated(main)
+
+
+def test_what_grows_is_resumed_where_it_broke_and_what_was_handed_on_stays(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        made, got = Growing(bytearray(CONTENT)), Growing(bytearray(len(CONTENT)))
+        bob.offer(("x",), made)
+        made.grow(5 * CHUNK + 7)
+
+        async def cut() -> None:
+            await trio.sleep(0.8)
+            await world.node("alice").disconnect(peer)
+            handed_on = got.ready
+            assert handed_on > 0
+            got.buffer[:handed_on] = bytes(handed_on)  # as its reader may do: it is not sent again
+            made.grow(made.size)
+            await got.reach(got.size)
+            assert not any(got.buffer[:handed_on])
+            assert got.buffer[handed_on:] == CONTENT[handed_on:]
+
+        nursery.start_soon(cut)
+        await alice.fetch(peer, ("x",), into=got, max_size=got.size, wait=10.0, stall=60.0)
+
+    simulated(main, bandwidth=1_000_000)
+
+
+def test_an_offer_that_is_withdrawn_while_it_grows_ends_its_fetches(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        made = Growing(bytearray(CONTENT))
+        bob.offer(("x",), made)
+        made.grow(CHUNK)
+
+        async def withdraw() -> None:
+            await trio.sleep(3)
+            bob.withdraw(("x",))
+
+        nursery.start_soon(withdraw)
+        with trio.fail_after(20), pytest.raises(NotOffered):
+            await alice.fetch(peer, ("x",), into=Growing(bytearray(made.size)), max_size=made.size, stall=60.0)
+        assert not await made.reach(made.size)
+
+    simulated(main)
+
+
+def test_what_grows_is_fetched_only_into_what_grows_and_has_its_size(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        made = Growing(bytearray(CONTENT))
+        made.grow(made.size)
+        bob.offer(("x",), made)
+        for into in (None, Growing(bytearray(made.size + 1)), Growing(bytearray(made.size - 1))):
+            with pytest.raises(Corrupt):
+                await alice.fetch(peer, ("x",), into=into, max_size=2 * made.size)
+
+    simulated(main)
+
+
 # -- peers that break the rules
 
 
@@ -229,6 +306,8 @@ def test_a_cancelled_fetch_leaves_the_next_one_unharmed(simulated: Simulated) ->
     ("answer", "error"),
     [
         (frame(encode(Header(True, 4, blake3(b"good").digest()))) + b"evil", Corrupt),
+        (frame(encode(Header(True, 4, blake3(b"good").digest()))) + b"goodmore", Corrupt),
+        (frame(encode(Header(True, 4, b""))) + b"good", Corrupt),
         (frame(encode(Header(True, -1, bytes(32)))), Corrupt),
         (frame(encode(Header(True, 4, b"short"))) + b"good", Corrupt),
         (frame(encode(Header(True, 1 << 60, bytes(32)))), Corrupt),

@@ -29,6 +29,7 @@ class ErrorFeedback:
         self._decay = np.float32(decay)  # of the residual, each time it is used
         self.size = size
         self._residual: Vector = np.zeros(size, np.float32)
+        self._used = (0, 0)  # all outside is zero, and was never touched: such memory costs nothing
         self._next: Vector = np.empty(0, np.float32)  # the residual after the round, in the pending ranges only
         self._pending: list[tuple[int, int]] = []  # ranges encoded in this round, ascending
         self._decoded: Vector = np.empty(min(size, STEP), np.float32)
@@ -106,6 +107,9 @@ class ErrorFeedback:
 
     def commit(self) -> None:
         """The round counted: pending residuals become current. Ranges that were not encoded keep theirs."""
+        if self._pending:
+            low, high = self._used if self._used != (0, 0) else self._pending[0]
+            self._used = min(low, self._pending[0][0]), max(high, self._pending[-1][1])
         if sum(stop - start for start, stop in self._pending) == self.size:
             self._residual, self._next = self._next, self._residual
         else:
@@ -136,12 +140,16 @@ class ErrorFeedback:
         if norm > bound:
             total *= np.float32(bound / norm)
         self._residual = total
+        self._used = (0, self.size)
 
     def keep_only(self, start: int, stop: int) -> None:
         """Drop the residual outside `start:stop`: the owner of a part does so when ownership moves."""
-        kept = np.zeros(self.size, np.float32)  # takes no memory where nothing is written
-        kept[start:stop] = self._residual[start:stop]
-        self._residual = kept
+        low, high = self._used
+        self._residual[low : max(start, low)] = 0
+        self._residual[min(stop, high) : high] = 0
+        self._used = max(start, low), min(stop, high)
+        if self._used[0] >= self._used[1]:
+            self._used = (0, 0)
 
     def export(self) -> Vector:
         """A copy of the current residual, (size,), for a checkpoint; what is pending is not in it."""
@@ -157,6 +165,7 @@ class ErrorFeedback:
                 f"a residual must be {self.size} finite float32 values, not {residual.dtype} {residual.shape}"
             )
         self._residual = residual.copy()
+        self._used = (0, self.size)
         self._pending.clear()
 
 
