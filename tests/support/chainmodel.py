@@ -1,4 +1,4 @@
-"""A small model of the open round that is explored exhaustively: every order of deliveries, deaths and ends of waits.
+"""A small model of the open round: every order of deliveries, deaths and ends of waits, or as many as one tries.
 
 Each node decides with the very functions of `protocols.chain`. A state of the model is what each node has said, how
 much of what each other one said has reached it, where it stands and which attempt it believes to run. From every state:
@@ -21,13 +21,14 @@ A liar says one thing to some and another to the others: what it says is then a 
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from chains import RULES, STATE, Offer, cut, nonce_of, offer, row, say, start
+from chains import RULES, STATE, Offer, chain_of, cut, nonce_of, offer, row, say, start
 
 from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.derive import Quoted
@@ -123,6 +124,8 @@ class Model:
     rounds: int = 1
     liar: str = ""  # leads with two rosters, and tells each of them to half of the others
     may_die: frozenset[str] = frozenset()
+    sealing: bool = True  # else seals arrive with the cuts of their judges
+    patient: frozenset[str] = frozenset()  # whose waits end only where nothing is left to arrive anywhere
     states: int = 0
     _logs: Logs = field(default_factory=Logs)
     _said: dict[bytes, Said[Any]] = field(default_factory=dict)
@@ -150,8 +153,7 @@ class Model:
 
         `most`: states, more than which are not visited; then it raises Broken as well.
         """
-        nobody = (NOTHING,) * len(self.names)
-        first = self._normal(tuple(Node(j, self.root.tip, 0, False, NOTHING, nobody) for j in range(len(self.names))))
+        first = self._first()
         came_from: dict[State, State | None] = {first: None}
         left, state = deque([first]), first
         try:
@@ -168,7 +170,36 @@ class Model:
         except Broken as error:
             raise Broken(f"{error}\n{self._story(came_from, state)}") from None
 
+    def walk(self, rng: random.Random) -> None:
+        """Visit states at random until nothing can happen any more, and check what is promised in each. Raises Broken.
+
+        For as many nodes as `explore` could not end with.
+        """
+        state: State | None = self._first()
+        came_from: dict[State, State | None] = {}
+        before = None
+        try:
+            while state is not None:
+                came_from[state], before = before, state
+                self.states += 1
+                self._check_state(state)
+                # what was visited leads in circles only where liars flip, and there it is left
+                after = [one for one in self._successors(state) if one not in came_from]
+                state = rng.choice(after) if after else None
+        except Broken as error:
+            raise Broken(f"{error}\n{self._story(came_from, before)}") from None
+
+    def _first(self) -> State:
+        nobody = (NOTHING,) * len(self.names)
+        return self._normal(tuple(Node(j, self.root.tip, 0, False, NOTHING, nobody) for j in range(len(self.names))))
+
     def _successors(self, state: State) -> Iterator[State]:
+        arriving = any(
+            not node.dead and node.heard[i] != other.said
+            for node in state
+            for i, other in enumerate(state)
+            if i != node.number
+        )
         for j, node in enumerate(state):
             if node.dead:
                 continue
@@ -176,8 +207,9 @@ class Model:
                 if i != j and node.heard[i] != other.said:
                     more, _ = self._logs.next(other.said, node.heard[i])
                     yield self._with(state, node._replace(heard=(*node.heard[:i], more, *node.heard[i + 1 :])))
-            for after in self._waits(node):
-                yield self._with(state, after)
+            if not (arriving and self.names[j] in self.patient):
+                for after in self._waits(node):
+                    yield self._with(state, after)
             if self.names[j] in self.may_die and not any(one.dead for one in state):
                 yield self._with(state, node._replace(dead=True))
 
@@ -249,7 +281,7 @@ class Model:
             case Reveal():
                 return own.sealed is not None
             case Seal():
-                return own.opened
+                return own.opened or not self.sealing
             case Scores():
                 return not leads
         return False
@@ -391,8 +423,10 @@ class Model:
     def _roster(self, node: Node, attempt: int, quoted: Quoted) -> Said[Roster]:
         """What a leader makes of these quotes, which everybody finds valid."""
         chain = self._chain(node)
-        made = compose(chain, RULES, quoted, attempt=attempt, preimage=b"", state=STATE)
-        roster = say(self.names[node.number], made)
+        me = self.names[node.number]
+        preimage = chain_of(me).preimage(chain.anchors[me]) if me in chain.anchors else b""
+        made = compose(chain, RULES, quoted, attempt=attempt, preimage=preimage, state=STATE)
+        roster = say(me, made)
         check(chain, RULES, roster, quoted, state=STATE)
         self._said[roster.id] = roster
         self._add(Block(roster.id, chain.tip, advance(chain, RULES, roster.id, made, quoted), made))

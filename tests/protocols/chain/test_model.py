@@ -1,0 +1,85 @@
+"""The round as a whole, on small swarms: whatever arrives when, and whoever dies or leads with two rosters.
+
+In every state that is visited: nobody honest says two things under one write-once key, two nodes on one roster have one
+chain, an honest leader leaves out nothing that judges found to help, and, once everything has arrived and all waits
+have ended, everybody who lives has ended its rounds on the same roster. Two nodes are explored exhaustively, more are
+walked at random. `make thorough` walks more; numbers of states are printed with `-s`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from chainmodel import Broken, Model
+from hypothesis import settings
+
+from swarmnode.protocols.chain import derive, duty
+from swarmnode.protocols.chain.forks import Tree
+
+WALKS = settings().max_examples // 2  # per swarm
+
+
+@pytest.mark.parametrize(
+    ("authors", "may_die", "liar"), [("A", "", ""), ("AB", "", ""), ("AB", "A", ""), ("AB", "B", "A"), ("B", "AB", "B")]
+)
+def test_two_nodes_end_a_round_alike_in_every_order(authors: str, may_die: str, liar: str) -> None:
+    model = Model(("A", "B"), frozenset(authors), may_die=frozenset(may_die), liar=liar)
+    model.explore(50_000)
+    print(f"two nodes, {authors=} {may_die=} {liar=}: {model.states} states, {model.rosters} rosters")
+    assert model.rosters > 2
+
+
+@pytest.mark.parametrize(
+    ("names", "authors", "rounds", "may_die", "liar"),
+    [
+        ("AB", "AB", 2, "A", ""),
+        ("ABC", "ABC", 1, "", ""),
+        ("ABC", "AC", 2, "ABC", ""),
+        ("ABC", "ABC", 1, "B", "C"),  # C leads the first attempt
+        ("ABCD", "AD", 1, "ABCD", ""),
+        ("ABCD", "ABCD", 2, "D", "C"),
+    ],
+)
+def test_more_nodes_end_their_rounds_alike_in_orders_drawn_at_random(
+    names: str, authors: str, rounds: int, may_die: str, liar: str
+) -> None:
+    model = Model(tuple(names), frozenset(authors), rounds=rounds, may_die=frozenset(may_die), liar=liar)
+    for seed in range(WALKS):
+        model.walk(random.Random(seed))
+    print(f"{names}, {authors=} {rounds=} {may_die=} {liar=}: {model.states} states, {model.rosters} rosters")
+    assert model.rosters
+
+
+# --- the model notices what is wrong ----------------------------------------------------------------------------------
+
+
+def walks_break(names: str = "ABC") -> str:
+    model = Model(tuple(names), frozenset(names))
+    with pytest.raises(Broken) as raised:
+        for seed in range(200):
+            model.walk(random.Random(seed))
+    return str(raised.value).splitlines()[0]
+
+
+def test_a_fork_rule_that_stays_where_a_node_stands_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stubborn(tree: Tree, tip: bytes, best: bytes) -> bytes:
+        return best if tip in tree.ancestry(best) else tip
+
+    monkeypatch.setattr(duty, "_forward", stubborn)
+    assert "different rosters" in walks_break()
+
+
+def test_judges_who_wait_for_all_to_seal_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that dies would stop the round: with no roster and no empty one either, if attempts did not end."""
+    monkeypatch.setattr(duty, "empty_id", lambda chain: chain.tip)
+    monkeypatch.setattr(duty, "quorum", lambda chain, rules: len(chain.electors))
+    model = Model(("A", "B", "C"), frozenset("A"), may_die=frozenset("B"))
+    with pytest.raises(Broken, match="cannot end its round"):
+        for seed in range(50):
+            model.walk(random.Random(seed))
+
+
+def test_a_derivation_that_refuses_what_helps_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(derive, "_vouched", lambda values, needed: 0)
+    assert "leaves out" in walks_break()
