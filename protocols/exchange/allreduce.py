@@ -9,7 +9,7 @@ Order, for a roster with parts cut by `roster.parts`:
 
 All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`growing.py`), so a cell is on
 its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced. The
-arithmetic runs in the runner's threads, where numpy lets the others go on, a batch of cells at a time.
+arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the others go on, a batch of cells at a time.
 
 Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
@@ -33,24 +33,20 @@ from functools import partial
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.exchange.arrivals import Arrivals
-from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
+from swarmnode.protocols.exchange.cells import BATCH, Cells, Pool
 from swarmnode.protocols.exchange.outcomes import PartsMissing
-from swarmnode.protocols.exchange.roster import Part, Roster, Seat, parts
+from swarmnode.protocols.exchange.reduction import Reduction, Undecodable, Vector
+from swarmnode.protocols.exchange.roster import Part, Roster, parts
 from swarmnode.protocols.growing import Growing
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import Codec, CodecError
-from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.outer import fold_in, shares_of
 
 logger = logging.getLogger(__name__)
-
-Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -90,15 +86,14 @@ class AllReduce:
         self._codec = codec
         self._parameters = parameters
         self._patience = patience
-        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
-        self.reduced = ErrorFeedback(codec, parameters)  # what the re-encoding of its reduced part left out
-        self._owned: tuple[int, int] | None = None  # range that `reduced` belongs to
+        self._reduction = Reduction(codec, parameters)
+        self.sent = self._reduction.sent  # the residual of this node's own work
+        self.reduced = self._reduction.reduced  # that of the means it computed
         self._attempt: str | None = None  # roster id of what is pending
         self._offered: list[Roster] = []  # attempts whose offers stand
         self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
         self._pool = Pool()
         self._mean = np.empty(0, np.float32)
-        self._scratch = np.empty((2, min(CELL, parameters)), np.float32)
         self.rates: dict[PeerId, float] = {}  # bytes per second measured when fetching from each peer
 
     async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
@@ -161,44 +156,27 @@ class AllReduce:
             for cells, growing in ((cut[i], attempt.sent[i]) for i in order):
                 batch = range(first, min(first + BATCH, cells.count))
                 if batch:
-                    lost += await self._runner(partial(self._encode_batch, cells, batch, attempt.values, growing))
+                    lost += await self._runner(
+                        partial(self._reduction.encode, cells, batch, attempt.values, growing.buffer)
+                    )
                     growing.grow(cells.bytes_until(batch.stop))
         if lost:
             logger.error("round %d: %d cells of this node's work cannot be sent", attempt.roster.round, lost)
-
-    def _encode_batch(self, cells: Cells, batch: range, values: Vector, growing: Growing) -> int:
-        """In a thread. How many cells could not be encoded."""
-        encoded = [
-            self._encoded(
-                self.sent, cells.elements(cell), values[cells.elements(cell)], cells.raw(cell, growing.buffer)
-            )
-            for cell in batch
-        ]
-        return encoded.count(False)
-
-    def _encoded(self, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
-        """Encode `values`, which stand at `place`, into `out`; zeros, and False, where that is not possible."""
-        try:
-            feedback.encode_range(place.start, place.stop, values, out)
-        except CodecError:
-            feedback.drop_range(place.start, place.stop)
-            self._codec.encode(np.zeros(values.size, np.float32), out)
-            return False
-        return True
 
     # -- my part
 
     async def _reduce(self, attempt: _Attempt, index: int, cells: Cells, means: Growing) -> None:
         """Fetch everybody's values of my part; reduce, hand out and keep the mean of each cell that all have sent."""
         roster = attempt.roster
-        if self._owned != (cells.start, cells.stop):
-            self.reduced.keep_only(cells.start, cells.stop)
-            self._owned = (cells.start, cells.stop)
+        self._reduction.own(cells)
         working = [seat for seat in roster.seats if seat.weight > 0]
         others = [seat.peer for seat in working if seat.peer != self._me]
         with self._borrow(cells.size, len(others)) as borrowed:
             place = dict(zip(others, borrowed, strict=True))
             arriving = [place[seat.peer] if seat.peer in place else attempt.sent[index] for seat in working]
+
+            raw = [growing.buffer for growing in arriving]
+            weights = [seat.weight for seat in working]
 
             async def reduce() -> None:
                 done = lost = 0
@@ -207,10 +185,13 @@ class AllReduce:
                     for growing in arriving:
                         await growing.reach(goal)
                     batch = range(done, min(cells.whole_in(growing.ready) for growing in arriving))
-                    contributions = list(zip(working, arriving, strict=True))
-                    lost += await self._runner(
-                        partial(self._reduce_batch, cells, batch, contributions, means, attempt.mean)
+                    reduce_batch = partial(
+                        self._reduction.reduce, cells, batch, raw, weights, means.buffer, attempt.mean
                     )
+                    try:
+                        lost += await self._runner(reduce_batch)
+                    except Undecodable as error:
+                        raise PartsMissing((working[error.index].peer,)) from error
                     means.grow(cells.bytes_until(batch.stop))
                     done = batch.stop
                 if lost:
@@ -221,28 +202,6 @@ class AllReduce:
                 for peer, growing in place.items():
                     start(partial(self._fetch, peer, key, growing, attempt.sent_by, flows=True))
                 start(reduce)
-
-    def _reduce_batch(
-        self, cells: Cells, batch: range, contributions: list[tuple[Seat, Growing]], means: Growing, mean: Vector
-    ) -> int:
-        """In a thread. How many cells have a mean that cannot be encoded. Raises PartsMissing."""
-        lost = 0
-        shares = shares_of([seat.weight for seat, _ in contributions])
-        for cell in batch:
-            place = cells.elements(cell)
-            size = place.stop - place.start
-            total, decoded = self._scratch[:, :size]
-            total.fill(0)
-            for share, (seat, arrived) in zip(shares, contributions, strict=True):
-                try:
-                    self._codec.decode(cells.raw(cell, arrived.buffer), size, decoded)
-                except CodecError as error:
-                    raise PartsMissing((seat.peer,)) from error
-                fold_in(total, share, decoded, decoded)
-            out = cells.raw(cell, means.buffer)
-            lost += not self._encoded(self.reduced, place, total, out)
-            self._codec.decode(out, size, mean[place])
-        return lost
 
     # -- the others' parts
 
@@ -256,7 +215,7 @@ class AllReduce:
                     await arriving.reach(cells.bytes_until(min(done + BATCH, cells.count)))
                     batch = range(done, cells.whole_in(arriving.ready))
                     try:
-                        await self._runner(partial(self._decode_batch, cells, batch, arriving, attempt.mean))
+                        await self._runner(partial(self._reduction.decode, cells, batch, arriving.buffer, attempt.mean))
                     except CodecError as error:
                         raise PartsMissing((owner,)) from error
                     done = batch.stop
@@ -265,12 +224,6 @@ class AllReduce:
                 key = self._key(attempt.roster, "mean", index)
                 start(partial(self._fetch, owner, key, arriving, attempt.means_by))
                 start(decode)
-
-    def _decode_batch(self, cells: Cells, batch: range, arrived: Growing, mean: Vector) -> None:
-        """In a thread. Raises CodecError."""
-        for cell in batch:
-            place = cells.elements(cell)
-            self._codec.decode(cells.raw(cell, arrived.buffer), place.stop - place.start, mean[place])
 
     async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, flows: bool = False) -> None:
         """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
@@ -315,8 +268,7 @@ class AllReduce:
         """
         reduced = self._attempt == roster.roster_id
         if reduced:
-            self.sent.commit()
-            self.reduced.commit()
+            self._reduction.commit()
         else:
             self.rollback()
         self._attempt = None
@@ -326,8 +278,7 @@ class AllReduce:
 
     def rollback(self) -> None:
         """Forget the pending residuals of an attempt that did not count."""
-        self.sent.rollback()
-        self.reduced.rollback()
+        self._reduction.rollback()
         self._attempt = None
 
     def _withdraw(self, which: Callable[[Roster], bool]) -> None:
