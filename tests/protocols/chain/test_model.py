@@ -17,7 +17,7 @@ from hypothesis import settings
 from swarmnode.protocols.chain import derive, duty
 from swarmnode.protocols.chain.forks import Tree
 
-WALKS = settings().max_examples // 2  # per swarm
+WALKS = settings().max_examples // 5  # per swarm
 
 
 @pytest.mark.parametrize(
