@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,27 +86,33 @@ def test_diloco_sends_each_parameter_twice_but_for_a_nodes_own(workers: Workers)
     assert outcome.bytes_per_node == pytest.approx(2 * 2 * 3 / 4 * once, rel=0.01)
 
 
-def test_finished_runs_are_kept_and_written_up(
-    size: Size, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shorten = ("CHECKPOINT", "SYNCHRONOUS", "DILOCO", "OPEN")
-    for name in shorten:
-        arm = getattr(learning, name)
-        monkeypatch.setattr(learning, name, replace(arm, steps=2, interval=min(2, arm.interval)))
-    monkeypatch.setattr(learning, "TRIALS", (learning.SYNCHRONOUS, learning.OPEN))
-    monkeypatch.setattr(learning, "TRIAL_STEPS", 2)
-    monkeypatch.setattr(learning, "SCRATCH_INTERVALS", (1, 2))
-    monkeypatch.setattr(learning, "EVERY", 2)
+def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    synchronous, diloco, open_ = (
+        replace(arm, steps=2, interval=min(2, arm.interval)) for arm in learning.Plan().continued
+    )
+    plan = learning.Plan(
+        large=size,
+        small=replace(size, batch=1),
+        checkpoint=synchronous,
+        continued=(synchronous, diloco, open_),
+        every=2,
+        scratch=(diloco, replace(open_, interval=1)),
+        scratch_every=1,
+        trials=(synchronous, open_),
+    )
     page = tmp_path / "results.md"
-    markers = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("continued", "seeds", "scratch", "trials"))
-    page.write_text(markers, encoding="utf-8")
-    learning.main(["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)], size)
+    names = ("continued", "seeds", "continued-small", "scratch", "trials")
+    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names), encoding="utf-8")
+    arguments = ["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)]
+    learning.main(arguments, plan)
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["table"] for line in first].count("continued") == 2 * 3
-    assert "| diloco | `int8`, H = 2, outer 0.7 / 0.6 |" in page.read_text(encoding="utf-8")
+    assert Counter(line["table"] for line in first) == {"checkpoint": 3, "continued": 12, "scratch": 2, "trials": 2}
+    written = page.read_text(encoding="utf-8")
+    assert "| diloco | `int8`, H = 2, outer 0.7 / 0.6 |" in written and "Not run yet" not in written
     assert {file.name for file in tmp_path.glob("*.svg")} == {"learning-continued.svg", "learning-scratch.svg"}
-    learning.main(["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)], size)
+    learning.main(arguments, plan)
     assert capsys.readouterr().out == ""
+    assert page.read_text(encoding="utf-8") == written
 
 
 def test_a_page_without_room_for_a_table_is_an_error() -> None:

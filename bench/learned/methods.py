@@ -29,7 +29,6 @@ from swarmnode.training.robust import gate
 from swarmnode.training.runspec import RunSpec
 
 JUDGES = 3  # of a round, taking turns; nobody judges what it made itself
-JUDGED_WINDOWS = 4  # of each judge's own text, drawn anew in each round
 NOISE = 0.0  # bits per byte that a median gain must exceed
 
 
@@ -45,6 +44,7 @@ class Arm:
     outer_lr: float = 1.0
     momentum: float = 0.0
     decay: float = 1.0  # of the residual
+    judged: float = 1.0  # share of a whole outer step by which judges try a contribution
 
 
 @dataclass(frozen=True)
@@ -186,24 +186,29 @@ class Open:
         return self._state.parameters
 
     def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
-        """Gains (judges, contributions) in bits per byte; NaN where a judge made the contribution."""
+        """Gains (judges, contributions) in bits per byte, on held-out windows that each judge draws for itself.
+
+        NaN where a judge made the contribution.
+        """
         workers, state = self._workers, self._state
         count = len(workers.peers)
         judges = [(round * JUDGES + k) % count for k in range(min(JUDGES, count))]
-        digest = hashlib.sha256(f"judge {workers.seed} {self._stream} {round}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        batches = [workers.tasks[judge].draw(JUDGED_WINDOWS, generator) for judge in judges]
-        (before,) = workers.losses([state.parameters], batches)
+        seeds = [_seed(f"judge {judge} of {workers.seed} {self._stream} {round}") for judge in judges]
+        (before,) = workers.losses([state.parameters], seeds)
 
         def moved() -> Iterator[Vector]:
             for raw in raws:
                 values = codec(self._arm.codec).decode(raw, workers.parameters)
-                yield state.parameters - np.float32(self._arm.outer_lr) * values
+                yield state.parameters - np.float32(self._arm.judged * self._arm.outer_lr) * values
 
-        gains = (before - workers.losses(moved(), batches)).T  # (judges, contributions)
+        gains = (before - workers.losses(moved(), seeds)).T  # (judges, contributions)
         for row, judge in enumerate(judges):
             gains[row, judge] = np.nan
         return gains
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {

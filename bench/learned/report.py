@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,26 +15,26 @@ COLOURS = {"synchronous": "black", "diloco": "tab:blue", "open": "tab:orange"}
 STYLES = ("-", "--", ":", "-.")
 
 
-def write_report(docs: Path, lines: Sequence[Line]) -> None:
-    """Write the tables of `lines` into docs/results.md and the plots into docs/."""
-    by_table = {table: list(of_it) for table, of_it in groupby(sorted(lines, key=_table), _table)}
-    continued, scratch = by_table.get("continued", []), by_table.get("scratch", [])
-    first_seed = [line for line in by_table.get("checkpoint", []) if line["seed"] == 1]
+def write_report(docs: Path, large: Sequence[Line], small: Sequence[Line]) -> None:
+    """Write the tables of finished runs with the large and the small model into docs/results.md, and the plots."""
+    continued, small_continued = _only(large, "continued"), _only(small, "continued")
+    scratch = [*_only(small, "checkpoint")[:1], *_only(small, "scratch")]
     page = docs / "results.md"
     text = page.read_text(encoding="utf-8")
     for name, table in (
         ("continued", continued_table(continued)),
         ("seeds", seeds_table(continued)),
-        ("scratch", scratch_table(first_seed + scratch)),
-        ("trials", trials_table(by_table.get("trials", []))),
+        ("continued-small", continued_table(small_continued)),
+        ("scratch", scratch_table(scratch)),
+        ("trials", trials_table(_only(small, "trials"))),
     ):
-        if table:
-            text = put(text, name, table)
+        text = put(text, name, table or "Not run yet.")
     page.write_text(text, encoding="utf-8")
-    if continued:
-        draw_continued(docs / "learning-continued.svg", continued)
-    if first_seed and scratch:
-        draw_scratch(docs / "learning-scratch.svg", first_seed[0], scratch)
+    panels = [(f"{lines[0]['parameters'] / 1e6:.2f} M", lines) for lines in (continued, small_continued) if lines]
+    if panels:
+        draw_continued(docs / "learning-continued.svg", panels)
+    if len(scratch) > 1:
+        draw_scratch(docs / "learning-scratch.svg", scratch[0], scratch[1:])
 
 
 def put(text: str, name: str, table: str) -> str:
@@ -97,12 +96,12 @@ def scratch_table(lines: Sequence[Line]) -> str:
     """Held-out loss over steps, and in brackets how far above the synchronous run."""
     if len(lines) < 2:
         return ""
-    baseline = dict(map(tuple, lines[0]["curve"]))
+    baseline = curve_of(lines[0])
     steps = [step for step in baseline if step > 0]
     rows = [("synchronous", "", *(f"{baseline[step]:.3f}" for step in steps))]
     for line in lines[1:]:
-        curve = dict(map(tuple, line["curve"]))
-        at = [f"{curve[s]:.3f} ({100 * (curve[s] / baseline[s] - 1):+.1f} %)" if s in curve else "" for s in steps]
+        curve, gaps = curve_of(line), gap(curve_of(line), baseline)
+        at = [f"{curve[step]:.3f} ({gaps[step]:+.1f} %)" if step in gaps else "" for step in steps]
         rows.append((method_of(line), str(line["arm"]["interval"]), *at))
     return _markdown(("method", "H", *(f"{step} steps" for step in steps)), rows)
 
@@ -135,30 +134,27 @@ def described(arm: dict[str, Any]) -> str:
     return ", ".join(words + [f"decay {arm['decay']:g}"] * (arm["decay"] < 1))
 
 
-def draw_continued(file: Path, lines: Sequence[Line]) -> None:
-    """Loss over steps after the checkpoint, mean of the seeds, with the range between them; and the gap."""
+def draw_continued(file: Path, panels: Sequence[tuple[str, Sequence[Line]]]) -> None:
+    """Loss and gap over steps after the checkpoint, mean and range of the seeds; a row for each size of the model."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning"}):
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        loss_axes, gap_axes = figure.subplots(1, 2)
-        baseline = {line["seed"]: dict(map(tuple, line["curve"])) for line in lines if method_of(line) == "synchronous"}
-        for (method, *_), seeds in _by_arm(lines).items():
-            colour, label = COLOURS[method], _label(seeds[0]["arm"])
-            _band(loss_axes, [dict(map(tuple, line["curve"])) for line in seeds], colour, label)
-            if method != "synchronous":
-                gaps = [
-                    {s: 100 * (loss / baseline[line["seed"]][s] - 1) for s, loss in line["curve"]}
-                    for line in seeds
-                    if line["seed"] in baseline
-                ]
-                _band(gap_axes, gaps, colour, label)
-        loss_axes.set(title="After 600 synchronous steps", xlabel="steps", ylabel="held-out bits per byte")
-        gap_axes.axhline(0, color="black", lw=0.8)
-        gap_axes.axhline(1, color="grey", lw=0.8, ls="--")
-        gap_axes.set(title="Gap to the synchronous run", xlabel="steps", ylabel="%")
-        _finish(figure, file, loss_axes, gap_axes)
+        figure = Figure(figsize=(10, 4 * len(panels)), layout="constrained")
+        rows = figure.subplots(len(panels), 2, squeeze=False)
+        for (loss_axes, gap_axes), (size, lines) in zip(rows, panels, strict=True):
+            baseline = {line["seed"]: curve_of(line) for line in lines if method_of(line) == "synchronous"}
+            for (method, *_), seeds in _by_arm(lines).items():
+                colour, label = COLOURS[method], _label(seeds[0]["arm"])
+                _band(loss_axes, [curve_of(line) for line in seeds], colour, label)
+                if method != "synchronous":
+                    paired = [line for line in seeds if line["seed"] in baseline]
+                    _band(gap_axes, [gap(curve_of(line), baseline[line["seed"]]) for line in paired], colour, label)
+            loss_axes.set(title=f"{size} parameters, after the checkpoint", xlabel="steps", ylabel="bits per byte")
+            gap_axes.axhline(0, color="black", lw=0.8)
+            gap_axes.axhline(1, color="grey", lw=0.8, ls="--")
+            gap_axes.set(title="Gap to the synchronous run", xlabel="steps", ylabel="%")
+        _finish(figure, file, *rows.flat)
 
 
 def draw_scratch(file: Path, synchronous: Line, lines: Sequence[Line]) -> None:
@@ -169,7 +165,7 @@ def draw_scratch(file: Path, synchronous: Line, lines: Sequence[Line]) -> None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning"}):
         figure = Figure(figsize=(10, 4), layout="constrained")
         loss_axes, gap_axes = figure.subplots(1, 2)
-        baseline = dict(map(tuple, synchronous["curve"]))
+        baseline = curve_of(synchronous)
         loss_axes.plot(list(baseline)[1:], list(baseline.values())[1:], color="black", label="synchronous")
         intervals = sorted({line["arm"]["interval"] for line in lines})
         for line in lines:
@@ -177,8 +173,8 @@ def draw_scratch(file: Path, synchronous: Line, lines: Sequence[Line]) -> None:
             style = STYLES[intervals.index(line["arm"]["interval"]) % len(STYLES)]
             drawn = {"color": COLOURS[method_of(line)], "ls": style, "label": _label(line["arm"])}
             loss_axes.plot(steps, losses, **drawn)
-            gaps = [100 * (loss / baseline[s] - 1) for s, loss in zip(steps, losses, strict=True)]
-            gap_axes.plot(steps, gaps, **drawn)
+            gaps = gap(curve_of(line), baseline)
+            gap_axes.plot(list(gaps)[1:], list(gaps.values())[1:], **drawn)
         loss_axes.set(title="From scratch", xlabel="steps", ylabel="held-out bits per byte")
         gap_axes.set(title="Gap to the synchronous run", xlabel="steps", ylabel="%")
         _finish(figure, file, loss_axes, gap_axes)
@@ -212,6 +208,16 @@ def _by_arm(lines: Iterable[Line]) -> dict[tuple[Any, ...], list[Line]]:
     return found
 
 
+def curve_of(line: Line) -> dict[int, float]:
+    """Held-out loss by steps done."""
+    return {step: loss for step, loss in line["curve"]}
+
+
+def gap(curve: dict[int, float], baseline: dict[int, float]) -> dict[int, float]:
+    """By how many percent `curve` lies above `baseline`, where both were measured."""
+    return {step: 100 * (loss / baseline[step] - 1) for step, loss in curve.items() if step in baseline}
+
+
 def method_of(line: Line) -> str:
     method: str = line["arm"]["method"]
     return method
@@ -221,9 +227,8 @@ def _of(lines: Iterable[Line], seed: int) -> Line | None:
     return next((line for line in lines if line["seed"] == seed), None)
 
 
-def _table(line: Line) -> str:
-    table: str = line["table"]
-    return table
+def _only(lines: Iterable[Line], table: str) -> list[Line]:
+    return [line for line in lines if line["table"] == table]
 
 
 def _spread(values: Sequence[float], form: str, unit: str = "") -> str:

@@ -94,14 +94,13 @@ class Workers:
         self._judged.numpy()[:] = parameters
         return self.map(lambda task: task.evaluate(thorough=True), [self._judge])[0]
 
-    def losses(self, models: Iterable[Vector], batches: Sequence[Tensor]) -> NDArray[np.float64]:
-        """Loss (models, batches) of each of at most as many models as there are workers, in bits per byte."""
+    def losses(self, models: Iterable[Vector], seeds: Sequence[int]) -> NDArray[np.float64]:
+        """Loss (models, seeds) of at most as many models as there are workers, on windows that a judge's seed draws."""
 
-        @torch.no_grad()
         def judge(given: tuple[int, Vector]) -> list[float]:
             number, parameters = given
             self.vectors[number].numpy()[:] = parameters
-            return [float(self.tasks[number].loss(batch)) for batch in batches]
+            return [self.tasks[number].evaluate(thorough=False, seed=seed) for seed in seeds]
 
         return np.array(self.map(judge, enumerate(models)), np.float64)
 
