@@ -6,7 +6,7 @@ lies about a length costs what it really sent.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.wire import MAX_BYTES, WireError
@@ -95,10 +95,10 @@ class FrameReader:
             self._ahead.clear()
             if not take(ahead):
                 return True
-        push_to: Callable[[Callable[[bytes], bool]], Awaitable[bool]] | None
         push_to = getattr(self._stream, "push_to", None)
         if push_to is not None:
-            return await push_to(take)
+            stopped: bool = await push_to(take)
+            return stopped
         while piece := await self._stream.receive_some(READ_SIZE):
             if not take(piece):
                 return True

@@ -60,6 +60,7 @@ class _Attempt:
     sent: tuple[Growing, ...]  # this node's values, encoded, one a part; none where it has no weight
     sent_by: float  # trio time
     means_by: float
+    all_came: trio.Event  # every member's values of this node's part are here
 
 
 class AllReduce:
@@ -129,7 +130,7 @@ class AllReduce:
                 self._bulk.offer(key, growing, dtype=self._codec.name, to=frozenset([part.owner]))
         if self._mean.size != self._parameters:
             self._mean = np.empty(self._parameters, np.float32)
-        return _Attempt(roster, cut, values, self._mean, sent, now + allowed, now + 2 * allowed)
+        return _Attempt(roster, cut, values, self._mean, sent, now + allowed, now + 2 * allowed, trio.Event())
 
     def _work_of(self, attempt: _Attempt) -> Iterator[Callable[[], Awaitable[None]]]:
         """What has to be done at once."""
@@ -194,13 +195,14 @@ class AllReduce:
                         raise PartsMissing((working[error.index].peer,)) from error
                     means.grow(cells.bytes_until(batch.stop))
                     done = batch.stop
+                attempt.all_came.set()
                 if lost:
                     logger.error("round %d: the mean of %d cells moves nothing", roster.round, lost)
 
             async with _all_or_missing() as start:
                 key = self._key(roster, "sent", index)
                 for peer, growing in place.items():
-                    start(partial(self._fetch, peer, key, growing, attempt.sent_by, flows=True))
+                    start(partial(self._fetch, peer, key, growing, attempt.sent_by))
                 start(reduce)
 
     # -- the others' parts
@@ -222,14 +224,16 @@ class AllReduce:
 
             async with _all_or_missing() as start:
                 key = self._key(attempt.roster, "mean", index)
-                start(partial(self._fetch, owner, key, arriving, attempt.means_by))
+                start(partial(self._fetch, owner, key, arriving, attempt.means_by, others=attempt.all_came))
                 start(decode)
 
-    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, flows: bool = False) -> None:
+    async def _fetch(
+        self, peer: PeerId, key: Key, into: Growing, until: float, *, others: trio.Event | None = None
+    ) -> None:
         """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
 
-        `flows`: the peer waits for nobody with it. Then its rate tells about its link, and a peer that stops is
-        suspected; means tell about the slowest member.
+        A peer that stops in the middle is suspected. With means it may wait for `others`, whose values it is not to
+        blame for until they are all here; and the rate of means tells about the slowest member, not about its link.
         """
         arrivals = Arrivals(into.size)
         wait = max(0.0, until - trio.current_time())
@@ -240,14 +244,15 @@ class AllReduce:
             )
 
         async def watch() -> None:
+            if others is not None:
+                await others.wait()
             await arrivals.stopped()
             self._liveness.suspect(peer)
 
         failure: Exception | None = None
         with trio.move_on_at(until):
             async with trio.open_nursery() as nursery:
-                if flows:
-                    nursery.start_soon(watch)
+                nursery.start_soon(watch)
                 try:
                     await self._liveness.unless_gone(peer, fetch)
                 except (NetworkError, PeerGoneSilent) as error:
@@ -256,7 +261,7 @@ class AllReduce:
         if failure is not None or into.ready < into.size:
             raise PartsMissing((peer,)) from failure
         rate = arrivals.rate()
-        if flows and rate is not None:
+        if others is None and rate is not None:
             self.rates[peer] = rate
 
     # -- how it ended
