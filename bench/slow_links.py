@@ -8,11 +8,12 @@ round are chosen so that it takes about `--seconds` where all nodes share this m
 the nodes' interfaces, with all headers and retransmissions. The first `--warmup` rounds are not counted: in them nodes
 start, and fetch text.
 
-Lines: `begun`; `round` for each node and round; last `summary` with, of the rounds that count, `compute_share` (the
-trainers' time in inner steps over the time of the rounds; the least node's and the mean), `phases` (of the rest, where
-the nodes tell it), the bytes that a node sends and receives per parameter and round, and the received ones for each of
-the contributions of others. The target is a share of 0.95 for open and 0.90 for diloco, 2.1 bytes sent for int8 and
-0.06 a contribution for open; `failed` names what was missed, and the exit code is then 1.
+Lines: `begun`; `round` for each node and round; last `summary` with, of the rounds that count, `train_share` (each
+node's trainer's time in inner steps over the time that passed), `evaluate_share` (that in which it measured: the loss
+after a round, and what a judge scores), `compute_share`, their sum, the bytes that a node sends and receives per
+parameter and round, and the received ones for each of the contributions of others. The target is a `compute_share` of
+0.95 for open and 0.90 for diloco, 2.1 bytes sent for int8 and 0.06 a contribution for open; `failed` names what was
+missed, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("s
 from lab import Host, Lab, Link, why_not
 from realnodes import Event, Node, environment
 from realswarm import Site, node_at, peer_id_at, run_file, write_text
+
+from swarmnode.node.control.client import ControlClient
 
 MODEL = {"layers": 8, "heads": 5, "width": 320, "context": 32}  # 10.0 M parameters
 BATCH = 8
@@ -115,6 +118,18 @@ class Swarm:
         passed = (time.monotonic() - self._began) / 60
         print(f"{passed:5.1f} min  {rounds} rounds done", file=sys.stderr, flush=True)
 
+    def spent(self) -> list[tuple[float, float, float]]:
+        """Seconds of each node's clock, and of its trainer in inner steps and measuring, until now."""
+        found = []
+        for node in self.nodes:
+            metrics = ControlClient(node.home).call("metrics", timeout=PATIENCE)["metrics"]
+            samples = next(
+                metric["samples"] for metric in metrics if metric["name"] == "swarmnode_trainer_seconds_total"
+            )
+            by = {sample["labels"]["what"]: sample["value"] for sample in samples}
+            found.append((time.monotonic(), by["train"], by["evaluate"]))
+        return found
+
     def rounds(self, of: range) -> list[list[Event]]:
         """What each node said of these rounds."""
         return [
@@ -153,16 +168,26 @@ def start(stack: ExitStack, lab: Lab, folder: Path, options: argparse.Namespace)
     return Swarm(hosts, nodes, time.monotonic()), steps
 
 
-def summary(swarm: Swarm, before: list[tuple[int, int]], options: argparse.Namespace) -> dict[str, Any]:
+def summary(
+    swarm: Swarm,
+    before: list[tuple[int, int]],
+    spent_before: list[tuple[float, float, float]],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
     """The figures of the rounds that count."""
     parameters = swarm.nodes[0].ready["parameters"]
     told = swarm.rounds(range(options.warmup, options.warmup + options.rounds))
     done = min(len(events) for events in told)
-    shares = [sum(e["compute_seconds"] for e in events) / sum(e["seconds"] for e in events) for events in told]
+    passed = [
+        [late - early for early, late in zip(then, now, strict=True)]
+        for then, now in zip(spent_before, swarm.spent(), strict=True)
+    ]
+    training = [train / clock for clock, train, _ in passed]
+    evaluating = [evaluate / clock for clock, _, evaluate in passed]
+    shares = [sum(both) for both in zip(training, evaluating, strict=True)]
     moved = [(now[0] - then[0], now[1] - then[1]) for now, then in zip(swarm.through(), before, strict=True)]
     received, sent = (mean(column) / parameters / options.rounds for column in zip(*moved, strict=True))
     each = [event for events in told for event in events]
-    names = sorted({name for event in each for name in event.get("phases", {})})
     hashes: dict[int, set[str]] = {}
     for event in each:
         hashes.setdefault(event["round"], set()).add(event["state_hash"])
@@ -181,9 +206,10 @@ def summary(swarm: Swarm, before: list[tuple[int, int]], options: argparse.Names
         "rounds": done,
         "round_s": round(median(event["seconds"] for event in each), 2),
         "compute_s": round(median(event["compute_seconds"] for event in each), 2),
+        "train_share": [round(share, 4) for share in training],
+        "evaluate_share": [round(share, 4) for share in evaluating],
         "compute_share": [round(share, 4) for share in shares],
         "compute_share_mean": round(mean(shares), 4),
-        "phases": {name: round(mean(event["phases"][name] for event in each), 2) for name in names},
         "sent_per_parameter_round": round(sent, 4),
         "received_per_parameter_round": round(received, 4),
         "received_per_parameter_contribution": round(contribution, 4),
@@ -227,10 +253,10 @@ def main() -> int:
         swarm, steps = start(stack, lab, folder, options)
         say("begun", steps=steps, folder=str(folder), parameters=swarm.nodes[0].ready["parameters"])
         swarm.until(options.warmup)
-        before = swarm.through()
+        before, spent = swarm.through(), swarm.spent()
         for rounds in range(options.warmup + 1, options.warmup + options.rounds + 1):
             swarm.until(rounds)
-        told = summary(swarm, before, options)
+        told = summary(swarm, before, spent, options)
         say("summary", **told)
     return 1 if told["failed"] else 0
 

@@ -288,6 +288,7 @@ class Daemon:
             if self.data is not None:
                 await stack.enter_async_context(_running(self.data.run))
             self.trainer = make_trainer(chosen, self.config, me=self.network.me, data=self.data)
+            self.trainer.measure(self.metrics)
             await stack.enter_async_context(_running(self.trainer.run))
             if self.data is not None:
                 await stack.enter_async_context(_running(partial(self.data.pass_on, self.trainer.feed)))

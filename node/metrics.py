@@ -105,11 +105,13 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.node.identity import Identity, peer_id_of
     from swarmnode.node.shardstore import ShardStore
     from swarmnode.node.statestore import StateStore
+    from swarmnode.node.trainer import TrainerProcess
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.shards import Shards
     from swarmnode.protocols.statesync import StateSync
+    from swarmnode.training.runspec import RunSection, RunSpec
 
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
@@ -118,7 +120,8 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     shards = Shards(network, rpc, ShardStore(folder / "shards", cap=1), runner=inline)
     state = StateStore(folder / "state.db", "", me=network.me, sign=network.sign, now=now_ms)
     sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=now_ms)
-    return metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync)
+    trainer = TrainerProcess(RunSpec(RunSection(name="none")), run_id="", peer_id=network.me)
+    return metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer)
 
 
 if __name__ == "__main__":

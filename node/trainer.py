@@ -26,6 +26,7 @@ import msgpack
 import numpy as np
 import trio
 
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.trainer import NOTHING, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.runspec import RunSpec, encode
@@ -42,6 +43,11 @@ STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the c
 WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
+
+
+SPENT = Metric(
+    "swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in inner steps, or measuring", "what"
+)
 
 
 class TrainerFailed(Exception):
@@ -79,6 +85,11 @@ class TrainerProcess:
         self._interrupted = False
         self.restarts = 0
         self.device = settings.device
+        self.spent = {"train": 0.0, "evaluate": 0.0}  # seconds, of all children
+        self._told = dict(self.spent)  # by the present child
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(SPENT, lambda: self.spent)
 
     @property
     def layout(self) -> Layout:
@@ -104,6 +115,7 @@ class TrainerProcess:
             if self._interrupted:
                 return NOTHING
         answer = await child.call("train", round=round, steps=steps, seconds=seconds)
+        self._note(answer.pop("spent"))
         return Worked(**answer)
 
     async def interrupt(self) -> None:
@@ -117,7 +129,16 @@ class TrainerProcess:
 
     async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
         child = await self._ready_child()
-        return float((await child.call("evaluate", thorough=thorough, seed=seed))["loss"])
+        answer = await child.call("evaluate", thorough=thorough, seed=seed)
+        self._note(answer["spent"])
+        return float(answer["loss"])
+
+    def _note(self, spent: dict[str, float]) -> None:
+        """Add what a child says it spent since it began; of calls that were cancelled as well."""
+        for what, seconds in spent.items():
+            before = self._told[what] if seconds >= self._told[what] else 0.0  # a new child begins at nothing
+            self.spent[what] += seconds - before
+            self._told[what] = seconds
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         if not 0 <= length <= MAX_SAMPLE:

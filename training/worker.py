@@ -6,10 +6,10 @@ Commands and replies are msgpack maps behind a 4-byte big-endian length, on a so
 its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is one that trying again cannot mend.
 
     init      spec, run_id, peer_id, ... -> layout     first of all; with keep, the parameters in memory stay
-    train     round, steps, seconds -> steps, ...      replies when done or stopped
+    train     round, steps, seconds -> ..., spent      replies when done or stopped
     feed      texts                                    train on these files as well; also between two steps
     stop      -> nothing                               ends `train` after the step in hand
-    evaluate  thorough, seed -> loss                   also between two steps of `train`
+    evaluate  thorough, seed -> loss, spent            also between two steps of `train`
     sample    prompt, length, temperature, seed -> text    also between two steps
     ping      -> nothing
     quit      -> nothing                               and the process ends
@@ -53,6 +53,7 @@ class Worker:
     def __init__(self, commands: socket.socket, memory_fd: int) -> None:
         self._socket = commands
         self._memory_fd = memory_fd
+        self._spent = {"train": 0.0, "evaluate": 0.0}  # seconds, since the process began
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "evaluate": self._evaluate,
             "sample": self._sample,
@@ -117,7 +118,8 @@ class Worker:
             round=command["round"], steps=command["steps"], seconds=command["seconds"], between=self._between_steps
         )
         self._push()
-        return asdict(progress)
+        self._spent["train"] += progress.seconds
+        return {**asdict(progress), "spent": self._spent}
 
     def _between_steps(self) -> bool:
         """Answer what has come in meanwhile; whether to stop training."""
@@ -136,7 +138,10 @@ class Worker:
 
     def _evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
         drawn = {} if command.get("seed") is None else {"seed": command["seed"]}
-        return {"loss": self._task.evaluate(thorough=command["thorough"], **drawn)}
+        began = time.perf_counter()
+        loss = self._task.evaluate(thorough=command["thorough"], **drawn)
+        self._spent["evaluate"] += time.perf_counter() - began
+        return {"loss": loss, "spent": self._spent}
 
     def _sample(self, command: dict[str, Any]) -> dict[str, Any]:
         text = self._task.sample(

@@ -58,6 +58,20 @@ async def _until_training(trainer: TrainerProcess, start: np.ndarray) -> None:
         await trio.sleep(0.005)
 
 
+def test_seconds_of_a_cancelled_call_are_counted_with_the_next(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await _until_training(trainer, start)
+            nursery.cancel_scope.cancel()
+        assert trainer.spent["train"] == 0
+        await trainer.evaluate(thorough=False)
+        assert trainer.spent["train"] > 0
+
+    _with_trainer(settings, use)
+
+
 def test_trains_evaluates_and_writes(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         start = trainer.parameters()
@@ -67,6 +81,8 @@ def test_trains_evaluates_and_writes(settings: TrainerSettings) -> None:
         worked = await trainer.train(round=0, steps=5, seconds=60)
         assert (worked.steps, worked.samples, worked.tokens) == (5, 10, 160)
         assert 0 < worked.seconds < 60
+        assert trainer.spent["train"] == pytest.approx(worked.seconds)
+        assert 0 < trainer.spent["evaluate"] < 60
         trained = trainer.parameters()
         assert not np.array_equal(trained, start)
         assert await trainer.evaluate(thorough=False) != before

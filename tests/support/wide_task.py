@@ -49,7 +49,7 @@ class Wide:
         return self.model.mean_square() * batch.mean()
 
     @torch.no_grad()
-    def evaluate(self, *, thorough: bool) -> float:
+    def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
         return float(self.model.mean_square())
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
