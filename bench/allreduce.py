@@ -14,8 +14,8 @@ four, its matchmaking done before the clock starts; int8 is compared with its fl
 
 `--kill` and `--freeze` measure rounds of a run, whose members also agree on the roster and on the hash of the result:
 one member gets SIGKILL, or SIGSTOP, halfway through a round, and `ratio` is how long that round took to one in which
-nobody fails. `exact`: the survivors' mean is that of their values, bit for bit (codecs other than fp32 round: `error` is
-then the largest difference).
+nobody fails. `exact`: the survivors' mean is that of their values, bit for bit (codecs but fp32 round: `error` is the
+largest difference).
 """
 
 from __future__ import annotations
