@@ -8,12 +8,13 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml does for pytest
 
 import dht
+import gradient
 import state
 import transport
 import trio
 from harness import Outcome, table
 
-GROUPS = {"transport": transport.outcomes, "dht": dht.outcomes, "state": state.outcomes}
+GROUPS = {"transport": transport.outcomes, "dht": dht.outcomes, "state": state.outcomes, "gradient": gradient.outcomes}
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 INTRODUCTION = """# Attacks
 
@@ -35,6 +36,11 @@ State: 16 simulated nodes with one replicated state, two of them malicious. A li
 element that the law forbids and lack none of one another's, all have one state hash, what attackers and strangers
 signed takes no more than the slots of two authors and the pool (5 MiB), repairs go on, and each attacked node comes to
 refuse the attackers. The undefended node keeps what it is sent with the latest date, and passes it on.
+
+Gradient: 16 peers learn to tell ten clusters apart, on IID data or on shares of the classes drawn by Dirichlet(0.3),
+all of them electors. Training is numpy, the rounds are the open chain's own functions without a network; liars also lie
+as judges and as leaders (`openrounds.py`). Figures are accuracy after 40 rounds, as a share of the same run's without
+liars and with the plain mean. A line passes with 95 % at IID 5/16, and 80 % at 7/16 and where data are not IID.
 
 """
 

@@ -1,0 +1,166 @@
+"""What liars offer instead of what they trained: attacks on the mean of all contributions.
+
+All liars of a swarm act as one and know what honest peers offer. Where a lie is one vector, each liar offers it with a
+little noise of its own, as identical bytes count once.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import ClassVar
+
+import numpy as np
+from clusters import Floats
+from openrounds import Lie, Seen
+
+NOISE = 1e-4  # of the norm of a lie
+
+
+def each(seen: Seen, lie: Floats) -> Floats:
+    """One lie (P,) for each liar, told apart by noise: (f, P)."""
+    size = NOISE * np.abs(lie).max()
+    return lie[None] + seen.rng.normal(0, max(float(size), 1e-9), seen.own.shape).astype(np.float32)
+
+
+class GradientLie(Lie):
+    """An attack of this group."""
+
+    name: ClassVar[str]
+
+
+class SignFlip(GradientLie):
+    name = "sign flip"
+    scale = 1.0
+
+    def offer(self, seen: Seen) -> Floats:
+        return -np.float32(self.scale) * seen.own
+
+
+class LargeSignFlip(SignFlip):
+    name = "sign flip × 1000"
+    scale = 1000.0
+
+
+class LabelFlip(GradientLie):
+    name = "label flip"
+
+    def labels(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        return np.asarray(classes - 1 - labels)
+
+
+class LittleIsEnough(GradientLie):
+    """Baruch et al. 1902.06156: as far from the mean as a majority hides, in units of the standard deviation."""
+
+    name = "ALIE: a little is enough"
+
+    def offer(self, seen: Seen) -> Floats:
+        honest, liars = len(seen.honest), len(seen.own)
+        needed = (honest + liars) // 2 + 1 - liars
+        far = NormalDist().inv_cdf(max(0.5, (honest - needed) / honest))
+        return each(seen, seen.honest.mean(axis=0) - np.float32(max(far, 0.3)) * seen.honest.std(axis=0))
+
+
+class InnerProduct(GradientLie):
+    """Xie et al. 1903.03936: against the mean, as small or large as `epsilon` says."""
+
+    name = "IPM 0.1: inner product manipulation"
+    epsilon = 0.1
+
+    def offer(self, seen: Seen) -> Floats:
+        return each(seen, -np.float32(self.epsilon) * seen.honest.mean(axis=0))
+
+
+class LargerInnerProduct(InnerProduct):
+    name = "IPM 0.6"
+    epsilon = 0.6
+
+
+class MinMax(GradientLie):
+    """Shejwalkar and Houmansadr 2021: as far against the deviation as no honest peer is from another."""
+
+    name = "min–max"
+
+    def offer(self, seen: Seen) -> Floats:
+        honest = seen.honest.astype(np.float64)
+        centre, away = honest.mean(axis=0), -honest.std(axis=0)
+        most = max(np.linalg.norm(honest - one, axis=1).max() for one in honest)
+        low, high = 0.0, 100.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            far = np.linalg.norm(honest - (centre + middle * away), axis=1).max()
+            low, high = (middle, high) if far <= most else (low, middle)
+        return each(seen, (centre + low * away).astype(np.float32))
+
+
+class SlowDrift(GradientLie):
+    """The honest mean, and in every round a step of a quarter of its norm in one direction that stays the same."""
+
+    name = "slow drift"
+
+    def offer(self, seen: Seen) -> Floats:
+        centre = seen.honest.mean(axis=0)
+        whither = np.random.default_rng(5).normal(size=centre.size).astype(np.float32)
+        whither *= np.float32(0.25 * np.linalg.norm(centre) / np.linalg.norm(whither))
+        return each(seen, centre + whither)
+
+
+class FreeRiding(GradientLie):
+    """What the swarm did in the round before, as though it were one's own work."""
+
+    name = "free riding"
+
+    def offer(self, seen: Seen) -> Floats:
+        return each(seen, seen.moved[-1] if seen.moved else np.zeros_like(seen.own[0]))
+
+
+class Stale(GradientLie):
+    """What was trained twelve rounds ago, or in the first."""
+
+    name = "stale by twelve rounds"
+
+    def __init__(self) -> None:
+        self._trained: list[Floats] = []
+
+    def offer(self, seen: Seen) -> Floats:
+        self._trained.append(seen.own)
+        return self._trained[max(0, len(self._trained) - 13)]
+
+
+class Duplicates(GradientLie):
+    name = "duplicates: one contribution, committed by every liar"
+
+    def offer(self, seen: Seen) -> Floats:
+        return np.repeat(seen.own[:1], len(seen.own), axis=0)
+
+
+class Copies(GradientLie):
+    """Each liar copies what an honest peer revealed; liars' cuts have the copies, and not what was copied."""
+
+    name = "copies of what was revealed, vouched for by the liars"
+    late = True
+
+    def offer(self, seen: Seen) -> Floats:
+        return seen.honest[: len(seen.own)]
+
+
+def everyone() -> list[GradientLie]:
+    """New liars of every kind."""
+    return [
+        SignFlip(),
+        LargeSignFlip(),
+        LabelFlip(),
+        LittleIsEnough(),
+        InnerProduct(),
+        LargerInnerProduct(),
+        MinMax(),
+        SlowDrift(),
+        FreeRiding(),
+        Stale(),
+        Duplicates(),
+        Copies(),
+    ]
+
+
+def breaking() -> list[GradientLie]:
+    """Those that break the plain mean of sixteen with seven."""
+    return [SignFlip(), LargeSignFlip()]

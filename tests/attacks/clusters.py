@@ -1,0 +1,109 @@
+"""A classification task so small that sixteen peers learn it in a second: ten clusters, a network of one hidden layer.
+
+task = Task(seed=0, alpha=0.3)             # alpha: Dirichlet's, of the classes that each peer has; None: IID
+deltas = task.train(phi, round=0)          # (PEERS, P) float32: how far each peer's steps take it, φ − θ
+task.accuracy(phi)                         # share of the test samples
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+PEERS = 16
+CLASSES = 10
+FEATURES, HIDDEN = 16, 24
+SAMPLES = 200  # of each peer
+HELDOUT = 4000  # samples that all judges draw from
+TESTED = 4000
+STEPS, BATCH, LR = 5, 32, 0.08  # inner steps of a round
+SPREAD = 0.7  # of the clusters' centres; a sample lies about four from its own, in all features together
+
+PARAMETERS = (FEATURES + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+class Task:
+    """What each peer has, what judges measure on, and what the result is tested on."""
+
+    def __init__(self, *, seed: int, alpha: float | None) -> None:
+        rng = np.random.default_rng([seed, 1])
+        self._seed = seed
+        self._centres = rng.normal(0, SPREAD, (CLASSES, FEATURES)).astype(np.float32)
+        shares = np.full((PEERS, CLASSES), 1 / CLASSES) if alpha is None else rng.dirichlet([alpha] * CLASSES, PEERS)
+        self.labels: Labels = np.stack([rng.choice(CLASSES, SAMPLES, p=share) for share in shares])  # (PEERS, S)
+        self._inputs = self._draw(rng, self.labels)  # (PEERS, S, F)
+        self._heldout_labels = rng.integers(0, CLASSES, HELDOUT)
+        self._heldout = self._draw(rng, self._heldout_labels)
+        self._test_labels = rng.integers(0, CLASSES, TESTED)
+        self._test = self._draw(rng, self._test_labels)
+
+    def start(self) -> Floats:
+        """The parameters before round 0, (P,)."""
+        rng = np.random.default_rng([self._seed, 2])
+        phi = np.zeros(PARAMETERS, np.float32)
+        phi[: FEATURES * HIDDEN] = rng.normal(0, FEATURES**-0.5, FEATURES * HIDDEN)
+        after = (FEATURES + 1) * HIDDEN
+        phi[after : after + HIDDEN * CLASSES] = rng.normal(0, HIDDEN**-0.5, HIDDEN * CLASSES)
+        return phi
+
+    def train(self, phi: Floats, *, round: int) -> Floats:
+        """φ − θ of each peer after its steps from `phi` on its own data, (PEERS, P)."""
+        rng = np.random.default_rng([self._seed, 3, round])
+        theta = np.repeat(phi[None], PEERS, axis=0)
+        rows = np.arange(PEERS)[:, None]
+        for _ in range(STEPS):
+            drawn = rng.integers(0, SAMPLES, (PEERS, BATCH))
+            theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
+        return phi[None] - theta
+
+    def losses(self, vectors: Floats, *, seed: int, samples: int = 128) -> NDArray[np.float64]:
+        """Mean cross-entropy in bits of each of `vectors`, (k, P) -> (k,), on held-out samples that `seed` draws."""
+        drawn = np.random.default_rng(seed).integers(0, HELDOUT, samples)
+        inputs = np.broadcast_to(self._heldout[drawn], (len(vectors), samples, FEATURES))
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits = _forward(vectors, inputs)[1].astype(np.float64)
+            logits -= logits.max(axis=2, keepdims=True)
+            right = logits[:, np.arange(samples), self._heldout_labels[drawn]]
+            return np.asarray((np.log(np.exp(logits).sum(axis=2)) - right).mean(axis=1) / np.log(2))
+
+    def accuracy(self, phi: Floats) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits = _forward(phi[None], self._test[None])[1][0]
+        return float(np.mean(logits.argmax(axis=1) == self._test_labels)) if np.isfinite(phi).all() else 0.0
+
+    def _draw(self, rng: np.random.Generator, labels: Labels) -> Floats:
+        return self._centres[labels] + rng.normal(0, 1.0, (*labels.shape, FEATURES)).astype(np.float32)
+
+
+def _layers(theta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Weights (k, F, H) and biases (k, 1, H) of the hidden layer; (k, H, C) and (k, 1, C) of the last."""
+    sizes = np.cumsum([FEATURES * HIDDEN, HIDDEN, HIDDEN * CLASSES])
+    first, bias, last, bias_last = np.split(theta, sizes, axis=1)
+    return (
+        first.reshape(-1, FEATURES, HIDDEN),
+        bias[:, None],
+        last.reshape(-1, HIDDEN, CLASSES),
+        bias_last[:, None],
+    )
+
+
+def _forward(theta: Floats, inputs: Floats) -> tuple[Floats, Floats]:
+    """Hidden values (k, B, H) and logits (k, B, C) of `theta` (k, P) on `inputs` (k, B, F)."""
+    first, bias, last, bias_last = _layers(theta)
+    hidden = np.maximum(inputs @ first + bias, 0)
+    return hidden, hidden @ last + bias_last
+
+
+def _gradients(theta: Floats, inputs: Floats, labels: Labels) -> Floats:
+    """Gradients of the mean cross-entropy, (k, P)."""
+    hidden, logits = _forward(theta, inputs)
+    error = np.exp(logits - logits.max(axis=2, keepdims=True))
+    error /= error.sum(axis=2, keepdims=True)
+    np.put_along_axis(error, labels[..., None], np.take_along_axis(error, labels[..., None], 2) - 1, 2)
+    error /= np.float32(inputs.shape[1])
+    back = (error @ _layers(theta)[2].transpose(0, 2, 1)) * (hidden > 0)
+    parts = (inputs.transpose(0, 2, 1) @ back, back.sum(1), hidden.transpose(0, 2, 1) @ error, error.sum(1))
+    return np.concatenate([part.reshape(len(theta), -1) for part in parts], axis=1)

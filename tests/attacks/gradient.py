@@ -1,0 +1,90 @@
+"""The gradient group: what liars offer, sixteen peers and a small task, with the rules of the open chain.
+
+Measured: accuracy after ROUNDS rounds as a share of the same run's without liars and with the plain mean, here and with
+the plain mean; how many honest contributions were refused; what share of the weight the liars had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import trio
+from adversaries import gradient as adversaries
+from clusters import Task
+from harness import Outcome
+from openrounds import Course, Lie, OpenSwarm, undefended
+
+ROUNDS = 40
+CODEC = "fp32"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How data lie and how many peers do."""
+
+    name: str
+    alpha: float | None  # of the Dirichlet distribution; None: IID
+    liars: int
+    least: float  # of the accuracy of the run without liars
+
+
+SETTINGS = (
+    Setting("IID 5/16", None, 5, 0.95),
+    Setting("IID 7/16", None, 7, 0.80),
+    Setting("Dirichlet 5/16", 0.3, 5, 0.80),
+    Setting("Dirichlet 7/16", 0.3, 7, 0.80),
+)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What an attack did in one setting."""
+
+    setting: Setting
+    clean: float  # accuracy of the plain mean without liars
+    accuracy: float
+    undefended: float  # accuracy of the plain mean
+    course: Course
+
+    @property
+    def share(self) -> float:
+        return self.accuracy / self.clean
+
+    def failures(self) -> tuple[str, ...]:
+        if self.share >= self.setting.least:
+            return ()
+        return (f"{self.setting.name}: {self.share:.0%} of the clean run, at least {self.setting.least:.0%} promised",)
+
+
+def damage(lie: Lie, setting: Setting, *, rounds: int = ROUNDS, seed: int = 0) -> Damage:
+    """One run beside two with the plain mean: without liars, and with them."""
+    task = Task(seed=seed, alpha=setting.alpha)
+    clean = task.accuracy(undefended(task, Lie(), 0, rounds))
+    broken = task.accuracy(undefended(task, lie.again(), setting.liars, rounds)) if setting.liars else clean
+    course = OpenSwarm(task, lie.again(), setting.liars, codec_name=CODEC).run(rounds)
+    return Damage(setting, clean, task.accuracy(course.phi), broken, course)
+
+
+async def outcomes() -> AsyncIterator[Outcome]:
+    """Every attack of the group in full."""
+    yield _outcome("none", [damage(Lie(), Setting(f"{name} 0/16", alpha, 0, 0.95)) for name, alpha in _DATA])
+    for lie in adversaries.everyone():
+        found = []
+        for setting in SETTINGS:
+            found.append(damage(lie, setting))
+            await trio.lowlevel.checkpoint()
+        yield _outcome(lie.name, found)
+
+
+_DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))
+
+
+def _outcome(name: str, found: list[Damage]) -> Outcome:
+    shares = ", ".join(f"{one.setting.name} {one.share:.0%}" for one in found)
+    weights = " / ".join(f"{one.course.weight / ROUNDS:.0%}" for one in found)
+    lost = ", ".join(f"{one.undefended / one.clean:.0%}" for one in found)
+    told = shares + (f"; liars' weight {weights}" if found[0].setting.liars else "")
+    refused = sum(one.course.refused for one in found) / sum(one.course.honest for one in found)
+    failures = tuple(line for one in found for line in one.failures())
+    return Outcome("gradient", name, f"{told}; honest refused {refused:.0%}", f"plain mean: {lost}", failures)

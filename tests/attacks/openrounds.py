@@ -1,0 +1,220 @@
+"""Rounds of an open chain over the clusters of `clusters.py`, as the product computes them, with liars among the peers.
+
+Training and held-out losses are the task's; all else is the product's own: encoded contributions with error feedback,
+`chain.derive` for who is accepted with which weight and clip factor, `chain.validity` for the chain after it, and
+`apply_contributions`. What is left out is the network. Liars know everything that honest peers offer before they offer
+anything, refuse in their scores whatever is honest, praise one another, ask for every roster to be undone, and when
+they lead they quote themselves and as few honest judges as they may: those who think best of the liars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from chains import RUN, Offer, block, cut, quote, row, scores
+from chains import offer as offered
+from clusters import PARAMETERS, PEERS, Floats, Task
+
+from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
+from swarmnode.protocols.chain.derive import Quoted
+from swarmnode.protocols.chain.electorate import judges, leaders, quorum
+from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
+from swarmnode.protocols.exchange.open_contributions import id_of
+from swarmnode.protocols.exchange.open_scoring import MICRO, batch_seed
+from swarmnode.protocols.exchange.open_work import DECAY
+from swarmnode.training.codecs import codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.open_step import Factor, apply_contributions, exact_norm, norm_of
+from swarmnode.training.outer import OuterState
+
+RULES = ChainRules()
+WINDOW = 60_000
+TRIAL = 1.0
+
+
+@dataclass
+class Seen:
+    """What liars know when they choose what to offer."""
+
+    round: int
+    honest: Floats  # (h, P), what honest peers offer
+    own: Floats  # (f, P), what the liars trained themselves
+    moved: list[Floats]  # of each round before, (P,): how far the shared parameters went down
+    rng: np.random.Generator
+
+
+class Lie:
+    """What liars offer, and when. This one is honest."""
+
+    late = False  # they commit when honest contributions are revealed: no honest cut has their commits
+    sleeps = 0  # rounds in which they behave
+
+    def again(self) -> Lie:
+        """The same lie, told for the first time."""
+        return type(self)()
+
+    def labels(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """Labels of the data that liars train on."""
+        return labels
+
+    def offer(self, seen: Seen) -> Floats:
+        """(f, P)"""
+        return seen.own
+
+
+@dataclass
+class Course:
+    """A run so far."""
+
+    phi: Floats
+    moved: list[Floats] = field(default_factory=list)
+    accepted: int = 0  # contributions of liars in rosters
+    refused: int = 0  # contributions of honest peers that rosters refused
+    honest: int = 0  # contributions of honest peers that were offered
+    weight: float = 0.0  # of liars, summed over rounds
+    reverts: int = 0
+
+
+def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
+    """The parameters after `rounds` of the plain mean of what everybody offers."""
+    course, rng = Course(task.start()), np.random.default_rng(7)
+    before = _mislabel(task, lie, liars)
+    for number in range(rounds):
+        deltas = task.train(course.phi, round=number)
+        if liars and number >= lie.sleeps:
+            honest, own = deltas[: PEERS - liars], deltas[PEERS - liars :]
+            deltas = np.concatenate([honest, lie.offer(Seen(number, honest, own, course.moved, rng))])
+        with np.errstate(over="ignore", invalid="ignore"):
+            course.moved.append(deltas.mean(axis=0))
+            course.phi = course.phi - course.moved[-1]
+    task.labels = before
+    return course.phi
+
+
+class OpenSwarm:
+    """The same peers on an open chain; the last `liars` of them lie. The first `electors` judge from the start."""
+
+    def __init__(
+        self, task: Task, lie: Lie, liars: int, *, electors: tuple[int, ...] = tuple(range(PEERS)), codec_name: str
+    ) -> None:
+        self._task, self._lie, self._codec = task, lie, codec_name
+        self._names = [f"peer-{place:02d}" for place in range(PEERS)]
+        self._liars = set(self._names[PEERS - liars :]) if liars else set()
+        self._chain: ChainState = genesis(RUN, tuple(self._names[place] for place in electors), window=WINDOW)
+        self._feedback = {name: ErrorFeedback(codec(codec_name), PARAMETERS, decay=DECAY) for name in self._names}
+        self._rng = np.random.default_rng(7)
+        self._before: Floats | None = None
+        self.course = Course(task.start())
+
+    def run(self, rounds: int) -> Course:
+        before = _mislabel(self._task, self._lie, len(self._liars))
+        for number in range(rounds):
+            self._round(number)
+        self._task.labels = before
+        return self.course
+
+    def _round(self, number: int) -> None:
+        chain, course = self._chain, self.course
+        lying = self._liars if number >= self._lie.sleeps else set()
+        deltas = self._task.train(course.phi, round=number)
+        raws = self._encode(deltas, lying, number)
+        offers = {name: self._offer(name, raws[name]) for name in self._names}
+        values = {offers[name].id: codec(self._codec).decode(raws[name], PARAMETERS) for name in offers}
+        quoted = self._quoted(offers, values, lying)
+        made = block(chain, RULES, quoted)
+        assert made.roster is not None
+        by_id = {offers[name].id: name for name in offers}
+        counted = [(by_id[entry.commit], entry) for entry in made.roster.accepted]
+        was = course.phi
+        if made.roster.revert:
+            assert self._before is not None
+            course.phi, course.reverts = self._before, course.reverts + 1
+        else:
+            state = apply_contributions(
+                OuterState.start(course.phi),
+                [raws[name] for name, _ in counted],
+                [Factor(entry.weight, entry.clip, made.roster.total) for _, entry in counted],
+                lr=1.0,
+                codec_name=self._codec,
+            )
+            course.phi = state.parameters
+        self._before = was
+        course.moved.append(was - course.phi)
+        self._settle({name for name, _ in counted}, deltas, lying)
+        course.accepted += sum(name in lying for name, _ in counted)
+        course.honest += PEERS - len(lying)
+        course.refused += PEERS - len(lying) - sum(name not in lying for name, _ in counted)
+        course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
+        self._chain = made.chain
+
+    def _encode(self, deltas: Floats, lying: set[str], number: int) -> dict[str, bytes]:
+        """What each peer offers, as bytes."""
+        honest = [name for name in self._names if name not in lying]
+        raws = {name: bytes(self._feedback[name].encode(deltas[self._names.index(name)])) for name in honest}
+        if lying:
+            theirs = np.stack([codec(self._codec).decode(raws[name], PARAMETERS) for name in honest])
+            seen = Seen(number, theirs, deltas[len(honest) :], self.course.moved, self._rng)
+            with np.errstate(over="ignore"):
+                lies = self._lie.offer(seen).astype(np.float32)
+            raws |= {name: bytes(codec(self._codec).encode(lie)) for name, lie in zip(sorted(lying), lies, strict=True)}
+        return raws
+
+    def _offer(self, name: str, raw: bytes) -> Offer:
+        norm = exact_norm(raw, PARAMETERS, codec_name=self._codec)
+        return offered(self._chain, name, root=id_of(raw), norm=norm)
+
+    def _quoted(self, offers: dict[str, Offer], values: dict[bytes, Floats], lying: set[str]) -> Quoted:
+        """What the leader quotes: all, or what suits the liars."""
+        chain = self._chain
+        false, true = [offers[name].id for name in sorted(lying)], [offers[n].id for n in offers if n not in lying]
+        everything = sorted(values)
+        cuts, scored, opinions = {}, {}, {}
+        for judge in judges(chain, RULES):
+            if judge in lying:
+                cuts[judge] = cut(chain, judge, false if self._lie.late else everything)
+                rows = [row(id, MAX_GAIN) for id in false] + [row(id, 0, found=MISSING) for id in true]
+                scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
+                continue
+            gains, undo = self._measure(judge, values)
+            cuts[judge] = cut(chain, judge, true if self._lie.late else everything)
+            scored[judge] = scores(chain, judge, [row(id, gain) for id, gain in gains.items()], undo=undo)
+            opinions[judge] = sum(gains[id] > RULES.gain_floor for id in false)
+        chosen = set(judges(chain, RULES))
+        if leaders(chain, RULES)[0] in lying:
+            needed = quorum(chain, RULES) - len(chosen & lying)
+            kind = sorted(opinions, key=lambda judge: -opinions[judge])[: max(0, needed)]
+            chosen = (chosen & lying).union(kind)
+        return quote(
+            [cuts[judge] for judge in sorted(chosen)], [scored[judge] for judge in sorted(chosen)], offers.values()
+        )
+
+    def _measure(self, judge: str, values: dict[bytes, Floats]) -> tuple[dict[bytes, int], int]:
+        """What an honest judge measures: the gain of each contribution, and what the last roster cost."""
+        phi, before = self.course.phi, self._before if self._before is not None else self.course.phi
+        with np.errstate(over="ignore", invalid="ignore"):
+            tried = np.stack([phi, before, *(phi - TRIAL * value for value in values.values())])
+        losses = self._task.losses(tried, seed=batch_seed(judge.encode(), self._chain.seed))
+        better = (
+            np.nan_to_num(MICRO * (losses[0] - losses), nan=-MAX_GAIN).clip(-MAX_GAIN, MAX_GAIN).round().astype(int)
+        )
+        return dict(zip(values, better[2:].tolist(), strict=True)), int(better[1])
+
+    def _settle(self, accepted: set[str], deltas: Floats, lying: set[str]) -> None:
+        """Work that did not count goes back to the residual, at most one norm of it."""
+        for place, name in enumerate(self._names):
+            feedback = self._feedback[name]
+            if name in accepted and feedback.pending:
+                feedback.commit()
+            elif feedback.pending:
+                feedback.rollback()
+                feedback.add(deltas[place], norm_of(deltas[place]))
+
+
+def _mislabel(task: Task, lie: Lie, liars: int) -> np.ndarray:
+    """Give the liars the labels that they want; what was there before."""
+    before = task.labels
+    if liars:
+        task.labels = before.copy()
+        task.labels[PEERS - liars :] = lie.labels(before[PEERS - liars :], 10)
+    return before
