@@ -19,7 +19,8 @@ waits are over, and chooses how long they are.
              all that it holds: every cut whose commits are all here, every opened score that was sealed
     follow   an elector follows the heads of others; where there are none, the roster of the earliest attempt, and when
              all attempts are over the empty one. It passes over rosters of attempts that have not begun here, unless
-             most electors follow them, so that the last leader cannot be the first. Others follow the heads
+             most electors follow them, so that the last leader cannot be the first. Others follow the heads; where no
+             elector is there, which is when their attempts are over, the empty roster
 """
 
 from __future__ import annotations
@@ -196,8 +197,10 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
     """
     chain = tree[tip].chain
     attempts = {child: _attempt_of(tree, rules, child) for child in tree.children(tip)}
+    over = attempt >= len(leaders(chain, rules))
     if me not in chain.electors:
-        return _forward(tree, tip, tree.best(heads))
+        best = _forward(tree, tip, tree.best(heads))
+        return empty_id(chain) if best == tip and over else best
     early = {child for child in attempts if attempts[child] > attempt}
     early = {child for child in early if 2 * tree.support(child, heads) <= len(chain.electors)}
     counted = {peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))}
@@ -207,7 +210,7 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
     begun = sorted((its, child) for child, its in attempts.items() if its <= attempt)
     if begun:
         return begun[0][1]
-    return empty_id(chain) if attempt >= len(leaders(chain, rules)) else tip
+    return empty_id(chain) if over else tip
 
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:

@@ -11,7 +11,10 @@
 - Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so
   that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
 
-Empty rosters count for none of this: an outage costs nobody its place.
+Empty rosters count for none of this: an outage costs nobody its place. But SUCCESSION of them in a row mean that no
+elector is there at all, as one alone could have ended a round by then. Those whose work the remembered rosters accepted
+then become electors as well, so that a run outlives everybody who began it. Whoever cuts somebody off can bring this
+about where that node is, and nowhere else: the heads of the electors at the fork decide when the cut is over.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainRules,
 GENESIS_EPOCHS = 2  # changes of the electorate until genesis electors need accepted work as well
 ATTEMPTS = 5  # leaders of a round before it ends empty
 PATIENCE = 3  # empty rosters in a row before the quorum shrinks
+SUCCESSION = 6  # empty rosters in a row after which others become electors; the quorum of a committee of 33 is 1 then
+SUCCESSORS = 16  # of them at most
 SMALL = 4  # electors; below, nothing is promised against liars
 ELECTORS_SHARE = 750_000  # millionths of the participants that electors may grow to
 
@@ -96,6 +101,17 @@ def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
         max(1, rules.participants * ELECTORS_SHARE // MILLION) - len(stay),
     )
     return tuple(sorted(stay.union(new[: max(0, room)])))
+
+
+def successors(chain: ChainState) -> tuple[str, ...]:
+    """The electors where those of `chain` are silent for good: with them, who did most of the remembered work."""
+    rosters, work = Counter[str](), Counter[str]()
+    for worked in chain.history:
+        for one in worked:
+            rosters[one.author] += 1
+            work[one.author] += one.units
+    others = sorted(set(rosters).difference(chain.electors), key=lambda peer: (-rosters[peer], -work[peer], peer))
+    return tuple(sorted({*chain.electors, *others[:SUCCESSORS]}))
 
 
 def _drawn(chain: ChainState, purpose: str, peers: tuple[str, ...]) -> list[str]:

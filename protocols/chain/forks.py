@@ -2,7 +2,8 @@
 
 From the oldest roster that is kept, follow at each fork the child under which most heads of the electorate *at the
 fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what electors signed last,
-so a node that hears what the others heard goes where the others go.
+so a node that hears what the others heard goes where the others go. Where no head lies, empty rosters are looked
+through for heads of those who may have become electors after them (`electorate.successors`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.statements import Head, Roster
-from swarmnode.protocols.chain.validity import advance_empty, empty_id_after
+from swarmnode.protocols.chain.validity import advance_empty, empty_id, empty_id_after
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -83,14 +84,17 @@ class Tree:
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each elector follows; heads that are not here do not count."""
         paths = {head: self.ancestry(head) for head in set(heads.values())}
-        at, level = self._root, 0
+        at = found = self._root
+        level = 0
         while True:
             level += 1
-            votes = self._votes(at, level, heads, paths)
-            if not votes:
-                return at
-            most = max(votes.values())
-            at = min(child for child, count in votes.items() if count == most)
+            if votes := self._votes(at, level, heads, paths):
+                most = max(votes.values())
+                at = found = min(child for child, count in votes.items() if count == most)
+            elif (empty := empty_id(self._blocks[at].chain)) in self._blocks:
+                at = empty
+            else:
+                return found
 
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
         """How many electors of the round that made this block follow it or what builds on it."""

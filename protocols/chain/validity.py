@@ -14,12 +14,14 @@ from swarmnode.protocols.chain.chainstate import EVERYBODY, ChainRules, ChainSta
 from swarmnode.protocols.chain.derive import Quoted, derive
 from swarmnode.protocols.chain.electorate import (
     SMALL,
+    SUCCESSION,
     judges,
     leaders,
     majority,
     next_electors,
     next_participation,
     quorum,
+    successors,
 )
 from swarmnode.protocols.chain.statements import Roster, Said, nonce_hash
 
@@ -115,14 +117,16 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
 
 
 def advance_empty(chain: ChainState) -> ChainState:
-    """The chain after a round that ended empty: nobody's place, work or window changes."""
+    """The chain after a round that ended empty: nobody loses its place, and work and window stay."""
+    forsaken = chain.empties + 1 >= SUCCESSION
     return replace(
         chain,
         round=chain.round + 1,
         tip=empty_id(chain),
         seed=_next_seed(chain, b""),
+        electors=successors(chain) if forsaken else chain.electors,
         participation=min(EVERYBODY, 2 * chain.participation),
-        empties=chain.empties + 1,
+        empties=0 if forsaken else chain.empties + 1,
         undoable=False,
     )
 

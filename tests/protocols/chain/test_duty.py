@@ -197,7 +197,8 @@ def test_when_all_attempts_are_over_the_round_ends_empty() -> None:
     tree, _ = grown()
     assert go(tree, {}, attempt=4) == CHAIN.tip
     assert go(tree, {}, attempt=5) == empty_block(CHAIN).id
-    assert go(tree, {}, me="X", attempt=5) == CHAIN.tip
+    assert go(tree, {}, me="X", attempt=4) == CHAIN.tip
+    assert go(tree, {}, me="X", attempt=5) == empty_block(CHAIN).id, "no elector is there"
 
 
 def test_a_node_goes_where_most_heads_are_and_never_back() -> None:

@@ -9,6 +9,7 @@ from chains import RULES, STATE, block, fair, hashed, offer, start
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.protocols.chain.electorate import SUCCESSION, quorum
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree, empty_block
 from swarmnode.protocols.chain.statements import Head
 
@@ -137,6 +138,25 @@ def test_a_head_after_many_empty_rounds_is_found_from_the_last_block_that_is_her
     assert tree[later.id] == later and len(tree) == 7
     assert not tree.add_empties(Head(hashed("other"), 9, STATE))
     assert not tree.add_empties(Head(empty_block(later.chain).id, later.chain.round, STATE))
+
+
+def test_who_worked_takes_over_where_no_elector_is_left_and_their_heads_lead_there() -> None:
+    root = start("A")
+    last = block(root, RULES, fair(root, RULES, [offer(root, "X"), offer(root, "Y")]))
+    path = [Block(root.tip, b"", root, None), last]
+    for _ in range(SUCCESSION):
+        assert path[-1].chain.electors == ("A",)
+        path.append(empty_block(path[-1].chain))
+    heirs = path[-1].chain
+    assert heirs.electors == ("A", "X", "Y") and quorum(heirs, RULES) == 2
+    after = block(heirs, RULES, fair(heirs, RULES, [offer(heirs, "X")], silent="A"))
+    tree = tree_of([*path, after])
+    left = last.id
+    assert tree.best({"A": left, "X": after.id, "Y": after.id}) == after.id
+    assert tree.best({"A": left, "Z": after.id}) == left, "who did no work takes over nothing"
+    again = block(last.chain, RULES, fair(last.chain, RULES, [offer(last.chain, "Z")]))
+    tree.add(again)
+    assert tree.best({"A": again.id, "X": after.id, "Y": after.id}) == again.id, "an elector that was there decides"
 
 
 def test_a_pruned_tree_still_decides_forks_of_the_last_rounds_and_no_older_ones() -> None:
