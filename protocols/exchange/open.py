@@ -106,7 +106,7 @@ class Open:
             work=self.work,
             sync=parts.sync,
             liveness=parts.liveness,
-            membership=parts.membership,
+            newcomers=lambda: self.places.newcomers(),
             runner=parts.runner,
             secret=_secret(parts),
             moved=self._moved,

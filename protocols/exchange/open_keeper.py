@@ -64,6 +64,8 @@ TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at f
 GIVE_UP = 3  # attempts at a roster after which a node may be too far from the others to replay
 SOURCES = 6  # peers asked for a thing, one after the other
 FETCHES = 16  # contributions on their way at once
+REREAD = 2  # rounds before the tip that are read again where this node was too slow to follow what was said
+BURST = 0.02  # seconds that who waits for news gives it to come: what is pushed comes many at a time
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
 
 STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of rounds that were heard", "what")
@@ -209,6 +211,7 @@ class Keeper:
         with trio.move_on_at(deadline):
             while not true():
                 await self._news.wait()
+                await trio.sleep(BURST)
             return True
         return true()
 
@@ -240,8 +243,9 @@ class Keeper:
             for element in await self._select(prefix, LOOKED_FOR):
                 self.hear(element)
         if self.stands:
-            for parent in list(self.books):
-                await self._read_round(self.books[parent])
+            oldest = self.block.chain.round - REREAD
+            for book in [book for book in self.books.values() if book.chain.round >= oldest]:
+                await self._read_round(book)
         self._follow_up()
 
     async def _select(self, prefix: str, limit: int) -> list[Element]:

@@ -12,7 +12,7 @@ tell, and says so. A creator that finds nobody begins the run; a node with a che
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import trio
@@ -37,6 +37,8 @@ ASK_AT_ONCE = 16  # members
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
+LATELY = 60.0  # seconds
+REMEMBERED = 256  # peers that asked
 BASE = 2  # rounds before its tip of which a node gives the chain
 FAR = 3  # rounds behind from which on a state is fetched instead of replaying
 
@@ -77,6 +79,7 @@ class OpenPlace:
         self._keeper, self._work, self._catch_up, self._observer = keeper, work, catch_up, observer
         self._genesis = genesis(run_id, electors or (me,), window=first_window)
         self._initial: OuterState | None = None
+        self._asked: OrderedDict[PeerId, float] = OrderedDict()  # who asked where this node stands -> trio time
         self.arrived = trio.current_time()  # trio time at which the round of the tip began, as far as is known
         self.phase: str | None = None
         rpc.serve(TIP, TipQuery, self._on_tip)
@@ -104,6 +107,11 @@ class OpenPlace:
                 await self._begin_the_run(begin)
         finally:
             self.phase = None
+
+    def newcomers(self) -> set[PeerId]:
+        """Who asked lately where this node stands, and so is about to take part."""
+        since = trio.current_time() - LATELY
+        return {peer for peer, at in self._asked.items() if at >= since}
 
     async def regain(self) -> None:
         """After a pause or a loss: be where the others are, or go on from here."""
@@ -237,6 +245,10 @@ class OpenPlace:
             raise Refuse("unknown-run", "this node does not take part in that run")
         if not self._keeper.stands:
             raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+        self._asked[peer] = trio.current_time()
+        self._asked.move_to_end(peer)
+        if len(self._asked) > REMEMBERED:
+            self._asked.popitem(last=False)
         tree, tip = self._keeper.tree, self._keeper.tip
         base = tree[tree.ancestry(tip)[-1 - BASE :][0]]
         elapsed = max(0.0, trio.current_time() - self.arrived)

@@ -51,10 +51,13 @@ from swarmnode.protocols.chain.duty import (
 from swarmnode.protocols.chain.electorate import leaders, participates, quorum
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import (
+    ACCEPTED,
     HASH,
+    ONE,
     SALT,
     Commit,
     Cut,
+    Entry,
     Head,
     Reveal,
     Roster,
@@ -68,14 +71,13 @@ from swarmnode.protocols.chain.statements import (
 )
 from swarmnode.protocols.chain.validity import compose
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.exchange.method import LostPlace, Overtaken, RoundResult
+from swarmnode.protocols.exchange.method import Overtaken, RoundResult
 from swarmnode.protocols.exchange.open_book import Book
-from swarmnode.protocols.exchange.open_keeper import Keeper, Lost
+from swarmnode.protocols.exchange.open_keeper import BURST, Keeper, Lost
 from swarmnode.protocols.exchange.open_scoring import Bench, batch_seed
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.exchange.outcomes import Completed, Partial
 from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.statebackend import Said as SaidBefore
@@ -116,7 +118,6 @@ class Turn:
     timers: Timers = field(default_factory=Timers)
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)
-    forsaken: bool = False  # no elector is there
     measuring: bool = False
     fetching: bool = False
 
@@ -143,7 +144,7 @@ class OpenRounds:
         work: Work,
         sync: StateSync,
         liveness: Liveness,
-        membership: Membership,
+        newcomers: Callable[[], set[PeerId]],
         runner: Runner,
         secret: bytes,
         moved: Callable[[Block], None],
@@ -151,7 +152,7 @@ class OpenRounds:
         """`secret`: 32 bytes that this identity has in this run, in every life. `moved` is told every move."""
         self._me, self._run_id, self._settings = me, run_id, settings
         self._keeper, self._work, self._sync = keeper, work, sync
-        self._liveness, self._membership, self._runner = liveness, membership, runner
+        self._liveness, self._newcomers, self._runner = liveness, newcomers, runner
         self._secret, self._moved = secret, moved
         self._beacon = HashChain(secret)
         self._waits = {
@@ -179,17 +180,15 @@ class OpenRounds:
             self._nursery.start_soon(self._look_for_electors, turn)
             while (found := await self._followed(turn)) is None:
                 news = self._keeper.news
-                if self._keeper.astray or turn.forsaken:
+                if self._keeper.astray:
                     break
                 for action in duties(turn.chain, self._keeper.rules, self._view(turn)):
                     await self._carry_out(turn, action)
-                if news is self._keeper.news:
-                    await news.wait()
+                await news.wait()
+                await trio.sleep(BURST)
             self._nursery.cancel_scope.cancel()
         if found is None:
             self._keeper.astray = False
-            if turn.forsaken:
-                raise LostPlace("no elector of the run is there; no round ends until one comes back")
             raise Overtaken("others are further than rosters can be replayed")
         return await self._move(turn, found)
 
@@ -449,12 +448,13 @@ class OpenRounds:
         new = path[len(tree.path(fork)) :]
         first = new[0] if fork == turn.chain.tip else None
         mine = turn.own.commit
-        accepted = {entry.commit for entry in first.roster.accepted} if first is not None and first.roster else set()
-        counted = mine is not None and mine.id in accepted and self._offered(turn)
+        entries = first.roster.entries if first is not None and first.roster is not None else ()
+        entry = next((entry for entry in entries if mine is not None and entry.commit == mine.id), None)
+        counted = entry is not None and entry.verdict == ACCEPTED and self._offered(turn)
         if counted and mine is not None and first is not None and self._work.offer is not None:
             self._counted[first.id] = (mine.id, self._work.offer.root)
         worked = self._work.offered_work
-        await self._work.settle(accepted=counted)
+        await self._settle(turn, entry, counted)
         await self._return_what_is_undone(path)
         loss = await self._work.move(state)
         await keeper.move(to)
@@ -477,6 +477,16 @@ class OpenRounds:
             counted=tuple(sorted(self.accepted_in(new[-1]))),
             roster=to.id.hex(),
         )
+
+    async def _settle(self, turn: Turn, entry: Entry | None, counted: bool) -> None:
+        """What the round made of this node's contribution."""
+        if entry is None:
+            self._work.take_back()
+            return
+        root = self._work.offer.root if self._work.offer is not None else b""
+        await self._work.settle(accepted=counted)
+        if counted and entry.clip < ONE:
+            await self._work.return_encoded(self._keeper.contributions[root].raw, 1 - entry.clip / ONE)
 
     async def _return_what_is_undone(self, path: list[Block]) -> None:
         """Work of this node's that a switch or a revert left out goes back to the residual."""
@@ -545,21 +555,23 @@ class OpenRounds:
         electors = turn.chain.electors
         if self._me in electors:
             return
-        await trio.sleep_until(turn.began + turn.chain.window / 1000 + 2 * self._settings.floor)
+        floor = self._settings.floor
+        patience = floor if turn.follows_nothing else turn.chain.window / 1000 + 2 * floor
+        await trio.sleep_until(turn.began + patience)
         with self._liveness.watching(electors[:WATCHED]):
             await self._keeper.until(lambda: not any(self._is_there(peer) for peer in electors[:WATCHED]))
-        turn.forsaken = True
-        self._keeper.ring()
+        logger.warning("round %d: no elector is there, so it ends empty", turn.chain.round)
+        self._set(turn, attempt=len(leaders(turn.chain, self._keeper.rules)))
 
     def _set(self, turn: Turn, **timers: bool | int) -> None:
         turn.timers = replace(turn.timers, **timers)  # type: ignore[arg-type]
         self._keeper.ring()
 
     def _expected(self, turn: Turn) -> set[PeerId]:
-        """Whose commits are worth waiting for: who had work accepted lately; before that, all who are there."""
+        """Whose commits are worth waiting for: who had work accepted lately; before that, who is about to begin."""
         lately = {worked.author for roster in turn.chain.history[-2:] for worked in roster}
         if not turn.chain.history:
-            lately = {self._me, *turn.chain.electors, *self._membership.members()}
+            lately = {self._me, *turn.chain.electors, *self._newcomers()}
         return {peer for peer in lately if participates(turn.chain, peer)}
 
     def _unjudged(self, turn: Turn) -> set[PeerId]:
