@@ -118,6 +118,7 @@ class Turn:
     timers: Timers = field(default_factory=Timers)
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)
+    waited_for: tuple[float, bytes] = (0.0, b"")  # since when others are waited for to stand behind a block, and which
     measuring: bool = False
     fetching: bool = False
 
@@ -161,7 +162,6 @@ class OpenRounds:
         }
         self._counted: dict[bytes, tuple[bytes, bytes]] = {}  # block -> own commit in it and its contribution
         self._nursery: trio.Nursery | None = None
-        self._waited_for = 0.0, b""  # since when this node waits for others to stand behind a block, and which
         self.began = trio.current_time()  # when this node came to where it stands
         self.ended = trio.current_time()  # when its last round ended
         self.phase = "waiting"
@@ -426,9 +426,9 @@ class OpenRounds:
         if not any(self._is_there(peer) for peer in elsewhere):
             return True
         now = trio.current_time()
-        since, waiting = self._waited_for
+        since, waiting = turn.waited_for
         if waiting != first.id:
-            self._waited_for = since, waiting = now, first.id
+            turn.waited_for = since, waiting = now, first.id
             if self._nursery is not None:
                 self._nursery.start_soon(self._await_heads, elsewhere, self._waits["heads"].seconds())
         return now - since >= self._waits["heads"].seconds()

@@ -6,7 +6,8 @@
     θ ← φ' + (θ − θ_c)                            when the next shared state φ' is there
 
 So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted contribution keeps only what the encoding
-left out (SparseLoCo 2508.15706, decay 0.95); one that was not accepted returns to the residual, at most one norm of it.
+left out (SparseLoCo 2508.15706, decay 0.95) and what was clipped; one that was refused returns to the residual, at most
+one norm of it; one that no judge looked at, as in an empty round, stays in θ.
 A node that had no time to contribute keeps all of θ − φ, which is then part of its next contribution.
 """
 
@@ -154,13 +155,21 @@ class Work:
             self.feedback.rollback()
             await self.return_work(offer.delta)
 
-    async def return_encoded(self, raw: bytes) -> None:
-        """Put a contribution of this node's back into the residual: a history that had it is not followed any more."""
-        await self.return_work(await self._runner(lambda: self.feedback.codec.decode(raw, self.feedback.size)))
+    def take_back(self) -> None:
+        """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
+        if self.offer is not None:
+            self.feedback.rollback()
+            self.since_offer = _together(self.offer.worked, self.since_offer)
+            self.offer = None
 
-    async def return_work(self, delta: Vector) -> None:
-        """Put work that is in no result into the residual, at most one norm of it."""
-        norm = float(np.linalg.norm(delta.astype(np.float64)))
+    async def return_encoded(self, raw: bytes, share: float = 1.0) -> None:
+        """Put so much of a contribution of this node's back into the residual: what no result has, or has any more."""
+        decoded = await self._runner(lambda: self.feedback.codec.decode(raw, self.feedback.size))
+        await self.return_work(decoded * np.float32(share), norm=_norm(decoded))
+
+    async def return_work(self, delta: Vector, *, norm: float | None = None) -> None:
+        """Put work that is in no result into the residual, which then has at most `norm`, or else that of the work."""
+        norm = _norm(delta) if norm is None else norm
         if norm > 0 and np.isfinite(norm):
             await self._runner(lambda: self.feedback.add(delta.astype(np.float32, copy=False), norm))
 
@@ -221,6 +230,10 @@ class Work:
         if self.base is None:
             raise RuntimeError("this node stands on no state yet")
         return self.base
+
+
+def _norm(vector: Vector) -> float:
+    return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 def _together(one: Worked, other: Worked) -> Worked:
