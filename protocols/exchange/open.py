@@ -13,8 +13,8 @@
 The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
 never stops; no local work is lost; while a majority of electors is honest and connected, all connected honest nodes
 agree within a few rounds. What it does not: finality, one chain during a partition, protection from who has most of the
-audited compute, and below four electors anything against a liar. While no elector is there at all, as when a run's one
-creator ends before anybody else earned a place, the others train on and no round ends.
+audited compute, and below four electors anything against a liar. While no elector is there, rounds end empty until
+those whose work counted have succeeded them.
 """
 
 from __future__ import annotations
