@@ -568,9 +568,9 @@ class OpenRounds:
         self._keeper.ring()
 
     def _expected(self, turn: Turn) -> set[PeerId]:
-        """Whose commits are worth waiting for: who had work accepted lately; before that, who is about to begin."""
+        """Whose commits are worth waiting for: who had work accepted lately; where nobody had, who may begin."""
         lately = {worked.author for roster in turn.chain.history[-2:] for worked in roster}
-        if not turn.chain.history:
+        if not lately:
             lately = {self._me, *turn.chain.electors, *self._newcomers()}
         return {peer for peer in lately if participates(turn.chain, peer)}
 

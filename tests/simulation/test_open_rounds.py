@@ -93,6 +93,19 @@ def test_the_death_of_any_elector_holds_the_others_up_for_seconds(victim: str) -
     simulate(body)
 
 
+def test_a_run_outlives_its_only_elector() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        swarm.kill("a")
+        await swarm.round_done(14, *"bcd", within=300)
+        assert_one_chain(swarm, *NAMES)
+        assert method_of(swarm, "b").keeper.block.chain.electors == tuple(sorted(map(swarm.peer, NAMES)))
+        first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
+        assert last["loss"] < first["loss"]
+
+    simulate(body, electors=("a",))
+
+
 def test_one_of_two_goes_on_when_the_other_dies() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, "a", "b")
