@@ -38,8 +38,9 @@ from swarmnode.training.runspec import ModelSection
 TRIAL_SEED = 0  # reported seeds begin at 1
 FIRST_SEED = 1  # of the common checkpoint, and of what begins from scratch
 SYNCHRONOUS = Arm("synchronous", steps=480, lr=1e-3)
-DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=30, codec="int8", outer_lr=0.7, momentum=0.6)
-OPEN = Arm("open", steps=480, lr=1e-3, interval=5, codec="topk", outer_lr=1.0, decay=0.95)
+DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=15, codec="int4", outer_lr=0.5, momentum=0.8)
+INT8 = replace(DILOCO, interval=30, codec="int8", outer_lr=0.7, momentum=0.6)
+OPEN = Arm("open", steps=480, lr=1e-3, interval=4, codec="topk", outer_lr=1.0, decay=0.95, judged=0.25)
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,19 @@ class Plan:
     continued: tuple[Arm, ...] = (SYNCHRONOUS, DILOCO, OPEN)
     every: int = 60  # steps between two evaluations after a checkpoint
     scratch: tuple[Arm, ...] = tuple(
-        replace(arm, interval=interval, steps=600, lr=3e-3) for arm in (DILOCO, OPEN) for interval in (5, 20, 50)
+        replace(arm, interval=interval, steps=600, lr=3e-3) for arm in (INT8, OPEN) for interval in (5, 20, 50)
     )
     scratch_every: int = 100  # steps between two evaluations from scratch
     trials: tuple[Arm, ...] = (
         SYNCHRONOUS,
+        replace(SYNCHRONOUS, lr=2e-3),
+        INT8,
+        replace(INT8, outer_lr=1.0, momentum=0.8),
+        replace(INT8, lr=2e-3),
         DILOCO,
         OPEN,
-        replace(OPEN, decay=1.0),
-        replace(OPEN, interval=3),
         replace(OPEN, interval=10),
-        replace(OPEN, interval=20),
-        replace(OPEN, outer_lr=2.0),
+        replace(OPEN, interval=10, outer_lr=0.5, momentum=0.8),
     )
 
     def quick(self) -> Plan:

@@ -12,6 +12,7 @@ from typing import Any
 Line = dict[str, Any]  # of results.jsonl
 
 COLOURS = {"synchronous": "black", "diloco": "tab:blue", "open": "tab:orange"}
+USUAL_RATE = 1e-3  # of the inner optimizer; others are named
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -23,7 +24,7 @@ def write_report(docs: Path, large: Sequence[Line], small: Sequence[Line]) -> No
     text = page.read_text(encoding="utf-8")
     for name, table in (
         ("continued", continued_table(continued)),
-        ("seeds", seeds_table(continued)),
+        ("seeds", seeds_table(small_continued)),
         ("continued-small", continued_table(small_continued)),
         ("scratch", scratch_table(scratch)),
         ("trials", trials_table(_only(small, "trials"))),
@@ -129,9 +130,11 @@ def trials_table(lines: Sequence[Line]) -> str:
 def described(arm: dict[str, Any]) -> str:
     """An arm's settings in words."""
     if arm["method"] == "synchronous":
-        return "fp32, a mean gradient each step"
+        return ", ".join(["fp32, each step"] + [f"inner rate {arm['lr']:g}"] * (arm["lr"] != USUAL_RATE))
     words = [f"`{arm['codec']}`", f"H = {arm['interval']}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}"]
-    return ", ".join(words + [f"decay {arm['decay']:g}"] * (arm["decay"] < 1))
+    words += [f"inner rate {arm['lr']:g}"] * (arm["lr"] != USUAL_RATE)
+    words += [f"decay {arm['decay']:g}"] * (arm["decay"] < 1)
+    return ", ".join(words + [f"judged at {arm['judged']:g}"] * (arm["method"] == "open"))
 
 
 def draw_continued(file: Path, panels: Sequence[tuple[str, Sequence[Line]]]) -> None:
@@ -192,7 +195,8 @@ def _band(axes: Any, curves: Sequence[dict[int, float]], colour: str, label: str
 def _finish(figure: Any, file: Path, *axes: Any) -> None:
     for one in axes:
         one.grid(alpha=0.3)
-        one.legend()
+        if one.get_legend_handles_labels()[0]:
+            one.legend()
     figure.savefig(file, metadata={"Date": None})
 
 
