@@ -140,7 +140,7 @@ class TrustSection:
     )
     gain_floor: float = option(
         0.0,
-        "held-out loss that a contribution must take off, beyond the noise, to count",
+        "held-out loss that an eighth of a contribution must take off, beyond the noise, to count",
         unit="bits per byte",
         minimum=0,
         maximum=8,

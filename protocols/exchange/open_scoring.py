@@ -1,7 +1,10 @@
 """How a judge measures contributions: held-out loss before and after each of them, on sequences that nobody could know.
 
 The sequences are drawn by the judge's nonce, of which its cut had the hash before anybody revealed, and by the seed of
-the round. What is measured of one contribution is φ − lr · x alone; training waits meanwhile (`open_work`).
+the round. What is measured of one contribution is φ − lr · x / 8, without the others; training waits meanwhile
+(`open_work`). An eighth, as x is meant to be one of many: work on data of another kind than what is held out leads down
+with the others' and, taken whole and alone, past the bottom. With sixteen peers, seven of them liars, and classes drawn
+by Dirichlet(0.3), steps taken whole had over 90 % of the honest work refused.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from swarmnode.training.codecs.topk import TopK
 from swarmnode.training.outer import OuterState
 
 MICRO = 1_000_000  # of gains
+TRIAL = np.float32(0.125)  # of a contribution is tried
 
 Standing = Callable[[PeerId], int]  # what this node thinks of an author, in thousandths: the seam for reputation
 
@@ -88,15 +92,16 @@ class Bench:
             yield await self._runner(lambda raw=raw: self._after(raw))  # type: ignore[misc]
 
     def _after(self, raw: bytes) -> Vector:
-        """φ − lr · x."""
+        """φ − lr · x / 8."""
+        lr = self._lr * TRIAL
         found = codec(self._codec_name)
         with np.errstate(over="ignore", invalid="ignore"):
             if isinstance(found, TopK):
                 places, values = found.decode_sparse(raw, self._state.parameters.size)
                 after = self._state.parameters.copy()
-                after[places] -= self._lr * values
+                after[places] -= lr * values
                 return after
-            return self._state.parameters - self._lr * found.decode(raw, self._state.parameters.size)
+            return self._state.parameters - lr * found.decode(raw, self._state.parameters.size)
 
 
 def _micro(bits: float) -> int:

@@ -21,7 +21,7 @@ from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.electorate import judges, leaders, quorum
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.exchange.open_contributions import id_of
-from swarmnode.protocols.exchange.open_scoring import MICRO, batch_seed
+from swarmnode.protocols.exchange.open_scoring import MICRO, TRIAL, batch_seed
 from swarmnode.protocols.exchange.open_work import DECAY
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
@@ -30,7 +30,6 @@ from swarmnode.training.outer import OuterState
 
 RULES = ChainRules()
 WINDOW = 60_000
-TRIAL = 1.0
 
 
 @dataclass
