@@ -197,6 +197,10 @@ class OpenPlace:
         await self._catch_up_by_replay(found)
         here = self._keeper.block
         self._observer.caught_up(here.chain.round, self._keeper.states.hashes[here.id], trio.current_time() - began)
+        logger.warning(
+            "stands at round %d with those who answered; were all of them one person's, this node could not tell",
+            here.chain.round,
+        )
         return True
 
     async def _catch_up_by_replay(self, found: Found) -> None:
