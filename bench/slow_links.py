@@ -11,9 +11,9 @@ start, and fetch text.
 Lines: `begun`; `round` for each node and round; last `summary` with, of the rounds that count, `train_share` (each
 node's trainer's time in inner steps over the time that passed), `evaluate_share` (that in which it measured: the loss
 after a round, and what a judge scores), `compute_share`, their sum, the bytes that a node sends and receives per
-parameter and round, and the received ones for each of the contributions of others. The target is a `compute_share` of
-0.95 for open and 0.90 for diloco, 2.1 bytes sent for int8 and 0.06 a contribution for open; `failed` names what was
-missed, and the exit code is then 1.
+parameter and round, and the received ones for each contribution of others that counted (`contributions`, by round).
+The target is a `compute_share` of 0.95 for open and 0.90 for diloco, 2.1 bytes sent for int8 and 0.06 a contribution
+for open; `failed` names what was missed, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -191,12 +191,15 @@ def summary(
     hashes: dict[int, set[str]] = {}
     for event in each:
         hashes.setdefault(event["round"], set()).add(event["state_hash"])
-    contribution = received / (options.nodes - 1)
+    made = [max(event["members"] for event in each if event["round"] == number) for number in hashes]
+    copies = sum(made) * (options.nodes - 1) / options.nodes / options.rounds  # received by a node in a round
+    contribution = received / copies if copies else float("inf")
     checks = {
         "compute_share": min(shares) >= SHARES[options.method],
         "bytes": contribution <= 0.06 if options.method == "open" else sent <= 2.1 or options.codec != "int8",
         "parity": all(len(told) == 1 for told in hashes.values()),
         "rounds": done == options.rounds,
+        "everybody counts": all(count == options.nodes for count in made),
     }
     return {
         "method": options.method,
@@ -212,7 +215,8 @@ def summary(
         "compute_share_mean": round(mean(shares), 4),
         "sent_per_parameter_round": round(sent, 4),
         "received_per_parameter_round": round(received, 4),
-        "received_per_parameter_contribution": round(contribution, 4),
+        "received_per_parameter_contribution": round(contribution, 4) if copies else None,
+        "contributions": made,
         "missing": sum(len(event["missing"]) for event in each),
         "load": [round(load, 1) for load in os.getloadavg()],
         "failed": [name for name, held in checks.items() if not held],
