@@ -315,6 +315,7 @@ class Daemon:
                 membership=self.membership,
                 emit=self.emit,
             )
+            self.session.method.measure(self.metrics)
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
             self.emit({"event": "finished", "rounds": self.rounds_done()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
@@ -107,6 +108,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.node.statestore import StateStore
     from swarmnode.node.trainer import TrainerProcess
     from swarmnode.protocols.bulk import Bulk
+    from swarmnode.protocols.exchange.open_keeper import show as show_chain
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.shards import Shards
@@ -121,7 +123,9 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     state = StateStore(folder / "state.db", "", me=network.me, sign=network.sign, now=now_ms)
     sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=now_ms)
     trainer = TrainerProcess(RunSpec(RunSection(name="none")), run_id="", peer_id=network.me)
-    return metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer)
+    metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer)
+    show_chain(metrics, Counter, lambda: 0)
+    return metrics
 
 
 if __name__ == "__main__":

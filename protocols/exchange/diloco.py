@@ -20,6 +20,7 @@ from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco_place import DilocoPlace
 from swarmnode.protocols.exchange.diloco_round import DilocoRounds, DilocoSettings
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.metrics import Metrics
 from swarmnode.training.codecs import codec
 
 FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
@@ -94,6 +95,9 @@ class Diloco:
         )
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
+
+    def measure(self, metrics: Metrics) -> None:
+        """It counts nothing of its own: calls, bytes and peers are counted where they are."""
 
     @property
     def phase(self) -> str:

@@ -31,6 +31,7 @@ from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.outcomes import Outcome
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
+from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import Runner
@@ -141,6 +142,9 @@ class Method(Protocol):
     """One node's part in a run."""
 
     name: str
+
+    def measure(self, metrics: Metrics) -> None:
+        """Show what this method counts, if anything."""
 
     @property
     def phase(self) -> str:

@@ -72,6 +72,12 @@ STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of r
 BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are held, forks included")
 
 
+def show(metrics: Metrics, statements: Callable[[], Counter[str]], blocks: Callable[[], int]) -> None:
+    """Declare the metrics of a chain."""
+    metrics.show(STATEMENTS, statements)
+    metrics.show(BLOCKS, blocks)
+
+
 class Lost(Exception):
     """What is needed to follow a roster cannot be had now. The message says what."""
 
@@ -113,8 +119,8 @@ class Keeper:
         rpc.serve(RECORDS, RecordsQuery, self._on_records)
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(STATEMENTS, lambda: self.counts)
-        metrics.show(BLOCKS, lambda: len(self._tree) if self._tree is not None else 0)
+        """Show what is heard and held."""
+        show(metrics, lambda: self.counts, lambda: len(self._tree) if self._tree is not None else 0)
 
     # --- where the chain stands -------------------------------------------------------------------------------------
 
