@@ -13,7 +13,9 @@ import trio
 from adversaries import gradient as adversaries
 from clusters import Task
 from harness import Outcome
-from openrounds import Course, Lie, OpenSwarm, undefended
+from openrounds import RULES, Course, Lie, OpenSwarm, undefended
+
+from swarmnode.protocols.exchange.open_scoring import MICRO
 
 ROUNDS = 40
 CODEC = "fp32"
@@ -75,6 +77,25 @@ async def outcomes() -> AsyncIterator[Outcome]:
             found.append(damage(lie, setting))
             await trio.lowlevel.checkpoint()
         yield _outcome(lie.name, found)
+    for liars in (1, 5, 7):
+        yield _struck(liars)
+
+
+def strike(liars: int) -> tuple[Course, tuple[str, ...]]:
+    """What a first strike does before it is noticed, and the promises that it broke."""
+    course = OpenSwarm(Task(seed=0, alpha=None), adversaries.FirstStrike(), liars, codec_name=CODEC).run(ROUNDS)
+    broken = []
+    if liars == 1 and course.strike > 1:  # more may outnumber the honest contributions of the round that one leads
+        broken.append(f"it moved the parameters by {course.strike:.2f} honest steps")
+    if course.harm > RULES.revert_above / MICRO and not course.undone:
+        broken.append(f"{course.harm:.2f} bits were lost and not undone")
+    return course, tuple(broken)
+
+
+def _struck(liars: int) -> Outcome:
+    course, broken = strike(liars)
+    told = f"moved by {course.strike:.2f} honest steps, {course.harm:+.3f} bits" + (", undone" * course.undone)
+    return Outcome("gradient", f"{adversaries.FirstStrike.name}, {liars}/16", told, "by 1000 / 16 steps each", broken)
 
 
 _DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))

@@ -48,6 +48,8 @@ class Lie:
 
     late = False  # they commit when honest contributions are revealed: no honest cut has their commits
     sleeps = 0  # rounds in which they behave
+    strikes_once = False  # they lie in one round only, the first after they slept that one of them leads …
+    fools = False  # … and what they offer there is the best that any honest judge measures
 
     def again(self) -> Lie:
         """The same lie, told for the first time."""
@@ -73,6 +75,9 @@ class Course:
     honest: int = 0  # contributions of honest peers that were offered
     weight: float = 0.0  # of liars, summed over rounds
     reverts: int = 0
+    strike: float = 0.0  # how far the one strike took the parameters, by the median norm of what honest peers offered
+    harm: float = 0.0  # bits of held-out loss that it cost
+    undone: bool = False  # whether the next roster went back
 
 
 def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
@@ -104,6 +109,7 @@ class OpenSwarm:
         self._feedback = {name: ErrorFeedback(codec(codec_name), PARAMETERS, decay=DECAY) for name in self._names}
         self._rng = np.random.default_rng(7)
         self._before: Floats | None = None
+        self._struck = -1  # round of the one strike
         self.course = Course(task.start())
 
     def run(self, rounds: int) -> Course:
@@ -115,7 +121,7 @@ class OpenSwarm:
 
     def _round(self, number: int) -> None:
         chain, course = self._chain, self.course
-        lying = self._liars if number >= self._lie.sleeps else set()
+        lying = self._lying(number)
         deltas = self._task.train(course.phi, round=number)
         raws = self._encode(deltas, lying, number)
         offers = {name: self._offer(name, raws[name]) for name in self._names}
@@ -138,6 +144,7 @@ class OpenSwarm:
                 codec_name=self._codec,
             )
             course.phi = state.parameters
+        self._note_strike(number, was, [offers[name].norm for name in offers if name not in lying], made.roster.revert)
         self._before = was
         course.moved.append(was - course.phi)
         self._settle({name for name, _ in counted}, deltas, lying)
@@ -146,6 +153,25 @@ class OpenSwarm:
         course.refused += PEERS - len(lying) - sum(name not in lying for name, _ in counted)
         course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
         self._chain = made.chain
+
+    def _lying(self, number: int) -> set[str]:
+        """Who lies in this round."""
+        if number < self._lie.sleeps:
+            return set()
+        if self._lie.strikes_once:
+            if self._struck >= 0 or leaders(self._chain, RULES)[0] not in self._liars:
+                return set()
+            self._struck = number
+        return self._liars
+
+    def _note_strike(self, number: int, was: Floats, norms: list[float], reverted: bool) -> None:
+        """What the one strike did, and whether the round after it was a revert."""
+        if number == self._struck:
+            self.course.strike = norm_of(was - self.course.phi) / sorted(norms)[(len(norms) - 1) // 2]
+            before, after = self._task.losses(np.stack([was, self.course.phi]), seed=1, samples=4000)
+            self.course.harm = float(after - before)
+        if number == self._struck + 1 and self._struck >= 0:
+            self.course.undone = reverted
 
     def _encode(self, deltas: Floats, lying: set[str], number: int) -> dict[str, bytes]:
         """What each peer offers, as bytes."""
@@ -176,6 +202,8 @@ class OpenSwarm:
                 scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
                 continue
             gains, undo = self._measure(judge, values)
+            if self._lie.fools:
+                gains |= dict.fromkeys(false, max(gains.values()))
             cuts[judge] = cut(chain, judge, true if self._lie.late else everything)
             scored[judge] = scores(chain, judge, [row(id, gain) for id, gain in gains.items()], undo=undo)
             opinions[judge] = sum(gains[id] > RULES.gain_floor for id in false)

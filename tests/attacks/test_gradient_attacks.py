@@ -1,11 +1,13 @@
-"""The gradient group in short: the settings that take the most, fewer rounds."""
+"""The gradient group in short: one setting of each attack on the rules, and two of those through the network."""
 
 from __future__ import annotations
 
 import gradient
+import offers
 import pytest
 from adversaries import gradient as adversaries
 from adversaries.gradient import GradientLie
+from adversaries.offers import CopiedReveal, Malformed, OfferAdversary
 from gradient import SETTINGS
 from openrounds import Lie
 
@@ -26,3 +28,15 @@ def test_without_liars_the_rules_of_the_chain_cost_nothing() -> None:
     found = gradient.damage(Lie(), gradient.Setting("IID", None, 0, 0.95))
     assert found.failures() == ()
     assert found.course.refused <= found.course.honest / 10
+
+
+@pytest.mark.parametrize("liars", [1, 7])
+def test_a_first_strike_moves_the_parameters_by_one_clipped_step_and_is_undone_where_it_harms(liars: int) -> None:
+    _, broken = gradient.strike(liars)
+    assert broken == ()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("adversary", [Malformed(), CopiedReveal()], ids=lambda adversary: type(adversary).__name__)
+def test_what_is_malformed_or_copied_is_refused_and_the_round_goes_on(adversary: OfferAdversary) -> None:
+    assert offers.damage(adversary).failures() == ()

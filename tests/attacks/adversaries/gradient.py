@@ -143,6 +143,15 @@ class Copies(GradientLie):
         return seen.honest[: len(seen.own)]
 
 
+class FirstStrike(LargeSignFlip):
+    """Electors who behaved for twenty rounds offer, when one of them leads, what all judges are fooled by."""
+
+    name = "first strike of trusted identities that fool every judge"
+    sleeps = 20
+    strikes_once = True
+    fools = True
+
+
 def everyone() -> list[GradientLie]:
     """New liars of every kind."""
     return [

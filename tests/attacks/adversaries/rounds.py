@@ -1,0 +1,356 @@
+"""Attacks on the round itself: peers that stop at any moment, leaders and judges that lie, and a swarm cut in two.
+
+Each acts on five running nodes that are all electors (`openswarm.py`). Who misbehaves is chosen by the round: its
+leader, where that is who the attack needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import trio
+from harness import Adversary
+from openswarm import Scene
+
+from swarmnode.protocols.chain.derive import Quoted
+from swarmnode.protocols.chain.duty import WriteRoster
+from swarmnode.protocols.chain.statements import (
+    MAX_GAIN,
+    MISSING,
+    PREFIX,
+    Commit,
+    Cut,
+    Head,
+    Reveal,
+    Roster,
+    Scores,
+    Seal,
+)
+from swarmnode.protocols.chain.validity import compose
+
+AFTER = 3  # rounds that survivors do after the fault, at least
+PHASES = (Commit, Cut, Reveal, Seal, Scores, Roster, Head)
+
+
+class RoundAdversary(Adversary):
+    """What happens to a running swarm, and what must be true afterwards beside one state in every round."""
+
+    first = 0  # round in which it happened
+    slower = 2.0  # of the usual round, that a round may take
+    healing = 0  # rounds from `first` on until all must have one state
+
+    async def attack(self, target: Scene) -> None:
+        raise NotImplementedError
+
+    async def broken(self, target: Scene) -> list[str]:
+        """Promises of this attack's own that were broken."""
+        return []
+
+
+class Stopped(RoundAdversary):
+    """A node is killed or frozen just before it says a thing: the leader of the round, or another."""
+
+    def __init__(self, phase: type, how: str, leader: bool) -> None:
+        self._phase, self.how, self._leader = phase, how, leader
+        self.name = f"{how} of {'the leader' if leader else 'another'} at its {phase.__name__.lower()}"  # type: ignore[misc]
+
+    async def attack(self, target: Scene) -> None:
+        fallen = trio.Event()
+        rounds = target.round + 2
+        self.first = rounds
+
+        def watch(name: str) -> None:
+            async def say(usual: Any, statement: Any) -> Any:
+                due = isinstance(statement, self._phase) and target.method(name).keeper.block.chain.round == rounds
+                if due and not fallen.is_set() and (target.leader(name) == name) == self._leader:
+                    fallen.set()
+                    target.bad.add(name)
+                    if self.how == "kill":
+                        target.swarm.kill(name)
+                    else:
+                        target.swarm.world.freeze(target.peer(name))
+                return await usual(statement)
+
+            target.change_words(name, say)
+
+        for name in target.names:
+            watch(name)
+        with trio.fail_after(300):
+            await fallen.wait()
+        await target.done(AFTER)
+        if self.how == "freeze":
+            await trio.sleep(1.0)
+
+    async def broken(self, target: Scene) -> list[str]:
+        idle = [name for name in target.honest if "accepted" not in target.verdicts(name, self.first)]
+        return [f"the work of {', '.join(idle)} never counted"] if idle else []
+
+
+class Leader(RoundAdversary):
+    """Does its worst in the first round that it leads, of whichever node that is."""
+
+    async def attack(self, target: Scene) -> None:
+        self._done = trio.Event()
+        self.first = target.round + 2
+        for name in target.names:
+            self._replace(target, name)
+        with trio.fail_after(300):
+            await self._done.wait()
+        await target.done(AFTER)
+
+    def _replace(self, target: Scene, name: str) -> None:
+        rounds = target.rounds_of(name)
+        usual = rounds._lead
+
+        async def lead(turn: Any, action: WriteRoster) -> None:
+            if turn.chain.round < self.first or self._done.is_set() or action.attempt:
+                await usual(turn, action)
+                return
+            turn.own = replace(turn.own, led=turn.own.led | {action.attempt})
+            self.first, self.leader, self.parent = turn.chain.round, name, turn.chain.tip
+            target.bad.add(name)
+            await self.lead(target, name, turn, action)
+            self._done.set()
+
+        rounds._lead = lead  # type: ignore[method-assign]
+
+    def made(self, target: Scene, name: str, turn: Any, quoted: Quoted, attempt: int) -> Roster:
+        """The roster that an honest leader makes of these quotes."""
+        rounds, chain = target.rounds_of(name), turn.chain
+        anchor = chain.anchors.get(target.peer(name))
+        preimage = rounds._beacon.preimage(anchor) if anchor is not None else b""
+        state = bytes.fromhex(rounds._keeper.states.hashes[chain.tip])
+        return compose(chain, rounds._keeper.rules, quoted, attempt=attempt, preimage=preimage, state=state)
+
+    async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
+        raise NotImplementedError
+
+
+class Silent(Leader):
+    name = "a silent leader"
+
+    async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
+        return
+
+    async def broken(self, target: Scene) -> list[str]:
+        taken = target.attempts(self.first)[0]
+        return [] if taken == 1 else [f"the round ended with attempt {taken}"]
+
+
+class TwoRosters(Leader):
+    """Both are valid: one quotes all scores, the other leaves one out. Each goes to half of the others."""
+
+    healing = 3
+
+    name = "a leader signs two valid rosters"
+
+    async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
+        fewer = replace(action.quoted, scores=action.quoted.scores[:-1])
+        others = [other for other in target.names if other != name]
+        for quoted, half in ((action.quoted, others[::2]), (fewer, others[1::2])):
+            roster = self.made(target, name, turn, quoted, action.attempt)
+            record = target.signs(name, roster.key, roster.value)
+            await target.tell(name, record, *half)
+
+    async def broken(self, target: Scene) -> list[str]:
+        await trio.sleep(60.0)  # repair brings it to all
+        held = [name for name in target.honest if await target.evidence(name)]
+        return [] if len(held) == len(target.honest) else [f"{len(held)} of {len(target.honest)} hold the evidence"]
+
+
+class Omission(Leader):
+    """Quotes itself, its victim and one more, and calls the victim's contribution missing: a quorum lacks one voice."""
+
+    name = "a leader leaves an honest peer's work out"
+
+    async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
+        me = target.peer(name)
+        keep = next(score for score in action.quoted.scores if score.author == me)
+        self.victim = next(other for other in target.names if other != name)
+        chosen = {me, target.peer(self.victim)}
+        chosen.add(next(score.author for score in action.quoted.scores if score.author not in chosen))
+        scores = tuple(score for score in action.quoted.scores if score.author in chosen)
+        cuts = tuple(cut for cut in action.quoted.cuts if cut.author in chosen)
+        assert keep in scores
+        await target.rounds_of(name)._say(
+            self.made(target, name, turn, replace(action.quoted, cuts=cuts, scores=scores), action.attempt)
+        )
+
+    def _replace(self, target: Scene, name: str) -> None:
+        super()._replace(target, name)
+        rounds = target.rounds_of(name)
+        usual = rounds._seal
+
+        async def seal(turn: Any, scores: Any) -> None:
+            if turn.chain.round >= self.first and not self._done.is_set() and target.leader(name) == name:
+                victim = next(other for other in target.names if other != name)
+                theirs = turn.book.own_commit(target.peer(victim))
+                prefix = theirs.id[:PREFIX] if theirs is not None else b""
+                scores = tuple(replace(s, found=MISSING, gain=0) if s.commit == prefix else s for s in scores)
+            await usual(turn, scores)
+
+        rounds._seal = seal  # type: ignore[method-assign]
+
+    async def broken(self, target: Scene) -> list[str]:
+        told = target.verdicts(self.victim, self.first)
+        if told[0] == "accepted":
+            return [f"the attack had no effect: {told}"]
+        return [] if "accepted" in told[1:2] else [f"its work did not count in the next round: {told}"]
+
+
+class Forged(Leader):
+    """Says of the round what the quotes do not: the others must pass over it, and the next leader take over."""
+
+    def forged(self, roster: Roster) -> Roster:
+        raise NotImplementedError
+
+    async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
+        roster = self.made(target, name, turn, action.quoted, action.attempt)
+        await target.rounds_of(name)._say(self.forged(roster))
+
+    async def broken(self, target: Scene) -> list[str]:
+        taken = target.attempts(self.first)[0]
+        return [] if taken == 1 else [f"the round ended with attempt {taken}"]
+
+
+class WrongWeights(Forged):
+    name = "a roster with a claimed weight of 1e9"
+
+    def forged(self, roster: Roster) -> Roster:
+        first = replace(roster.entries[0], verdict=0, weight=10**9, clip=1 << 20)
+        return replace(roster, entries=(first, *roster.entries[1:]), total=roster.total + 10**9)
+
+
+class WrongClip(Forged):
+    name = "a roster with other clip factors"
+
+    def forged(self, roster: Roster) -> Roster:
+        return replace(roster, entries=tuple(replace(entry, clip=entry.clip // 2) for entry in roster.entries))
+
+
+class RevertAlways(Forged):
+    """Two judges ask for every roster to be undone, and a leader among them says that it is."""
+
+    name = "reverting every round"
+
+    def forged(self, roster: Roster) -> Roster:
+        return replace(roster, entries=(), total=0, revert=True)
+
+    def _replace(self, target: Scene, name: str) -> None:
+        super()._replace(target, name)
+        rounds = target.rounds_of(name)
+        usual = rounds._seal
+
+        async def seal(turn: Any, scores: Any) -> None:
+            turn.bench.undo = MAX_GAIN
+            await usual(turn, scores)
+
+        if name in ("a", "b"):
+            rounds._seal = seal  # type: ignore[method-assign]
+
+
+class WithheldCuts(RoundAdversary):
+    name = "two of five judges withhold their cuts"
+
+    async def attack(self, target: Scene) -> None:
+        self.first = target.round + 1
+        for name in ("d", "e"):
+            target.bad.add(name)
+
+            async def say(usual: Any, statement: Any) -> Any:
+                return None if isinstance(statement, Cut) else await usual(statement)
+
+            target.change_words(name, say)
+        await target.done(self.times(6, AFTER))
+
+
+class LastCommitter(RoundAdversary):
+    """Commits when all others have, in every round. Commits hide what they bind, and seeds do not depend on them."""
+
+    name = "the last committer chooses among what it could commit"
+
+    async def attack(self, target: Scene) -> None:
+        self.first = target.round + 1
+        target.bad.add("c")
+        rounds = target.rounds_of("c")
+
+        async def say(usual: Any, statement: Any) -> Any:
+            if isinstance(statement, Commit):
+                with trio.move_on_after(4.0):
+                    await rounds._keeper.until(lambda: len(rounds._keeper.book.commits) >= len(target.names) - 1)
+            return await usual(statement)
+
+        target.change_words("c", say)
+        await target.done(self.times(6, AFTER))
+
+
+class CutInTwo(RoundAdversary):
+    name = "two of five are cut off for five rounds"
+    slower = 4.0  # three judges of five go on; each round waits for who is not there until that is known
+
+    async def attack(self, target: Scene) -> None:
+        self.first = target.round + 1
+        sides = (("a", "b", "c"), ("d", "e"))
+        target.swarm.world.partition([[target.peer(name) for name in side] for side in sides])
+        before = target.round
+        await target.swarm.round_done(before + 5, *sides[0], within=400)
+        target.swarm.world.heal()
+        self._healed = max(max(target.swarm.nodes[name].rounds) for name in target.names)
+        await target.swarm.until(lambda: target.swarm.all_agree(after=self._healed), within=400)
+        self._agreed = target.round
+        self.healing = self._agreed - self.first
+        await target.done(2)
+
+    async def broken(self, target: Scene) -> list[str]:
+        late = self._agreed - self._healed
+        return [] if late <= 3 else [f"one chain {late} rounds after the cut was healed"]
+
+
+class RestoredBackup(RoundAdversary):
+    """A node is killed and comes back three times with nothing but its key, in the middle of rounds."""
+
+    name = "a node comes back from its key alone, three times"
+    slower = 4.0
+
+    async def attack(self, target: Scene) -> None:
+        self.first = target.round + 1
+        target.bad.add("c")
+        for _ in range(3):
+            target.swarm.kill("c")
+            await trio.sleep(3.0)
+            await target.swarm.start("c", join="b")
+            await trio.sleep(13.0)
+        await target.done(2)
+
+    async def broken(self, target: Scene) -> list[str]:
+        held = sum([await target.evidence(name) for name in target.honest])
+        return [f"{held} records of equivocation"] if held else []
+
+
+def stops(short: bool = False) -> list[RoundAdversary]:
+    """Kill and freeze at every statement; in short, four of them."""
+    everything: list[RoundAdversary] = [
+        Stopped(phase, how, leader)
+        for phase in PHASES
+        for how in ("kill", "freeze")
+        for leader in (True, False)
+        if leader or phase is not Roster
+    ]
+    return everything[::9] if short else everything
+
+
+def everyone() -> list[RoundAdversary]:
+    """A new adversary of every other kind."""
+    return [
+        TwoRosters(),
+        Omission(),
+        Silent(),
+        WrongWeights(),
+        WrongClip(),
+        RevertAlways(),
+        WithheldCuts(),
+        LastCommitter(),
+        CutInTwo(),
+        RestoredBackup(),
+    ]

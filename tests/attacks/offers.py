@@ -1,0 +1,80 @@
+"""The gradient group on the network: a changed node offers through the real protocol what it should not.
+
+Measured in five nodes on simnet: rounds of which honest nodes have different states, what the rosters say of the liar's
+and of the copied node's commits, and the slowest round beside the usual one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import trio
+from adversaries import offers as adversaries
+from adversaries.offers import LIAR, OfferAdversary, RevealedToSome
+from harness import Outcome
+from openswarm import WARM, Scene, with_swarm
+
+from swarmnode.node.simnet import run_simulation
+from swarmnode.protocols.chain.statements import VERDICTS
+
+ACCEPTED = VERDICTS[0]
+SLOWER = 2.0  # of the usual round
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What one node's offers did to the others."""
+
+    split: int  # rounds of which honest nodes have different states
+    verdicts: Counter[str]  # of rosters, on the liar's commits
+    victim: Counter[str]  # on those of the node that it copied
+    usual: float  # seconds of a round
+    slowest: float
+    permitted: bool  # whether the liar's work is in order, and may count
+
+    def __str__(self) -> str:
+        accepted = sum(self.verdicts.values())
+        told = f"{self.verdicts[ACCEPTED]} of {accepted} accepted, {self.split} rounds split"
+        return f"{told}, slowest round × {self.slowest / self.usual:.1f}"
+
+    def failures(self) -> tuple[str, ...]:
+        broken = []
+        if self.split:
+            broken.append(f"honest nodes have different states of {self.split} rounds")
+        if self.verdicts[ACCEPTED] and not self.permitted:
+            broken.append(f"{self.verdicts[ACCEPTED]} of the liar's contributions were accepted")
+        if self.victim and self.victim[ACCEPTED] < sum(self.victim.values()) - 1:
+            broken.append(f"what was copied was refused: {dict(self.victim)}")
+        if self.slowest > SLOWER * self.usual:
+            broken.append(f"a round took {self.slowest:.1f} s, usually {self.usual:.1f} s")
+        return tuple(broken)
+
+
+async def _attacked(scene: Scene, adversary: OfferAdversary) -> Damage:
+    first = scene.round + 2  # in the round under way the liar may have committed honestly
+    usual = scene.usual()
+    await adversary.attack(scene)
+    copied = Counter(scene.verdicts(adversary.copied, first)) if adversary.copied else Counter[str]()
+    verdicts = Counter(scene.verdicts(LIAR, first))
+    permitted = isinstance(adversary, RevealedToSome)
+    return Damage(len(scene.split()), verdicts, copied, usual, scene.slowest(WARM), permitted)
+
+
+def damage(adversary: OfferAdversary) -> Damage:
+    """Run one attack to its end."""
+
+    async def body(scene: Scene) -> Damage:
+        return await _attacked(scene, adversary)
+
+    found = run_simulation(lambda: with_swarm(body))
+    assert isinstance(found, Damage)
+    return found
+
+
+async def outcomes() -> AsyncIterator[Outcome]:
+    """Every attack in full."""
+    for adversary in adversaries.everyone():
+        found = await trio.to_thread.run_sync(damage, adversary)
+        yield Outcome("gradient", adversary.name, str(found), "—", found.failures())

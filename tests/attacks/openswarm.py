@@ -1,0 +1,155 @@
+"""A small swarm of the method `open` on simnet, some of whose nodes run another program: real rounds, virtual time.
+
+Five nodes, all electors: what a round does does not depend on how many take part, and a round of sixteen costs ten
+times as much of the machine. A changed node is a real one of which the adversary replaced a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from statistics import median
+from typing import Any
+
+import trio
+from simswarm import RUN, SimSwarm, real_time
+
+from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import write as write_record
+from swarmnode.node.simnet import SimWorld
+from swarmnode.protocols.chain.electorate import leaders
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.statements import VERDICTS
+from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.exchange.open_round import OpenRounds
+from swarmnode.protocols.rpc import CallError
+from swarmnode.protocols.statewire import Push, Pushed
+
+NAMES = ("a", "b", "c", "d", "e")
+SECONDS_PER_STEP = 2.0  # of five: what the network takes is little beside it, as in real rounds
+WARM = 3  # rounds before an attack, in which waits adapt
+
+Say = Callable[[Any], Awaitable[Any]]
+
+
+class Scene:
+    """A running swarm and what its honest nodes came to."""
+
+    def __init__(self, swarm: SimSwarm, names: tuple[str, ...]) -> None:
+        self.swarm, self.names = swarm, names
+        self.bad: set[str] = set()  # names of nodes that run another program, or are gone
+
+    @property
+    def honest(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.bad)
+
+    @property
+    def round(self) -> int:
+        """The last round that an honest node told the end of."""
+        return max(max(self.swarm.nodes[name].rounds, default=-1) for name in self.honest)
+
+    def method(self, name: str) -> Open:
+        method = self.swarm.nodes[name].method
+        assert isinstance(method, Open)
+        return method
+
+    def rounds_of(self, name: str) -> OpenRounds:
+        return self.method(name).rounds
+
+    def peer(self, name: str) -> str:
+        return self.swarm.peer(name)
+
+    def leader(self, name: str, attempt: int = 0) -> str:
+        """Who leads an attempt of the round that a node takes part in."""
+        keeper = self.method(name).keeper
+        peer = leaders(keeper.block.chain, keeper.rules)[attempt]
+        return next(other for other in self.names if self.peer(other) == peer)
+
+    async def done(self, rounds: int, *, within: float = 900.0) -> None:
+        """Until all honest nodes told so many more rounds."""
+        await self.swarm.round_done(self.round + rounds, *self.honest, within=within)
+
+    def usual(self) -> float:
+        """Seconds of a round before the attack."""
+        return median(self.swarm.nodes[self.honest[0]].rounds[number]["seconds"] for number in range(1, WARM))
+
+    def slowest(self, first: int) -> float:
+        """Seconds of the slowest round from `first` on, at any honest node."""
+        return max(
+            event["seconds"]
+            for name in self.honest
+            for number, event in self.swarm.nodes[name].rounds.items()
+            if number >= first
+        )
+
+    def split(self, first: int = 0) -> list[int]:
+        """Rounds from `first` on of which honest nodes told different states."""
+        told: dict[int, set[str]] = {}
+        for name in self.honest:
+            for number, event in self.swarm.nodes[name].rounds.items():
+                told.setdefault(number, set()).add(event["state_hash"])
+        return sorted(number for number, hashes in told.items() if len(hashes) > 1 and number >= first)
+
+    def blocks(self, first: int) -> list[Block]:
+        """The chain of the first honest node, from round `first` on."""
+        keeper = self.method(self.honest[0]).keeper
+        return [block for block in keeper.tree.path(keeper.tip) if block.chain.round > first]
+
+    def verdicts(self, author: str, first: int) -> list[str]:
+        """What rosters from round `first` on say of the commits of a node, in order."""
+        keeper, found = self.method(self.honest[0]).keeper, []
+        for block in self.blocks(first):
+            book = keeper.books.get(block.parent)
+            if block.roster is None or book is None:
+                continue
+            mine = [entry for entry in block.roster.entries if book.commits[entry.commit].author == self.peer(author)]
+            found.append(VERDICTS[mine[0].verdict] if mine else "not listed")
+        return found
+
+    def attempts(self, first: int) -> list[int | None]:
+        """Attempts of the rosters from round `first` on; None for empty ones."""
+        return [block.roster.attempt if block.roster else None for block in self.blocks(first)]
+
+    async def evidence(self, name: str) -> int:
+        """Records of equivocation that a node holds."""
+        return len(await self.method(name).keeper._state.select("evidence", limit=64))
+
+    # --- what an adversary uses -------------------------------------------------------------------------------------
+
+    def change_words(self, name: str, say: Callable[[Say, Any], Awaitable[Any]]) -> None:
+        """Let `say` decide what becomes of each statement of a node, given the usual way to make it."""
+        rounds = self.rounds_of(name)
+        usual = rounds._say
+        rounds._say = lambda statement: say(usual, statement)  # type: ignore[method-assign, assignment]
+
+    def signs(self, name: str, key: str, value: Value) -> Record:
+        """A record of a node's that it has told nobody, dated now."""
+        network = self.swarm.nodes[name].network
+        hlc = stamp_at(real_time(), len(repr(value)) % 65536)
+        return write_record(RUN, network.me, key, value, hlc=hlc, sign=network.sign)
+
+    async def tell(self, name: str, record: Record, *others: str) -> None:
+        """Push a record to some nodes, past what the node's own state allows."""
+        rpc = self.swarm.nodes[name].session.method.keeper._rpc  # type: ignore[attr-defined]
+        for other in others:
+            try:
+                await rpc.call(self.peer(other), "state.push", Push(RUN, (record.sealed,)), Pushed, timeout=5)
+            except CallError:
+                continue
+
+
+async def with_swarm(body: Callable[[Scene], Awaitable[Any]], *, names: tuple[str, ...] = NAMES) -> Any:
+    """What `body` returns of a swarm whose nodes went through WARM rounds; for `run_simulation`."""
+    async with trio.open_nursery() as nursery:
+        swarm = SimSwarm(
+            nursery, world=SimWorld(latency=0.02), method="open", electors=names, seconds_per_step=SECONDS_PER_STEP
+        )
+        await swarm.start(names[0], wait_peers=len(names) - 1)
+        for name in names[1:]:
+            await swarm.start(name, join=names[0])
+        scene = Scene(swarm, names)
+        await swarm.round_done(WARM - 1, *names)
+        found = await body(scene)
+        nursery.cancel_scope.cancel()
+    return found

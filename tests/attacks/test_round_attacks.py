@@ -1,0 +1,16 @@
+"""The round group in short: a stop of each kind, and what a leader can do."""
+
+from __future__ import annotations
+
+import pytest
+import rounds
+from adversaries import rounds as adversaries
+from adversaries.rounds import RoundAdversary
+
+SHORT = [*adversaries.stops(short=True), adversaries.TwoRosters(), adversaries.Omission(), adversaries.WrongWeights()]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("adversary", SHORT, ids=lambda adversary: adversary.name)
+def test_honest_nodes_go_on_in_one_state_under(adversary: RoundAdversary) -> None:
+    assert rounds.damage(adversary).failures() == ()
