@@ -113,12 +113,14 @@ class SimSwarm:
         seed: int = 0,
         method: str = "diloco",
         electors: tuple[str, ...] = (),
+        participants: int | None = None,
         model: Callable[[str, PeerId], ToyModel] | None = None,
     ) -> None:
-        """`electors`: names of those who judge, where the method has judges. `model` makes a node's, by name and id."""
+        """`electors`: names of those who judge, where the method has judges; `participants`: in a round, None: as by
+        default. `model` makes a node's, by name and id."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
-        self._method, self._electors = method, electors
+        self._method, self._electors, self._participants = method, electors, participants
         self._model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
         self.nodes: dict[str, SimNode] = {}
         self._nursery = nursery
@@ -233,6 +235,8 @@ class SimSwarm:
         if self._electors and spec.trust.electors:
             electors = tuple(self.world.node(name).me for name in self._electors)
             spec = replace(spec, trust=replace(spec.trust, electors=electors))
+        if self._participants is not None:
+            spec = replace(spec, trust=replace(spec.trust, participants=self._participants))
         return spec
 
     def kill(self, name: str) -> None:
