@@ -30,7 +30,7 @@ import trio
 
 from swarmnode.crdt.reconcile import Budget as SessionBudget
 from swarmnode.crdt.reconcile import CutoffRefused, Exhausted, Initiator, Responder
-from swarmnode.crdt.reconcile_frames import NONCE_SIZE, Malformed
+from swarmnode.crdt.reconcile_frames import HELLO, NONCE_SIZE, Malformed
 from swarmnode.protocols.budget import Allowance, Budget
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.offences import Kind, Offences
@@ -193,6 +193,8 @@ class RepairDesk:
         now = trio.current_time()
         session = self._sessions.pop(peer, None)
         if session is None or session.number != step.session:
+            if step.frame[:1] != bytes([HELLO]):  # it idled too long, on a busy machine perhaps: nobody's fault
+                raise Refuse("over", "this repair has ended here; begin another")
             if not self._openings.take(peer, 1):
                 self._offences.note(peer, "begins too many repairs", Kind.LOAD)
                 raise Refuse("busy", "the peer begins too many repairs")

@@ -148,6 +148,19 @@ def test_one_that_answers_a_fetch_with_forgeries_is_shunned(simulated: Simulated
     simulated(main)
 
 
+def test_going_on_with_a_repair_that_was_forgotten_is_no_offence(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await start(nursery, world, 1)
+        slow = Liar(world, lambda step: b"", lambda ranks: ())
+        await slow.run(nursery)
+        await slow.network.connect(node.me)
+        with pytest.raises(Refused, match="ended here"):
+            await slow.rpc.call(node.me, "state.repair", Step(RUN, 7, b"\x04"), Answer, timeout=1)
+        assert node.sync.offences.count(slow.me) == 0
+
+    simulated(main)
+
+
 def test_one_that_begins_repairs_for_ever_is_turned_away(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         node, honest = await start(nursery, world, 2)
