@@ -38,7 +38,7 @@ from swarmnode.training.runspec import ModelSection
 TRIAL_SEED = 0  # reported seeds begin at 1
 FIRST_SEED = 1  # of the common checkpoint, and of what begins from scratch
 SYNCHRONOUS = Arm("synchronous", steps=480, lr=1e-3)
-DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=15, codec="int4", outer_lr=0.5, momentum=0.8)
+DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=15, codec="int4", outer_lr=0.4, momentum=0.9)
 INT8 = replace(DILOCO, interval=30, codec="int8", outer_lr=0.7, momentum=0.6)
 OPEN = Arm("open", steps=480, lr=1e-3, interval=4, codec="topk", outer_lr=1.0, decay=0.95, judged=0.25)
 
@@ -63,10 +63,11 @@ class Plan:
         INT8,
         replace(INT8, outer_lr=1.0, momentum=0.8),
         replace(INT8, lr=2e-3),
+        replace(DILOCO, outer_lr=0.5, momentum=0.8),
+        replace(DILOCO, outer_lr=0.7, momentum=0.8),
         DILOCO,
         OPEN,
-        replace(OPEN, interval=10),
-        replace(OPEN, interval=10, outer_lr=0.5, momentum=0.8),
+        replace(OPEN, interval=5, judged=0.125),
     )
 
     def quick(self) -> Plan:

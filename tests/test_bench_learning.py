@@ -108,7 +108,7 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert Counter(line["table"] for line in first) == {"checkpoint": 3, "continued": 12, "scratch": 2, "trials": 2}
     written = page.read_text(encoding="utf-8")
-    assert "| diloco | `int8`, H = 2, outer 0.7 / 0.6 |" in written and "Not run yet" not in written
+    assert "| diloco | `int4`, H = 2, outer 0.4 / 0.9 |" in written and "Not run yet" not in written
     assert {file.name for file in tmp_path.glob("*.svg")} == {"learning-continued.svg", "learning-scratch.svg"}
     learning.main(arguments, plan)
     assert capsys.readouterr().out == ""
