@@ -419,14 +419,14 @@ class OpenRounds:
         fork = keeper.tree.fork_point(tip, wanted)
         first = keeper.tree.path(wanted)[len(keeper.tree.path(fork))]
         at = keeper.tree[fork].chain
-        heads = keeper.heads()
+        heads, now = keeper.heads(), trio.current_time()
+        since, waiting = turn.waited_for
         if keeper.tree.support(first.id, heads) >= quorum(at, keeper.rules):
+            self._waits["heads"].observe(now - since if waiting == first.id else 0.0)
             return True
         elsewhere = [peer for peer in at.electors if first.id not in keeper.tree.ancestry(heads.get(peer, b""))]
         if not any(self._is_there(peer) for peer in elsewhere):
             return True
-        now = trio.current_time()
-        since, waiting = turn.waited_for
         if waiting != first.id:
             turn.waited_for = since, waiting = now, first.id
             if self._nursery is not None:
@@ -530,6 +530,8 @@ class OpenRounds:
             await self._wait_for("reveals", lambda: self._unjudged(turn))
             self._set(turn, contributions=True)
             await self._wait_for("scores", lambda: book.cuts_by_judge().keys() - book.scores_by_judge().keys())
+            if len(book.scores_by_judge()) < needed <= len(book.seals):  # who sealed opens now: all that is late
+                await self._wait_for("scores", lambda: book.seals.keys() - book.scores_by_judge().keys())
             self._set(turn, scores=True)
         if len(book.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
