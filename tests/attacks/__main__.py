@@ -63,9 +63,9 @@ where nothing of the liar's is accepted that is not in order, what it copied is,
 round, and no round takes more than twice the usual time.
 
 Round: five nodes on simnet in virtual time, all electors; sixteen would take ten times as long to simulate. A line
-passes where honest nodes have one state in every round (after a cut or two rosters: within 3 rounds), and no round takes
-more than twice the usual time, but for nodes that are cut off or away, where it is four times. Where a leader lied or
-was silent, the next one must have taken over in the same round.
+passes where honest nodes have one state in every round (after a cut or two rosters: within 3 rounds), and no round
+takes more than twice the usual time, but for nodes that are cut off or away, where it is four times. Where a leader
+lied or was silent, the next one must have taken over in the same round.
 
 """
 

@@ -54,9 +54,10 @@ class Task:
         rng = np.random.default_rng([self._seed, 3, round])
         theta = np.repeat(phi[None], PEERS, axis=0)
         rows = np.arange(PEERS)[:, None]
-        for _ in range(STEPS):
-            drawn = rng.integers(0, SAMPLES, (PEERS, BATCH))
-            theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
+        with np.errstate(over="ignore", invalid="ignore"):  # where an attack has made them infinite
+            for _ in range(STEPS):
+                drawn = rng.integers(0, SAMPLES, (PEERS, BATCH))
+                theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
         return phi[None] - theta
 
     def losses(self, vectors: Floats, *, seed: int, samples: int = 128) -> NDArray[np.float64]:
