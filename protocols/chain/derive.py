@@ -7,8 +7,9 @@
    honest, whichever scores a leader picks. A leader can have a contribution refused, and not accepted. Where all are
    quoted this is the median (METHODS, "Verifying and scoring"). A judge's word about its own contribution counts for
    nothing, and one vote less is needed; only where it is the one judge, it is believed.
-3. Of several who reveal the same bytes the one in most cuts counts, then the lower id: who copies what was revealed
-   comes too late for most cuts. Who committed twice is refused.
+3. Accepted is only what a quorum of judges cut. Judges cut before anything is revealed, so whoever copies what was
+   revealed comes too late, whichever cuts a leader quotes. Of several who reveal the same bytes nonetheless, the one in
+   most cuts counts, then the lower id. Who committed twice is refused.
 4. Weights are audited work: an accepted contribution counts as much as its gain, and no more than the median one, times
    the judges' opinion of its author (`Score.standing`: the seam for reputation). Probationers together hold at most
    their share; nothing that an author says of itself is read.
@@ -39,6 +40,7 @@ from swarmnode.protocols.chain.statements import (
     REFUSED_DUPLICATE,
     REFUSED_EQUIVOCATED,
     REFUSED_FOREIGN,
+    REFUSED_LATE,
     REFUSED_MALFORMED,
     REFUSED_MISSING,
     REFUSED_NO_GAIN,
@@ -101,7 +103,7 @@ class _Verdict:
 
 def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     """What the quoted cuts and scores make of this round. Raises NotHeld."""
-    revert = _reverts(chain, rules, quoted.scores)
+    revert, needed = _reverts(chain, rules, quoted.scores), quorum(chain, rules)
     times = _times_cut(quoted.cuts)
     listed = listed_commits(quoted.cuts)
     for id in listed:
@@ -120,6 +122,8 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
             found[id] = _Verdict(REFUSED_EQUIVOCATED)
         elif not participates(chain, author):
             found[id] = _Verdict(REFUSED_UNINVITED)
+        elif times[id] < needed:
+            found[id] = _Verdict(REFUSED_LATE)
         else:
             found[id] = _judge(chain, rules, id, author, rows)
     roots: set[bytes] = set()

@@ -44,7 +44,7 @@ ONE = 1 << 20  # clip factor 1
 JUDGED, MISSING, MALFORMED = 0, 1, 2
 # what a roster says of a commit
 ACCEPTED, REFUSED_MISSING, REFUSED_MALFORMED, REFUSED_NO_GAIN, REFUSED_EQUIVOCATED, REFUSED_DUPLICATE = range(6)
-REFUSED_NO_STANDING, REFUSED_UNINVITED, REFUSED_REVERTED, REFUSED_FOREIGN = 6, 7, 8, 9
+REFUSED_NO_STANDING, REFUSED_UNINVITED, REFUSED_REVERTED, REFUSED_FOREIGN, REFUSED_LATE = 6, 7, 8, 9, 10
 VERDICTS = (
     "accepted",
     "not retrieved by most judges",
@@ -56,6 +56,7 @@ VERDICTS = (
     "its author was not drawn for this round",
     "the round went back by one roster instead",
     "committed to another round or history",
+    "too late for most judges",
 )
 
 

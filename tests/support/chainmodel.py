@@ -455,7 +455,7 @@ class Model:
         for id, commit in quoted.commits.items():
             others = [said for said in quoted.scores if said.author != commit.author]
             helped = sum((id[:16], JUDGED) in {(one.commit, one.found) for one in said.what.scores} for said in others)
-            listed = 3 * sum(id in said.what.commits for said in quoted.cuts) > len(quoted.cuts)
+            listed = sum(id in said.what.commits for said in quoted.cuts) > half
             needed = half if commit.author in self.names else half + 1
             if listed and helped >= needed and entries.get(id) != ACCEPTED:
                 raise Broken("an honest leader leaves out what judges found to help")

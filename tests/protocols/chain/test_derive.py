@@ -26,6 +26,7 @@ from swarmnode.protocols.chain.statements import (
     REFUSED_DUPLICATE,
     REFUSED_EQUIVOCATED,
     REFUSED_FOREIGN,
+    REFUSED_LATE,
     REFUSED_MALFORMED,
     REFUSED_MISSING,
     REFUSED_NO_GAIN,
@@ -300,11 +301,22 @@ def test_of_two_who_reveal_the_same_the_one_in_most_cuts_counts_however_ids_were
     copies = [offer(chain, "Y", root=hashed("same"), salt=bytes([i] * 16)) for i in range(32)]
     copy = min(copies, key=lambda one: one.id)
     assert copy.id < victim.id
-    cuts = [cut(chain, judge, [victim.id, *([copy.id] if judge in "DE" else [])]) for judge in chain.electors]
+    cuts = [cut(chain, judge, [victim.id, *([copy.id] if judge in "CDE" else [])]) for judge in chain.electors]
     scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in chain.electors]
     derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
     assert verdict_of(derived, victim) == ACCEPTED
     assert verdict_of(derived, copy) == REFUSED_DUPLICATE
+
+
+def test_a_copy_that_liars_cut_late_never_takes_the_place_of_its_victim() -> None:
+    """Five liars of sixteen judges, one of whom leads and quotes all their cuts with as few honest ones as it may."""
+    chain = start("ABCDEFGHIJKLMNOP")
+    victim, copy = (offer(chain, author, root=hashed("same")) for author in "XY")
+    liars, honest = chain.electors[:5], chain.electors[5:9]
+    cuts = [*(cut(chain, judge, [copy.id]) for judge in liars), *(cut(chain, judge, [victim.id]) for judge in honest)]
+    scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in (*liars, *honest)]
+    derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
+    assert verdict_of(derived, copy) == REFUSED_LATE, "one honest judge at least cut before anything was revealed"
 
 
 def test_a_commit_to_another_round_or_history_does_not_count() -> None:
