@@ -84,7 +84,8 @@ soak: .venv/.installed
 
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; minutes.
 thorough: .venv/.installed
-	$(BIN)/python -m pytest tests/crdt tests/protocols/chain --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/crdt tests/protocols/chain tests/protocols/test_exchange_conformance.py \
+	    --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
 
 # Every decoder that strangers' bytes reach, under a coverage-guided fuzzer; goes on from the corpus in build/fuzz.
 FUZZ_ARGS ?= -max_total_time=300
