@@ -184,8 +184,6 @@ def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="run only what is done with the small model")
     parser.add_argument("--quick", action="store_true", help="one seed and a twentieth of all steps, for a look")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     plan = replace(plan or Plan(), seeds=options.seeds)
     if options.quick:
         plan = plan.quick()
@@ -204,4 +202,6 @@ def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as in a node's trainer; it holds for the whole process
     main()

@@ -31,10 +31,10 @@ def test_a_run_with_other_settings_begins_from_the_state_of_the_one_it_continues
             told = node.command_line("successor", "publish", str(new), "--reason", "momentum")
             until(lambda: any(told["successor"] in w for w in joiner.command_line("status")["warnings"]))
         parent = node.ready["run_id"]
-    newest = max((home / "runs" / parent / "checkpoints").glob("round-*.json"))
+    # an exchange that was under way when the node was paused may have ended one round more
+    last = home / "runs" / parent / "checkpoints" / f"round-{told['round']:08d}.json"
     begun_from = home / "runs" / told["successor"] / "parent" / "round-00000000.json"
-    assert json.loads(newest.read_text())["round"] == told["round"]
-    assert parameters(newest) == parameters(begun_from)
+    assert parameters(last) == parameters(begun_from)
     with Node(home, "--run", told["successor"], "--checkpoint-every", "1", corpus=corpus) as node:
         first = node.wait_for("round")
         assert first["round"] == 0
