@@ -108,7 +108,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.node.statestore import StateStore
     from swarmnode.node.trainer import TrainerProcess
     from swarmnode.protocols.bulk import Bulk
-    from swarmnode.protocols.exchange.open_keeper import show as show_chain
+    from swarmnode.protocols.exchange.open_held import show as show_chain
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.shards import Shards

@@ -1,14 +1,21 @@
 """The exchange method `open`: anybody may take part, nobody is believed, and a chain of rosters says what counts.
 
-    open_round.py          one round: train, commit, cut, reveal, judge, lead, follow, move
+    open_round.py          one round: train, do what is due, follow, move
+    open_duties.py         commit, cut, reveal, judge, lead
+    open_waits.py          how long each of them is waited for
+    open_turn.py           this node's part in one round, and how it says things
+    open_scoring.py        what a judge measures
+    open_work.py           local training, error feedback
+    open_settling.py       what becomes of work that counted, and of work that did not
     open_place.py          joining: from where others stand, and how to get there
-    open_keeper.py         what is heard, checked and held: books, rosters, the tree of forks, which roster is best
+    open_keeper.py         listening to what is said, and beginning what follows from it
+    open_held.py           what is held: books, rosters in the tree of forks, heads; the bell that rings at news
     open_book.py           what was said in one round
     open_states.py         the shared states along the chain
     open_contributions.py  encoded pseudo-gradients, held and served
-    open_work.py           local training, error feedback, and what becomes of work that did not count
-    open_scoring.py        what a judge measures
-    open_wire.py           questions about the chain
+    open_examine.py        how a roster comes into the tree
+    open_sources.py        asking peers for what is missing, and answering them
+    open_wire.py           their questions and answers
 
 The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
 never stops; no local work is lost; while a majority of electors is honest and connected, all connected honest nodes
@@ -29,10 +36,14 @@ from swarmnode.protocols.chain.chainstate import rules_of
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.exchange.open_contributions import Contributions
-from swarmnode.protocols.exchange.open_keeper import AWAY, Keeper
+from swarmnode.protocols.exchange.open_duties import Duties
+from swarmnode.protocols.exchange.open_held import AWAY, Held
+from swarmnode.protocols.exchange.open_keeper import Keeper
 from swarmnode.protocols.exchange.open_place import OpenPlace
-from swarmnode.protocols.exchange.open_round import OpenRounds, RoundSettings
+from swarmnode.protocols.exchange.open_round import OpenRounds
 from swarmnode.protocols.exchange.open_states import States
+from swarmnode.protocols.exchange.open_turn import RoundSettings, Voice
+from swarmnode.protocols.exchange.open_waits import Waits
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.statebackend import StateError
@@ -79,14 +90,10 @@ class Open:
             size=codec(exchange.codec).encoded_size(layout.parameters),
             budget=CONTRIBUTIONS_BUDGET,
         )
-        self.keeper = Keeper(
-            run_id=parts.run_id,
-            rules=rules,
-            network=parts.network,
-            rpc=parts.rpc,
-            state=parts.state,
-            contributions=self.contributions,
-            states=lambda contribution: States(
+        self.held = Held(
+            rules,
+            self.contributions,
+            lambda contribution: States(
                 layout=layout,
                 runner=parts.runner,
                 lr=spec.outer.lr,
@@ -95,20 +102,41 @@ class Open:
                 budget=STATES_BUDGET,
                 contribution=contribution,
             ),
+        )
+        self.keeper = Keeper(
+            run_id=parts.run_id,
+            held=self.held,
+            network=parts.network,
+            rpc=parts.rpc,
+            state=parts.state,
             rng=parts.rng,
         )
         self.work = Work(parts.trainer, parts.runner, codec_name=exchange.codec, steps=spec.inner.steps)
-        self.rounds = OpenRounds(
+        settings = RoundSettings(spec.outer.lr, exchange.codec, exchange.deadline_floor, exchange.deadline_ceiling)
+        self.voice = Voice(parts.sync, self.keeper, _secret(parts))
+        self.duties = Duties(
             me=parts.me,
             run_id=parts.run_id,
-            settings=RoundSettings(spec.outer.lr, exchange.codec, exchange.deadline_floor, exchange.deadline_ceiling),
             keeper=self.keeper,
             work=self.work,
-            sync=parts.sync,
-            liveness=parts.liveness,
-            newcomers=lambda: self.places.newcomers(),
+            voice=self.voice,
             runner=parts.runner,
-            secret=_secret(parts),
+        )
+        self.rounds = OpenRounds(
+            me=parts.me,
+            settings=settings,
+            keeper=self.keeper,
+            work=self.work,
+            voice=self.voice,
+            duties=self.duties,
+            waits=Waits(
+                me=parts.me,
+                settings=settings,
+                held=self.held,
+                liveness=parts.liveness,
+                newcomers=lambda: self.places.newcomers(),
+            ),
+            runner=parts.runner,
             moved=self._moved,
         )
         self.places = OpenPlace(
@@ -130,7 +158,7 @@ class Open:
         self._said_away = False
 
     def measure(self, metrics: Metrics) -> None:
-        self.keeper.measure(metrics)
+        self.held.measure(metrics)
 
     @property
     def phase(self) -> str:
@@ -138,13 +166,13 @@ class Open:
 
     @property
     def place(self) -> Place | None:
-        if not self.keeper.stands:
+        if not self.held.stands:
             return None
-        chain = self.keeper.block.chain
+        chain = self.held.block.chain
         lately = {worked.author for roster in chain.history[-2:] for worked in roster}
         members = tuple(sorted(lately.union(chain.electors)))
         elapsed = trio.current_time() - self.rounds.began
-        return Place(chain.round, self.keeper.states.hashes[chain.tip], members, elapsed=elapsed)
+        return Place(chain.round, self.held.states.hashes[chain.tip], members, elapsed=elapsed)
 
     @property
     def paused(self) -> bool:
@@ -164,7 +192,7 @@ class Open:
         self.rounds.began = self.places.arrived
 
     async def run_round(self) -> RoundResult:
-        if not self.keeper.stands:
+        if not self.held.stands:
             raise LostPlace("this node stands nowhere yet")
         await self._say_away(False)
         result = await self.rounds.run_round()
@@ -179,21 +207,21 @@ class Open:
         await self.keeper.run()
 
     async def leave(self) -> None:
-        if self.keeper.stands:
+        if self.held.stands:
             await self._say_away(True)
             await self.work.leave()
 
     def saved(self) -> Saved:
         if self.work.base is None or self.place is None:
             raise RuntimeError("this node stands nowhere yet")
-        chain = self.keeper.block.chain
+        chain = self.held.block.chain
         return Saved(
             chain.round, self.work.base, self.work.feedback.export(), self.place.members, self.name, chain.encode()
         )
 
     def _moved(self, block: Block) -> None:
         """Serve the state of a block that this node came to."""
-        states = self.keeper.states
+        states = self.held.states
         self.catch_up.serve_state(block.chain.round, states.hashes[block.id], states[block.id])
         self.places.arrived = trio.current_time()
 

@@ -76,7 +76,8 @@ class OpenPlace:
         self._me, self._run_id, self._electors = me, run_id, electors
         self._network, self._rpc, self._runner = network, rpc, runner
         self._membership, self._trainer = membership, trainer
-        self._keeper, self._work, self._catch_up, self._observer = keeper, work, catch_up, observer
+        self._keeper, self._held, self._work = keeper, keeper.held, work
+        self._catch_up, self._observer = catch_up, observer
         self._genesis = genesis(run_id, electors or (me,), window=first_window)
         self._initial: OuterState | None = None
         self._asked: OrderedDict[PeerId, float] = OrderedDict()  # who asked where this node stands -> trio time
@@ -103,7 +104,7 @@ class OpenPlace:
                 self._observer.warn("alone", "no member of the run answers yet; looking for them")
                 await trio.sleep(ASK_EVERY)
             self._observer.warn("alone", None)
-            if not self._keeper.stands:
+            if not self._held.stands:
                 await self._begin_the_run(begin)
         finally:
             self.phase = None
@@ -149,7 +150,7 @@ class OpenPlace:
     async def _join_others(self) -> bool:
         """Be where most members are; False where none answers, or what they have cannot be had now."""
         for found in await self._ask_around():
-            if self._keeper.stands and self._is_near(found):
+            if self._held.stands and self._is_near(found):
                 await self._catch_up_by_replay(found)
                 return True
             if await self._go_to(found):
@@ -158,9 +159,9 @@ class OpenPlace:
 
     def _is_near(self, found: Found) -> bool:
         """Whether what a member follows is here, or so near that replaying rosters leads there."""
-        if found.tip.tip in self._keeper.tree:
+        if found.tip.tip in self._held.tree:
             return True
-        return found.base.tip in self._keeper.tree and found.tip.round - self._keeper.block.chain.round <= FAR
+        return found.base.tip in self._held.tree and found.tip.round - self._held.block.chain.round <= FAR
 
     async def _ask_around(self) -> list[Found]:
         """Where members stand, the answer that most of them give first, then by round."""
@@ -195,8 +196,8 @@ class OpenPlace:
         self.arrived = began - found.tip.elapsed
         await self._stand_on(found.base, state)
         await self._catch_up_by_replay(found)
-        here = self._keeper.block
-        self._observer.caught_up(here.chain.round, self._keeper.states.hashes[here.id], trio.current_time() - began)
+        here = self._held.block
+        self._observer.caught_up(here.chain.round, self._held.states.hashes[here.id], trio.current_time() - began)
         logger.warning(
             "stands at round %d with those who answered; were all of them one person's, this node could not tell",
             here.chain.round,
@@ -205,15 +206,15 @@ class OpenPlace:
 
     async def _catch_up_by_replay(self, found: Found) -> None:
         """Have the rosters up to where a member stands, and go there."""
-        keeper = self._keeper
+        held = self._held
         with trio.move_on_after(REPLAY_FOR):
-            await keeper.look_for(found.tip.tip, found.peer)
-        if found.tip.tip in keeper.tree:
-            block = keeper.tree[found.tip.tip]
-            if block.chain.round > keeper.block.chain.round:
-                state = await keeper.states.after(block, keeper.tree)
+            await self._keeper.look_for(found.tip.tip, found.peer)
+        if found.tip.tip in held.tree:
+            block = held.tree[found.tip.tip]
+            if block.chain.round > held.block.chain.round:
+                state = await held.states.after(block, held.tree)
                 await self._work.stand_on(state)
-                await keeper.move(block)
+                await self._keeper.move(block)
                 self._serve(block.id)
 
     async def _state_at(self, found: Found) -> OuterState:
@@ -239,22 +240,22 @@ class OpenPlace:
         self._serve(chain.tip)
 
     def _serve(self, id: bytes) -> None:
-        block = self._keeper.tree[id]
-        self._catch_up.serve_state(block.chain.round, self._keeper.states.hashes[id], self._keeper.states[id])
+        block = self._held.tree[id]
+        self._catch_up.serve_state(block.chain.round, self._held.states.hashes[id], self._held.states[id])
 
     # --- answering --------------------------------------------------------------------------------------------------
 
     async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
         if query.run_id != self._run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._keeper.stands:
+        if not self._held.stands:
             raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
         self._asked[peer] = trio.current_time()
         self._asked.move_to_end(peer)
         if len(self._asked) > REMEMBERED:
             self._asked.popitem(last=False)
-        tree, tip = self._keeper.tree, self._keeper.tip
+        tree, tip = self._held.tree, self._held.tip
         base = tree[tree.ancestry(tip)[-1 - BASE :][0]]
         elapsed = max(0.0, trio.current_time() - self.arrived)
-        hash = self._keeper.states.hashes[base.id]
+        hash = self._held.states.hashes[base.id]
         return Tip(tip, tree[tip].chain.round, elapsed, base.chain.encode(), hash)

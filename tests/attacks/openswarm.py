@@ -22,7 +22,6 @@ from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import VERDICTS
 from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.exchange.open_round import OpenRounds
 from swarmnode.protocols.rpc import CallError
 from swarmnode.protocols.statewire import Push, Pushed
 
@@ -54,16 +53,13 @@ class Scene:
         assert isinstance(method, Open)
         return method
 
-    def rounds_of(self, name: str) -> OpenRounds:
-        return self.method(name).rounds
-
     def peer(self, name: str) -> str:
         return self.swarm.peer(name)
 
     def leader(self, name: str, attempt: int = 0) -> str:
         """Who leads an attempt of the round that a node takes part in."""
-        keeper = self.method(name).keeper
-        peer = leaders(keeper.block.chain, keeper.rules)[attempt]
+        held = self.method(name).held
+        peer = leaders(held.block.chain, held.rules)[attempt]
         return next(other for other in self.names if self.peer(other) == peer)
 
     async def done(self, rounds: int, *, within: float = 900.0) -> None:
@@ -93,14 +89,14 @@ class Scene:
 
     def blocks(self, first: int) -> list[Block]:
         """The chain of the first honest node, from round `first` on."""
-        keeper = self.method(self.honest[0]).keeper
-        return [block for block in keeper.tree.path(keeper.tip) if block.chain.round > first]
+        held = self.method(self.honest[0]).held
+        return [block for block in held.tree.path(held.tip) if block.chain.round > first]
 
     def verdicts(self, author: str, first: int) -> list[str]:
         """What rosters from round `first` on say of the commits of a node, in order."""
-        keeper, found = self.method(self.honest[0]).keeper, []
+        held, found = self.method(self.honest[0]).held, []
         for block in self.blocks(first):
-            book = keeper.books.get(block.parent)
+            book = held.books.get(block.parent)
             if block.roster is None or book is None:
                 continue
             mine = [entry for entry in block.roster.entries if book.commits[entry.commit].author == self.peer(author)]
@@ -119,9 +115,9 @@ class Scene:
 
     def change_words(self, name: str, say: Callable[[Say, Any], Awaitable[Any]]) -> None:
         """Let `say` decide what becomes of each statement of a node, given the usual way to make it."""
-        rounds = self.rounds_of(name)
-        usual = rounds._say
-        rounds._say = lambda statement: say(usual, statement)  # type: ignore[method-assign, assignment]
+        voice = self.method(name).voice
+        usual = voice.say
+        voice.say = lambda statement: say(usual, statement)  # type: ignore[method-assign, assignment]
 
     def signs(self, name: str, key: str, value: Value) -> Record:
         """A record of a node's that it has told nobody, dated now."""
@@ -131,7 +127,7 @@ class Scene:
 
     async def tell(self, name: str, record: Record, *others: str) -> None:
         """Push a record to some nodes, past what the node's own state allows."""
-        rpc = self.swarm.nodes[name].session.method.keeper._rpc  # type: ignore[attr-defined]
+        rpc = self.method(name).keeper._sources._rpc
         for other in others:
             try:
                 await rpc.call(self.peer(other), "state.push", Push(RUN, (record.sealed,)), Pushed, timeout=5)

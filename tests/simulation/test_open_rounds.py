@@ -63,7 +63,7 @@ def test_who_is_no_elector_contributes_and_follows() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(4, *NAMES)
         assert all(len(swarm.hashes(round)) == 1 for round in range(5))
-        chain = method_of(swarm, "d").keeper.block.chain
+        chain = method_of(swarm, "d").held.block.chain
         assert {worked.author for roster in chain.history for worked in roster} >= {swarm.peer(n) for n in "bcd"}
         assert chain.electors == (swarm.peer("a"),)
 
@@ -99,7 +99,7 @@ def test_a_run_outlives_its_only_elector() -> None:
         swarm.kill("a")
         await swarm.round_done(14, *"bcd", within=300)
         assert_one_chain(swarm, *NAMES)
-        assert method_of(swarm, "b").keeper.block.chain.electors == tuple(sorted(map(swarm.peer, NAMES)))
+        assert method_of(swarm, "b").held.block.chain.electors == tuple(sorted(map(swarm.peer, NAMES)))
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
         assert last["loss"] < first["loss"]
 
@@ -150,7 +150,7 @@ def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
         await swarm.round_done(8, *NAMES, "late", within=60)
         await swarm.until(lambda: swarm.all_agree(after=10), within=60)
         assert_one_chain(swarm, *NAMES, "late")
-        chain = method_of(swarm, "a").keeper.block.chain
+        chain = method_of(swarm, "a").held.block.chain
         assert swarm.peer("late") in {worked.author for roster in chain.history for worked in roster}
 
     simulate(body)
@@ -159,12 +159,13 @@ def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
 def test_a_node_can_stand_on_an_empty_roster_that_came_with_others() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(1, "a")
-        keeper = method_of(swarm, "a").keeper
-        block = empty_block(keeper.block.chain)
-        keeper.tree.add(block)  # as where an elector names the last of several empty rosters
-        await keeper.states.after(block, keeper.tree)
-        await keeper.move(block)
-        assert keeper.book.chain == block.chain
+        method = method_of(swarm, "a")
+        held = method.held
+        block = empty_block(held.block.chain)
+        held.tree.add(block)  # as where an elector names the last of several empty rosters
+        await held.states.after(block, held.tree)
+        await method.keeper.move(block)
+        assert held.book.chain == block.chain
 
     simulate(body, names=("a",))
 

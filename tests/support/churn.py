@@ -215,9 +215,9 @@ class ChurnSwarm:
         """How many of the electors run and are not frozen, as one of the living nodes has it."""
         for name in self.living:
             method = self.swarm.nodes[name].method
-            if isinstance(method, Open) and method.keeper.stands:
+            if isinstance(method, Open) and method.held.stands:
                 living = {self.swarm.peer(each) for each in self.living}
-                return len(living.intersection(method.keeper.block.chain.electors))
+                return len(living.intersection(method.held.block.chain.electors))
         return 0
 
     def look_at(self, round: int, seconds: float = 0.0) -> Round:

@@ -14,6 +14,7 @@ import trio
 from harness import Adversary
 from openswarm import Scene
 
+from swarmnode.protocols.chain.duty import Action, WriteCommit
 from swarmnode.protocols.chain.statements import SALT, Commit, Reveal, binding_of
 from swarmnode.protocols.exchange.open_contributions import id_of
 
@@ -78,16 +79,16 @@ class CopiedCommit(OfferAdversary):
     copied = "b"
 
     def change(self, target: Scene) -> None:
-        rounds = target.rounds_of(LIAR)
+        held = target.method(LIAR).held
 
         async def say(usual: Any, statement: Any) -> Any:
-            theirs = rounds._keeper.book.own_commit(target.peer(self.copied))
+            theirs = held.book.own_commit(target.peer(self.copied))
             if isinstance(statement, Commit) and theirs is not None:
                 statement = replace(statement, binding=theirs.what.binding)
             if isinstance(statement, Reveal) and theirs is not None:
                 with trio.move_on_after(2.0):
-                    await rounds._keeper.until(lambda: theirs.id in rounds._keeper.book.reveals)
-                    opened = rounds._keeper.book.reveals[theirs.id].what
+                    await held.until(lambda: theirs.id in held.book.reveals)
+                    opened = held.book.reveals[theirs.id].what
                     statement = replace(statement, salt=opened.salt, root=opened.root)
             return await usual(statement)
 
@@ -101,25 +102,28 @@ class CopiedReveal(OfferAdversary):
     copied = "b"
 
     def change(self, target: Scene) -> None:
-        rounds, victim = target.rounds_of(LIAR), target.peer(self.copied)
+        method, victim = target.method(LIAR), target.peer(self.copied)
+        usual = method.duties.carry_out
 
-        async def commit(turn: Any) -> None:
-            turn.ready = False
-            assert rounds._nursery is not None
-            rounds._nursery.start_soon(copy, turn)
+        async def carry_out(turn: Any, action: Action, nursery: trio.Nursery) -> None:
+            if isinstance(action, WriteCommit):
+                turn.ready = False
+                nursery.start_soon(copy, turn)
+            else:
+                await usual(turn, action, nursery)
 
         async def copy(turn: Any) -> None:
             book = turn.book
-            await rounds._keeper.until(lambda: any(s.author == victim for s in book.reveals.values()))
+            await method.held.until(lambda: any(s.author == victim for s in book.reveals.values()))
             theirs = book.own_commit(victim)
             root, salt, chain = book.reveals[theirs.id].what.root, bytes(SALT), turn.chain
             binding = binding_of(chain.run_id, chain.round, target.peer(LIAR), chain.tip, salt, root)
-            said = await rounds._say(Commit(chain.round, chain.tip, binding, rounds._beacon.anchor))
+            said = await method.voice.say(Commit(chain.round, chain.tip, binding, method.voice.beacon.anchor))
             if said is not None:
                 size = book.reveals[theirs.id].what.size
-                await rounds._say(Reveal(chain.round, chain.tip, said.id, salt, root, size))
+                await method.voice.say(Reveal(chain.round, chain.tip, said.id, salt, root, size))
 
-        rounds._commit = commit  # type: ignore[method-assign]
+        method.duties.carry_out = carry_out  # type: ignore[method-assign]
 
 
 class RevealedToSome(OfferAdversary):

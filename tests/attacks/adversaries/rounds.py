@@ -62,7 +62,7 @@ class Stopped(RoundAdversary):
 
         def watch(name: str) -> None:
             async def say(usual: Any, statement: Any) -> Any:
-                due = isinstance(statement, self._phase) and target.method(name).keeper.block.chain.round == rounds
+                due = isinstance(statement, self._phase) and target.method(name).held.block.chain.round == rounds
                 if due and not fallen.is_set() and (target.leader(name) == name) == self._leader:
                     fallen.set()
                     target.bad.add(name)
@@ -100,8 +100,8 @@ class Leader(RoundAdversary):
         await target.done(AFTER)
 
     def _replace(self, target: Scene, name: str) -> None:
-        rounds = target.rounds_of(name)
-        usual = rounds._lead
+        duties = target.method(name).duties
+        usual = duties.lead
 
         async def lead(turn: Any, action: WriteRoster) -> None:
             if turn.chain.round < self.first or self._done.is_set() or action.attempt:
@@ -113,15 +113,15 @@ class Leader(RoundAdversary):
             await self.lead(target, name, turn, action)
             self._done.set()
 
-        rounds._lead = lead  # type: ignore[method-assign]
+        duties.lead = lead  # type: ignore[method-assign]
 
     def made(self, target: Scene, name: str, turn: Any, quoted: Quoted, attempt: int) -> Roster:
         """The roster that an honest leader makes of these quotes."""
-        rounds, chain = target.rounds_of(name), turn.chain
+        method, chain = target.method(name), turn.chain
         anchor = chain.anchors.get(target.peer(name))
-        preimage = rounds._beacon.preimage(anchor) if anchor is not None else b""
-        state = bytes.fromhex(rounds._keeper.states.hashes[chain.tip])
-        return compose(chain, rounds._keeper.rules, quoted, attempt=attempt, preimage=preimage, state=state)
+        preimage = method.voice.beacon.preimage(anchor) if anchor is not None else b""
+        state = bytes.fromhex(method.held.states.hashes[chain.tip])
+        return compose(chain, method.held.rules, quoted, attempt=attempt, preimage=preimage, state=state)
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         raise NotImplementedError
@@ -173,14 +173,14 @@ class Omission(Leader):
         scores = tuple(score for score in action.quoted.scores if score.author in chosen)
         cuts = tuple(cut for cut in action.quoted.cuts if cut.author in chosen)
         assert keep in scores
-        await target.rounds_of(name)._say(
+        await target.method(name).voice.say(
             self.made(target, name, turn, replace(action.quoted, cuts=cuts, scores=scores), action.attempt)
         )
 
     def _replace(self, target: Scene, name: str) -> None:
         super()._replace(target, name)
-        rounds = target.rounds_of(name)
-        usual = rounds._seal
+        duties = target.method(name).duties
+        usual = duties.seal
 
         async def seal(turn: Any, scores: Any) -> None:
             if turn.chain.round >= self.first and not self._done.is_set() and target.leader(name) == name:
@@ -190,7 +190,7 @@ class Omission(Leader):
                 scores = tuple(replace(s, found=MISSING, gain=0) if s.commit == prefix else s for s in scores)
             await usual(turn, scores)
 
-        rounds._seal = seal  # type: ignore[method-assign]
+        duties.seal = seal  # type: ignore[method-assign]
 
     async def broken(self, target: Scene) -> list[str]:
         told = target.verdicts(self.victim, self.first)
@@ -207,7 +207,7 @@ class Forged(Leader):
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         roster = self.made(target, name, turn, action.quoted, action.attempt)
-        await target.rounds_of(name)._say(self.forged(roster))
+        await target.method(name).voice.say(self.forged(roster))
 
     async def broken(self, target: Scene) -> list[str]:
         taken = target.attempts(self.first)[0]
@@ -239,15 +239,15 @@ class RevertAlways(Forged):
 
     def _replace(self, target: Scene, name: str) -> None:
         super()._replace(target, name)
-        rounds = target.rounds_of(name)
-        usual = rounds._seal
+        duties = target.method(name).duties
+        usual = duties.seal
 
         async def seal(turn: Any, scores: Any) -> None:
             turn.bench.undo = MAX_GAIN
             await usual(turn, scores)
 
         if name in ("a", "b"):
-            rounds._seal = seal  # type: ignore[method-assign]
+            duties.seal = seal  # type: ignore[method-assign]
 
 
 class WithheldCuts(RoundAdversary):
@@ -273,12 +273,12 @@ class LastCommitter(RoundAdversary):
     async def attack(self, target: Scene) -> None:
         self.first = target.round + 1
         target.bad.add("c")
-        rounds = target.rounds_of("c")
+        held = target.method("c").held
 
         async def say(usual: Any, statement: Any) -> Any:
             if isinstance(statement, Commit):
                 with trio.move_on_after(4.0):
-                    await rounds._keeper.until(lambda: len(rounds._keeper.book.commits) >= len(target.names) - 1)
+                    await held.until(lambda: len(held.book.commits) >= len(target.names) - 1)
             return await usual(statement)
 
         target.change_words("c", say)

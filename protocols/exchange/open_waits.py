@@ -1,0 +1,177 @@
+"""How long this node waits in a round: for commits, cuts, reveals, scores, a roster, and heads behind it.
+
+Each wait ends when nobody who is there is lacking, and at the latest after as long as this swarm was seen to need
+(`deadlines.AdaptiveDeadline`): nobody waits for who is dead, away or paused. Too few judges end the round empty, at
+once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from swarmnode.protocols.chain.electorate import leaders, participates, quorum
+from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.exchange.open_held import Held
+from swarmnode.protocols.exchange.open_turn import RoundSettings, Turn
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.network import PeerId
+
+logger = logging.getLogger(__name__)
+
+QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
+SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
+WATCHED = 16  # electors of whom one must be there for those who are none to wait
+
+
+class Waits:
+    """The waits of one node's rounds, with what they took so far."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        settings: RoundSettings,
+        held: Held,
+        liveness: Liveness,
+        newcomers: Callable[[], set[PeerId]],
+    ) -> None:
+        """`newcomers`: peers that are about to take part for the first time."""
+        self._me, self._settings, self._held = me, settings, held
+        self._liveness, self._newcomers = liveness, newcomers
+        self._deadlines = {
+            phase: AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
+            for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads")
+        }
+        liveness.on_suspicion(held.ring)
+
+    async def keep_time(self, turn: Turn) -> None:
+        """Say which waits of the round are over; see `duty.Timers`. Only electors need to know."""
+        if self._me not in turn.chain.electors:
+            return
+        book, chain = turn.book, turn.chain
+        needed, order = quorum(chain, self._held.rules), leaders(chain, self._held.rules)
+        closes = turn.began + chain.window / 1000 + self._settings.floor
+        expected, judges = self._expected(turn), set(book.judges)
+        await self._wait_for("commits", lambda: expected - book.arrived.keys(), since=turn.began, until=closes)
+        self._set(turn, commits=True)
+        cut = trio.current_time()
+        await self._wait_for("cuts", lambda: judges - book.cuts_by_judge().keys())
+        if len(book.cuts_by_judge()) >= needed:
+            await self._wait_for("reveals", lambda: self._unjudged(turn))
+            self._set(turn, contributions=True)
+            await self._wait_for("scores", lambda: book.cuts_by_judge().keys() - book.scores_by_judge().keys())
+            if len(book.scores_by_judge()) < needed <= len(book.seals):  # who sealed opens now: all that is late
+                await self._wait_for("scores", lambda: book.seals.keys() - book.scores_by_judge().keys())
+            self._set(turn, scores=True)
+        if len(book.scores_by_judge()) >= needed:
+            for attempt, leader in enumerate(order):
+                self._set(turn, attempt=attempt)
+                await self._wait_for("roster", partial(self._without_roster, turn, leader))
+                if not self._is_open(turn):
+                    await trio.sleep(self._deadlines["heads"].seconds())  # for heads; the round ends meanwhile
+        else:
+            logger.info("round %d: too few judges are there", chain.round)
+            await trio.sleep_until(cut + SHORTEST_EMPTY)
+        self._set(turn, attempt=len(order))
+
+    async def look_for_electors(self, turn: Turn) -> None:
+        """Notice that nobody is there who could end the round; for who is no elector."""
+        electors = turn.chain.electors
+        if self._me in electors:
+            return
+        floor = self._settings.floor
+        patience = floor if turn.follows_nothing else turn.chain.window / 1000 + 2 * floor
+        await trio.sleep_until(turn.began + patience)
+        with self._liveness.watching(electors[:WATCHED]):
+            await self._held.until(lambda: not any(self._is_there(peer) for peer in electors[:WATCHED]))
+        logger.warning("round %d: no elector is there, so it ends empty", turn.chain.round)
+        self._set(turn, attempt=len(leaders(turn.chain, self._held.rules)))
+
+    # --- heads ------------------------------------------------------------------------------------------------------
+
+    def is_settled(self, turn: Turn, wanted: bytes, nursery: trio.Nursery) -> bool:
+        """Whether enough electors stand behind what this node follows, or those that do not will not soon."""
+        tree, tip = self._held.tree, turn.chain.tip
+        fork = tree.fork_point(tip, wanted)
+        first = tree.path(wanted)[len(tree.path(fork))]
+        at = tree[fork].chain
+        heads, now, deadline = self._held.heads(), trio.current_time(), self._deadlines["heads"]
+        since, waiting = turn.waited_for
+        if tree.support(first.id, heads) >= quorum(at, self._held.rules):
+            deadline.observe(now - since if waiting == first.id else 0.0)
+            return True
+        elsewhere = [peer for peer in at.electors if first.id not in tree.ancestry(heads.get(peer, b""))]
+        if not any(self._is_there(peer) for peer in elsewhere):
+            return True
+        if waiting != first.id:
+            turn.waited_for = since, waiting = now, first.id
+            nursery.start_soon(self._await_heads, elsewhere, deadline.seconds())
+        return now - since >= deadline.seconds()
+
+    async def _await_heads(self, electors: list[PeerId], seconds: float) -> None:
+        """Notice when electors that are waited for are gone, or when they had their time."""
+        with self._liveness.watching([peer for peer in electors if peer != self._me]):
+            await trio.sleep(seconds)
+        self._held.ring()
+
+    # --- who is lacking ---------------------------------------------------------------------------------------------
+
+    def _expected(self, turn: Turn) -> set[PeerId]:
+        """Whose commits are worth waiting for: who had work accepted lately; where nobody had, who may begin."""
+        lately = {worked.author for roster in turn.chain.history[-2:] for worked in roster}
+        if not lately:
+            lately = {self._me, *turn.chain.electors, *self._newcomers()}
+        return {peer for peer in lately if participates(turn.chain, peer)}
+
+    def _unjudged(self, turn: Turn) -> set[PeerId]:
+        """Authors of listed commits that this judge has no score for, and judges without a cut."""
+        book = turn.book
+        lacking = {book.commits[id].author for id in book.listed() if id not in turn.judged and id in book.commits}
+        return lacking if self._me in book.judges else set()
+
+    def _without_roster(self, turn: Turn, leader: PeerId) -> set[PeerId]:
+        """The leader, while no roster of this round is here whose rules hold."""
+        return {leader} if self._is_open(turn) else set()
+
+    def _is_open(self, turn: Turn) -> bool:
+        """Whether no roster of this round is here whose rules hold."""
+        return not self._held.tree.children(turn.chain.tip)
+
+    def _is_there(self, peer: PeerId) -> bool:
+        return peer == self._me or not (self._liveness.is_suspected(peer) or self._held.is_away(peer))
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    async def _wait_for(
+        self,
+        phase: str,
+        lacking: Callable[[], set[PeerId]],
+        *,
+        since: float | None = None,
+        until: float = float("inf"),
+    ) -> None:
+        """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took.
+
+        A wait that ran out is learned from where many are lacking: the network is slower than it was. A few who keep
+        silent and are there would else make every round longer than the last. A roster has one who is lacking.
+
+        `since`: when it began, in trio time; `until`: it ends then in any case.
+        """
+        began = trio.current_time() if since is None else since
+        deadline = min(began + self._deadlines[phase].seconds(), until)
+        whole = await self._held.until(lambda: not lacking(), deadline=min(deadline, trio.current_time() + QUIET))
+        if not whole:
+            with self._liveness.watching(peer for peer in lacking() if peer != self._me):
+                await self._held.until(lambda: not any(self._is_there(peer) for peer in lacking()), deadline=deadline)
+        few = phase != "roster" and 2 * len(lacking()) < len(self._held.block.chain.electors)
+        if not lacking() or (trio.current_time() >= deadline and not few):  # else who is gone made it short
+            self._deadlines[phase].observe(trio.current_time() - began)
+
+    def _set(self, turn: Turn, **timers: bool | int) -> None:
+        turn.timers = replace(turn.timers, **timers)  # type: ignore[arg-type]
+        self._held.ring()
