@@ -177,7 +177,9 @@ class TrainerProcess:
                     except TrainerDied:
                         pass  # before it was ready; counted below
                     finally:
-                        self._child, self._ready = None, trio.Event()
+                        self._child = None
+                        if self._ready.is_set():  # otherwise those who wait on it go on waiting for the next child
+                            self._ready = trio.Event()
                 if failure is not None:
                     raise failure
                 failed_starts = 0 if child.answered else failed_starts + 1

@@ -156,6 +156,37 @@ def test_killed_trainer_is_replaced_with_its_parameters(
     _with_trainer(settings, use)
 
 
+def test_who_waits_for_a_trainer_gets_the_next_that_is_ready_however_many_die_before(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.05)
+
+    async def use(trainer: TrainerProcess) -> None:
+        losses: list[float] = []
+
+        async def evaluate() -> None:
+            losses.append(await trainer.evaluate(thorough=False))
+
+        os.kill(trainer.pid or 0, signal.SIGKILL)
+        while trainer.restarts < 1:  # noqa: ASYNC110 (processes end: there is no event)
+            await trio.sleep(0.005)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(evaluate)
+            while not (starting := _children()):  # noqa: ASYNC110
+                await trio.sleep(0.005)
+            os.kill(starting[0], signal.SIGKILL)
+        assert trainer.restarts == 2
+        assert np.isfinite(losses).all()
+
+    _with_trainer(settings, use)
+
+
+def _children() -> list[int]:
+    """Process ids of this process's children that have not ended."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in listed if ") Z " not in Path(f"/proc/{pid}/stat").read_text()]
+
+
 def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
     settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
