@@ -124,19 +124,29 @@ def exact_sum_of_squares(values: Vector) -> tuple[int, int]:
     return total, 1 << 298  # the least bit of a float32 is 2^-149
 
 
-def clip_units(norms: Sequence[float], among: Sequence[float] | None = None) -> list[int]:
-    """Clip factors in units of 2^-20 that bring every norm down to the median: floor(min(1, median / norm) * 2^20).
+def median_norm(norms: Sequence[float]) -> float:
+    """The median of the norms above zero; 0 where there is none.
 
-    The median is that of `among`, of all norms where that is None. Of an even count it is the lower of the two in the
-    middle: an average would round. Norms of zero clip nothing: they do not count for the median, and their factor is 1.
-    The quotient is that of exact integers, rounded down. Raises ValueError for a norm that is negative or not finite.
+    Of an even count it is the lower of the two in the middle: an average would round. Raises ValueError for a norm that
+    is negative or not finite.
     """
     if not all(math.isfinite(norm) and norm >= 0 for norm in norms):
         raise ValueError(f"norms {list(norms)} must be finite and not negative")
-    positive = sorted(norm for norm in (norms if among is None else among) if norm > 0)
-    if not positive:
+    positive = sorted(norm for norm in norms if norm > 0)
+    return positive[(len(positive) - 1) // 2] if positive else 0.0
+
+
+def clip_units(norms: Sequence[float], to: float | None = None) -> list[int]:
+    """Clip factors in units of 2^-20 that bring every norm down to `to`: floor(min(1, to / norm) * 2^20).
+
+    Without `to` that is their median. A norm of zero has factor 1, and so have all where `to` is 0: nobody's norm says
+    anything. The quotient is that of exact integers, rounded down. Raises ValueError for a norm that is negative or not
+    finite.
+    """
+    middle = median_norm(norms)
+    above, below = (middle if to is None else to).as_integer_ratio()
+    if not above:
         return [CLIP_UNIT] * len(norms)
-    above, below = positive[(len(positive) - 1) // 2].as_integer_ratio()
     units = []
     for norm in norms:
         numerator, denominator = float(norm).as_integer_ratio()

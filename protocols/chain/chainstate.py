@@ -39,6 +39,9 @@ class ChainRules:
     probation: int = 125_000  # share of a roster's weight that all who are no electors hold together …
     probation_small: int = 500_000  # … and while there are fewer than electorate.SMALL electors
     revert_every: int = 8  # rounds from one revert to the next
+    norms: int = 16  # rosters that bound the norm to which the next one clips …
+    norms_least: int = 4  # … where there are so many
+    norm_growth: int = 2  # times the median of theirs
 
     @property
     def remembered(self) -> int:
@@ -84,6 +87,7 @@ class ChainState:
     reverted: int  # round of the last revert; -1: none
     undoable: bool  # whether the last roster moved the parameters, so that it can be undone
     window: int  # ms of this round's training
+    norms: tuple[float, ...] = ()  # to which the last rosters that accepted something clipped, oldest first
 
     def encode(self) -> bytes:
         """Canonical bytes, for `decode`."""
@@ -95,6 +99,7 @@ class ChainState:
             "genesis": self.genesis,
             "history": tuple(tuple((w.author, w.units) for w in worked) for worked in self.history),
             "made": self.made,
+            "norms": self.norms,
             "participation": self.participation,
             "reverted": self.reverted,
             "round": self.round,
@@ -148,6 +153,7 @@ def decode(raw: bytes) -> ChainState:
             value["reverted"],
             value["undoable"],
             value["window"],
+            value["norms"],
         )
         if state.encode() != raw:
             raise ValueError("it holds more, or has a field of another type")

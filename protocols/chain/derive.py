@@ -14,7 +14,9 @@
    the judges' opinion of its author (`Score.standing`: the seam for reputation). Probationers together hold at most
    their share; nothing that an author says of itself is read.
 5. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules"). Both
-   medians are those of the electors' contributions, where any is accepted: many strangers move neither.
+   medians are those of the electors' contributions, where any is accepted: many strangers move neither. Where liars can
+   have honest work refused, they are most of what is accepted and the median norm is theirs: so it is bounded, by twice
+   the median of what the last sixteen rosters clipped to. Norms may grow by so much in eight rounds.
 6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
 7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 
@@ -23,6 +25,7 @@ All of it is in integers, but for the norms, which every machine computes alike 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +59,7 @@ from swarmnode.protocols.chain.statements import (
     Scores,
     opens,
 )
-from swarmnode.training.open_step import clip_units
+from swarmnode.training.open_step import clip_units, median_norm
 
 UNITS = 1000  # of work: the median gain of a round, or more
 SCALE = 1 << 10  # weights are units times this, so that shares of probationers can be fine
@@ -82,6 +85,7 @@ class Derived:
     revert: bool
     window: int
     worked: tuple[Worked, ...]  # by author: accepted work, before standing and probation
+    norm: float  # to which all are clipped; 0: nothing was accepted, or nothing that moves anything
 
 
 class NotHeld(Exception):
@@ -141,13 +145,25 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     proven = [id for id in accepted if quoted.commits[id].author in chain.electors]
     units = _units(found, accepted, proven or accepted)
     weights, total = _weights(found, units, set(proven), probation_share(chain, rules))
-    norms = [quoted.norms[id] for id in accepted]
-    clips = dict(zip(accepted, clip_units(norms, [quoted.norms[id] for id in proven or accepted]), strict=True))
+    norm = min(median_norm([quoted.norms[id] for id in proven or accepted]), norm_bound(chain, rules))
+    clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
     worked = tuple(
         sorted((Worked(quoted.commits[id].author, units[id]) for id in accepted), key=lambda one: one.author)
     )
-    return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked)
+    return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked, norm)
+
+
+def norm_bound(chain: ChainState, rules: ChainRules) -> float:
+    """The greatest norm that a contribution may keep in this round; infinite while too few rosters tell.
+
+    `norm_growth` times the median of the norms to which the last rosters clipped, the upper of two in the middle. Where
+    norms grow evenly from nothing, as with a warm-up of the learning rate, that of round t is about t / 2 of the first.
+    """
+    known = sorted(norm for norm in chain.norms if norm > 0)
+    if len(known) < rules.norms_least:
+        return math.inf
+    return rules.norm_growth * known[len(known) // 2]
 
 
 def listed_commits(cuts: Sequence[Said[Cut]]) -> tuple[bytes, ...]:

@@ -88,8 +88,12 @@ def check(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
 
 def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quoted: Quoted) -> ChainState:
     """The chain after a valid roster with this id. Raises NotHeld where `check` would."""
-    worked = derive(chain, rules, quoted).worked
-    before = chain.history[:-1] if roster.revert else chain.history  # what was undone earned nobody anything
+    derived = derive(chain, rules, quoted)
+    worked = derived.worked
+    before = chain.history[:-1] if roster.revert else chain.history  # what was undone earned nobody anything …
+    norms = chain.norms[:-1] if roster.revert else chain.norms  # … and says nothing of how far steps go
+    if roster.accepted:
+        norms = (*norms, derived.norm)[-rules.norms :]
     anchors = dict(chain.anchors)
     if roster.preimage:
         anchors[leaders(chain, rules)[roster.attempt]] = roster.preimage
@@ -109,6 +113,7 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
         reverted=chain.round if roster.revert else chain.reverted,
         undoable=bool(roster.accepted),
         window=roster.window,
+        norms=norms,
     )
     if after.made % rules.earn_window == 0:
         after = replace(after, electors=next_electors(after, rules), cohort=after.seed)

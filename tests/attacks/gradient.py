@@ -85,9 +85,7 @@ def strike(liars: int) -> tuple[Course, tuple[str, ...]]:
     """What a first strike does before it is noticed, and the promises that it broke."""
     course = OpenSwarm(Task(seed=0, alpha=None), adversaries.FirstStrike(), liars, codec_name=CODEC).run(ROUNDS)
     broken = []
-    if (
-        course.strike > 1
-    ):  # of several, one of whom leads: they are most of what counts, and so the median norm is theirs
+    if course.strike > RULES.norm_growth:  # liars who choose what counts choose the median norm, up to this bound
         broken.append(f"it moved the parameters by {course.strike:.2f} honest steps")
     if course.harm > RULES.revert_above / MICRO and not course.undone:
         broken.append(f"{course.harm:.2f} bits were lost and not undone")

@@ -167,6 +167,7 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
 
 def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_any_other() -> None:
     chain = after_rounds(FIVE, RULES, 20, "ABCDEXY")
+    assert len(chain.norms) == RULES.norms
     assert chainstate.decode(chain.encode()) == chain
     other: dict[str, Any] = {
         "run_id": "cd" * 32,
@@ -184,6 +185,7 @@ def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_
         "reverted": 0,
         "undoable": not chain.undoable,
         "window": 1,
+        "norms": (1.0, 0.5),
     }
     assert set(other) == set(ChainState.__dataclass_fields__)
     digests = {replace(chain, **{name: value}).digest for name, value in other.items()}
