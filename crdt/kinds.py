@@ -58,8 +58,8 @@ WRITE_ONCE = (
     once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds
 )
 REPLACEABLE = (
-    # A member renews its lease three times before it runs out: the loss of one renewal, or of two, removes nobody.
-    Kind("member", ttl=60 * SECOND, slots=1, max_size=1024),
+    # A lease says itself how long it lasts, longer in large swarms (`views.lease_end`), and never longer than this.
+    Kind("member", ttl=1200 * SECOND, slots=1, max_size=1024),
     Kind("head", ttl=DAY, slots=1, max_size=512),  # the roster that its author follows; outlasts an outage of a night
     Kind("shard", ttl=DAY, slots=256, max_size=512),  # who is gone for a day no longer serves it
     Kind("counter", ttl=30 * DAY, slots=32, max_size=256),

@@ -5,7 +5,7 @@ equal states have equal views. Values are their authors' words: what does not ha
 over, and nothing is added up that one author could raise without limit.
 
     kind          key                          value
-    member        member                       {"addresses": (text, …)}
+    member        member                       {"addresses": (text, …), "lasts": seconds}
     counter       counter/NAME                 integer, 0 to 2^53
     shard         shard/SHARD                  anything; to have the record is to serve the shard
     commit        commit/ROUND/ATTEMPT         anything
@@ -18,15 +18,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from swarmnode.crdt.elements import Element
 from swarmnode.crdt.evidence import Evidence
 from swarmnode.crdt.hlc import time_of
-from swarmnode.crdt.kinds import KINDS, kind_of
+from swarmnode.crdt.kinds import KINDS, SECOND, kind_of
 from swarmnode.crdt.record import Record
 
+SHORTEST_LEASE = 60  # seconds
 MAX_COUNT = 1 << 53  # of one author; sums stay integers for whoever reads them as floats
 
 
@@ -37,7 +38,7 @@ class Member:
     peer: str
     addresses: tuple[str, ...]
     renewed: int  # ms since the epoch, by the member's clock
-    expiry: int  # ms
+    expiry: int  # ms; see `lease_end`
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,25 @@ class Place:
     attesters: int
 
 
-def members(elements: Iterable[Element]) -> tuple[Member, ...]:
-    """Everybody with a lease, in order of peer id."""
+def lease_end(record: Record) -> int:
+    """The first ms at which a lease has run out: as long after it was signed as it says, and no later than its ttl.
+
+    One that says nothing of the kind lasts SHORTEST_LEASE.
+    """
+    lasts = record.value.get("lasts") if isinstance(record.value, Mapping) else None
+    seconds = lasts if isinstance(lasts, int) and not isinstance(lasts, bool) and lasts > 0 else SHORTEST_LEASE
+    return min(record.expiry, time_of(record.hlc) + seconds * SECOND)
+
+
+def members(elements: Iterable[Element], now: int) -> tuple[Member, ...]:
+    """Everybody with a lease that has not run out at `now`, ms, in order of peer id."""
     found = []
     for record in _records(elements, "member"):
         match record.value:
             case {"addresses": (*addresses,)}:
                 texts = tuple(a for a in addresses if isinstance(a, str))
-                found.append(Member(record.author, texts, time_of(record.hlc), record.expiry))
+                if (end := lease_end(record)) > now:
+                    found.append(Member(record.author, texts, time_of(record.hlc), end))
     return tuple(sorted(found, key=lambda member: member.peer))
 
 

@@ -1,10 +1,12 @@
 """Who takes part in a run, and where they can be dialled.
 
-Each member signs a *lease*: a record of kind `member` with its addresses, renewed every 20 s and gone 60 s after its
-last renewal. Leases live in the replicated state (`statesync`), which carries them to everybody within seconds; this
-module writes this node's and folds those of others. A lease is signed by its author, so nobody can announce addresses
-for another. What is then true: members that can reach one another, through anybody, learn one another's addresses
-within seconds, and connect; one that died is forgotten by everybody within a minute.
+Each member signs a *lease*: a record of kind `member` with its addresses and how long it lasts, renewed three times in
+that time: the loss of one renewal, or of two, removes nobody. It lasts a minute; in swarms of more than FEW members as
+much longer as there are more, up to the kind's ttl, so that leases cost a node no more in a larger swarm. New addresses
+are told within 20 s all the same. Leases live in the replicated state (`statesync`), which carries them to everybody
+within seconds; this module writes this node's and folds those of others. A lease is signed by its author, so nobody can
+announce addresses for another. What is then true: members that can reach one another, through anybody, learn one
+another's addresses within seconds, and connect; one that died is forgotten by everybody when its lease has run out.
 
 A lease also tells two daemons with one key apart, see `twins`.
 
@@ -22,7 +24,9 @@ from dataclasses import dataclass
 import trio
 
 from swarmnode.crdt.elements import Element
+from swarmnode.crdt.kinds import KINDS, SECOND
 from swarmnode.crdt.record import Record
+from swarmnode.crdt.views import SHORTEST_LEASE, lease_end
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.rpc import Refuse, Rpc
 from swarmnode.protocols.statebackend import Change, StateBackend, StateError
@@ -32,7 +36,9 @@ from swarmnode.protocols.twins import KeyInUse, Twins
 logger = logging.getLogger(__name__)
 
 KIND = "member"
-RENEW_EVERY = 20.0  # seconds; three renewals fit into a lease
+FEW = 64  # members up to which leases are the shortest
+RENEWALS = 3  # of a lease, until it runs out
+RENEW_EVERY = SHORTEST_LEASE / RENEWALS  # seconds, of the shortest; as often addresses that changed are told
 CONNECT_EVERY = 5.0  # seconds, jittered by half
 CALL_TIMEOUT = 5.0  # seconds
 ANSWERED_AFTER = (1.0, 2.0, 4.0, 8.0)  # seconds between looks for the answer of another daemon with this key
@@ -91,7 +97,9 @@ class Membership:
         self._admits = admits
         self._rng = rng or random.Random()
         self._twins = Twins(self._rng.getrandbits(63), now())
-        self._leases: dict[PeerId, Element] = {}
+        self._leases: dict[PeerId, Record] = {}
+        self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
+        self._told: tuple[Address, ...] = ()  # addresses in it
         self._displaced: KeyInUse | None = None
         self._seen_double = trio.Event()  # another life of this node signed a lease
         self.complaint = ""  # why this node has no lease now, for its owner
@@ -99,7 +107,7 @@ class Membership:
     def members(self) -> tuple[PeerId, ...]:
         """Everybody with a lease that has not run out, this node left out, in order of peer id."""
         now = self._now()
-        return tuple(sorted(peer for peer, lease in self._leases.items() if lease.expiry > now))
+        return tuple(sorted(peer for peer, lease in self._leases.items() if lease_end(lease) > now))
 
     def connected(self) -> tuple[PeerId, ...]:
         """Members that this node has a connection to."""
@@ -143,11 +151,16 @@ class Membership:
     # --- own lease --------------------------------------------------------------------------------------------------
 
     async def _renew(self) -> None:
+        self._lasts, self._renewed = lease_of(len(self.members()) + 1), trio.current_time()
+        self._told = self._addresses()
+        await self._write({"addresses": self._told, "lasts": self._lasts, **self._twins.mark})
+
+    def _addresses(self) -> tuple[Address, ...]:
         addresses: list[Address] = []
         for address in self._network.addresses[:MAX_ADDRESSES]:
             if sum(map(len, addresses)) + len(address) <= MAX_ADDRESS_BYTES:
                 addresses.append(address)
-        await self._write({"addresses": tuple(addresses), **self._twins.mark})
+        return tuple(addresses)
 
     async def _write(self, value: dict[str, tuple[Address, ...] | int] | None) -> None:
         try:
@@ -161,9 +174,11 @@ class Membership:
     async def _renew_forever(self) -> None:
         while True:
             await trio.sleep(RENEW_EVERY)
-            await self._renew()
+            due = trio.current_time() - self._renewed >= self._lasts / RENEWALS - RENEW_EVERY / 2
+            if due or self.complaint or self._addresses() != self._told:
+                await self._renew()
             now = self._now()
-            self._leases = {peer: lease for peer, lease in self._leases.items() if lease.expiry > now}
+            self._leases = {peer: lease for peer, lease in self._leases.items() if lease_end(lease) > now}
 
     async def _look_for_answers(self) -> None:
         """Fetch what another daemon with this key answers: to peers both are one, and what they push reaches one."""
@@ -230,6 +245,11 @@ class Membership:
 
         for peer in self._rng.sample(lacking, min(len(lacking), 4)):
             nursery.start_soon(dial, peer)
+
+
+def lease_of(members: int) -> int:
+    """Seconds that a lease lasts in a swarm of so many."""
+    return min(SHORTEST_LEASE * max(members, FEW) // FEW, KINDS[KIND].ttl // SECOND)
 
 
 def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Callable[[str], bytes | None]) -> None:

@@ -43,7 +43,6 @@ STRANGERS = Allowance(rate=10, burst=512)  # elements from one peer whose author
 MAX_WAIT = 4.0  # seconds that a batch may wait for its peer's budget; above, it is refused as "busy"
 AT_ONCE = 4  # batches of one peer that are looked at or wait; an honest one sends one, and another while it repairs
 SEEN = 8192  # ranks of elements remembered that were judged and are not here: 2 MiB
-ASKED_FOR = 1.0  # seconds in which an element that was asked for is expected
 FAR_AHEAD = 3_600_000  # ms; no clock that is merely badly set is an hour ahead of confirmed time
 
 VERIFIED = Metric("swarmnode_state_verified_total", COUNTER, "elements of the state whose signatures were verified")
@@ -86,7 +85,6 @@ class Intake:
         self._strangers = Budget[PeerId](STRANGERS)
         self._waiting: dict[PeerId, int] = {}
         self._seen: OrderedDict[Rank, None] = OrderedDict()
-        self._asked: OrderedDict[Rank, float] = OrderedDict()  # rank -> trio time, oldest first
         self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
         self.verified = 0  # elements whose signatures were looked at
         self._refused = Counter[str]()
@@ -100,17 +98,6 @@ class Intake:
         if self._backend.has(rank) or rank in self._seen:
             return False
         return not is_ahead(int.from_bytes(rank[:8], "big"), self._now())
-
-    def asks_for(self, rank: Rank) -> bool:
-        """Whether to ask a peer that offers the element: where it is lacking, and nobody was asked just now."""
-        now = trio.current_time()
-        if not self.lacks(rank) or now < self._asked.get(rank, -1.0) + ASKED_FOR:
-            return False
-        while self._asked and (len(self._asked) >= SEEN or next(iter(self._asked.values())) + ASKED_FOR < now):
-            self._asked.popitem(last=False)
-        self._asked[rank] = now
-        self._asked.move_to_end(rank)
-        return True
 
     async def take_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
         """Take what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
@@ -129,7 +116,8 @@ class Intake:
                 self._offences.note(peer, "pushes more than its share", Kind.LOAD)
                 self._refused["busy"] += len(sealed)
                 raise Refuse("busy", "the peer sends more than its share")
-            await trio.sleep(wait)
+            if wait:
+                await trio.sleep(wait)
             return await self.take(peer, sealed)
         finally:
             self._waiting[peer] -= 1

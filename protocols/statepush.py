@@ -1,7 +1,9 @@
 """News of the state goes from neighbour to neighbour: whole to a few, by rank to some more, who ask for what they lack.
 
 What the state stores, from whomever it came, waits `COLLECT` seconds for more, then goes to peers chosen anew each
-time: `EAGER` of them get the elements, `LAZY` others their ranks. Nobody is sent what it sent, offered or was sent
+time: `EAGER` of them get the elements, but only one those of more than `LARGE` bytes, and the others, with `LAZY` more,
+their ranks. So an element reaches a node whole one to two times, as whoever is offered it asks one peer. What this node
+says itself goes whole to `FIRST`: nobody can have it yet. Nobody is sent what it sent, offered or was sent
 before, but for leases: authors are offered their own, by which two daemons with one key hear of one another. What
 came by repair goes by rank only: others may long have it.
 
@@ -23,6 +25,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import trio
 
@@ -38,8 +41,10 @@ from swarmnode.protocols.statewire import MAX_RANKS, Push, Pushed, batches, join
 logger = logging.getLogger(__name__)
 
 COLLECT = 0.2  # seconds that news waits for more of it; with the way to the next node, the time of one hop
-EAGER = 4  # peers that get the elements
-LAZY = 8  # further peers that get their ranks
+EAGER = 2  # peers that get the elements
+FIRST = 4  # peers that get those of this node's own
+LARGE = 1024  # bytes of an element that goes whole to one of them only
+LAZY = 6  # further peers that get the ranks
 EAGER_BYTES = 64 * 1024  # of elements in one push; the rest goes by rank
 CALL_TIMEOUT = 5.0  # seconds
 AUTHOR = Allowance(rate=10, burst=512)  # elements of one author passed on; a burst fills the slots of any kind
@@ -57,7 +62,13 @@ class _News:
     rank: Rank
     author: PeerId
     sealed: bytes | None  # None: to be offered by rank only
+    whole: int  # peers that get it whole, the first of those chosen
     echo: bool  # its author is offered it as well, which another daemon with the same key takes: see `twins`
+
+    @cached_property
+    def offered(self) -> _News:
+        """The same, by rank only."""
+        return replace(self, sealed=None)
 
     def goes_back_to(self, peer: PeerId) -> bool:
         return self.echo and self.author == peer
@@ -102,9 +113,11 @@ class Pusher:
         backend: StateBackend,
         rpc: Rpc,
         *,
+        me: PeerId,
         neighbours: Neighbours,
         rng: random.Random,
     ) -> None:
+        self._me = me
         self._backend = backend
         self._rpc = rpc
         self._neighbours = neighbours
@@ -167,18 +180,24 @@ class Pusher:
             rank, element = self._waiting.popitem(last=False)
             sealed = None if self.known.came_by_repair(rank) else element.sealed
             room -= len(sealed or b"")
-            batch.append(_News(rank, element.author, sealed if room >= 0 else None, element.kind == ECHOED))
+            sealed = sealed if room >= 0 else None
+            batch.append(_News(rank, element.author, sealed, self._whole(element), element.kind == ECHOED))
         here = self._neighbours.here()
         chosen = self._rng.sample(here, min(len(here), EAGER + LAZY))
         for number, peer in enumerate(chosen):
             news = [each for each in batch if not self.known.has(peer, each.rank) or each.goes_back_to(peer)]
-            if number >= EAGER:
-                news = [replace(each, sealed=None) for each in news]
+            news = [each.offered if number >= each.whole and each.sealed is not None else each for each in news]
             if peer in self._later:
                 self._later[peer] = [*self._later[peer], *news][:MAX_RANKS]
             elif news:
                 self._later[peer] = []
                 nursery.start_soon(self._tell, peer, news)
+
+    def _whole(self, element: Element) -> int:
+        """How many peers get an element whole."""
+        if element.author == self._me:
+            return FIRST
+        return 1 if len(element.sealed) > LARGE else EAGER
 
     async def _tell(self, peer: PeerId, batch: Sequence[_News]) -> None:
         try:
@@ -193,14 +212,16 @@ class Pusher:
             del self._later[peer]
 
     async def _tell_once(self, peer: PeerId, batch: Sequence[_News]) -> None:
-        whole: list[_News] = []
+        whole: list[bytes] = []
+        offered: list[Rank] = []
         room = EAGER_BYTES
         for news in batch:
             room -= len(news.sealed or b"")
             if news.sealed is not None and room >= 0 and not news.goes_back_to(peer):
-                whole.append(news)
-        offered = [news.rank for news in batch if news not in whole]
-        wanted = await self._push(peer, tuple(news.sealed for news in whole if news.sealed), offered)
+                whole.append(news.sealed)
+            else:
+                offered.append(news.rank)
+        wanted = await self._push(peer, tuple(whole), offered)
         self.known.holds(peer, (news.rank for news in batch))
         asked = set(offered).intersection(wanted)
         for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):

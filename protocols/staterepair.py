@@ -122,7 +122,7 @@ class RepairDesk:
         )
         complaint = await self._compare(peer, initiator)
         needed = [rank for rank in sorted(initiator.need) if self._intake.lacks(rank)]
-        got, given = await self._fetch(peer, needed)
+        got, given = await self.fetch(peer, needed)
         gave = await self._give(peer, sorted(initiator.have))
         if complaint and got:
             complaint = ""  # where much differed, the session's budget may be spent for a good purpose
@@ -152,8 +152,11 @@ class RepairDesk:
                 return str(error)
         return "" if initiator.agreed else "what the peer says contradicts its fingerprint"
 
-    async def _fetch(self, peer: PeerId, ranks: list[Rank]) -> tuple[int, int]:
-        """Get elements that the peer said it has; how many were stored, and how many were sent."""
+    async def fetch(self, peer: PeerId, ranks: list[Rank]) -> tuple[int, int]:
+        """Get elements that the peer said it has; how many were stored, and how many were sent.
+
+        Raises CallError, Unwritable.
+        """
         got = given = 0
         while ranks:
             asked, ranks = ranks[:MAX_RANKS], ranks[MAX_RANKS:]

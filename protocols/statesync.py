@@ -7,8 +7,8 @@ against signing (`ownclock`). `statewire` has the messages.
 
 Who may fail when, and what is then true:
 - a peer that is slow, frozen or gone costs its own call, nothing else; others bring what it would have;
-- pushes get lost: the next offer, or repair, brings what they held. Two nodes that complete a repair hold the same
-  afterwards, except for what came meanwhile;
+- pushes get lost: who offered the same, the next offer, or repair brings what they held. Two nodes that complete a
+  repair hold the same afterwards, except for what came meanwhile;
 - the swarm is cut in two and heals: whoever repairs across the cut first offers what it got to its neighbours, so all
   hold everything well before each has drawn a neighbour from the other side;
 - a peer sends what is false: it is dropped at the first honest node and counted; `offences` lead to refusal;
@@ -38,7 +38,8 @@ from swarmnode.protocols.ownclock import ENOUGH, ClockGuard
 from swarmnode.protocols.reception import Reception
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.statebackend import Change, StateBackend, StateError, rank_of
+from swarmnode.protocols.stateasking import ASKED_FOR, Asking
+from swarmnode.protocols.statebackend import Change, Rank, StateBackend, StateError, rank_of
 from swarmnode.protocols.stateintake import PROTOCOL, Intake
 from swarmnode.protocols.statepush import Pusher
 from swarmnode.protocols.staterepair import RepairDesk, Repaired
@@ -108,8 +109,9 @@ class StateSync:
             offences=self.offences,
             clock_is_confirmed=lambda: self.clock.confirmed,
         )
+        self._asking = Asking(self.intake.lacks)
         self._neighbours = Neighbours(network, self.offences)
-        self.pusher = Pusher(backend, rpc, neighbours=self._neighbours, rng=self._rng)
+        self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
         self._desk = RepairDesk(
             backend,
             rpc,
@@ -163,6 +165,7 @@ class StateSync:
                 await nursery.start(self.pusher.run)
                 nursery.start_soon(self._convict, evidence)
                 nursery.start_soon(self._repair_now_and_then)
+                nursery.start_soon(self._ask_others, nursery)
                 nursery.start_soon(self._stop_waiting_for_memories)
                 for view in self._network.peers():
                     nursery.start_soon(self._meet, view.peer)
@@ -234,6 +237,21 @@ class StateSync:
             self._repaired_at[peer] = trio.current_time()
         logger.debug("repaired with %s: %s", peer, repaired)
         return repaired
+
+    async def _ask_others(self, nursery: trio.Nursery) -> None:
+        """Fetch what one peer offered, was asked for and did not send, from another that offered it."""
+        while True:
+            await trio.sleep(ASKED_FOR / 2)
+            for peer, ranks in self._asking.overdue().items():
+                nursery.start_soon(self._fetch, peer, ranks)
+
+    async def _fetch(self, peer: PeerId, ranks: list[Rank]) -> None:
+        try:
+            await self._desk.fetch(peer, ranks)
+        except CallError as error:
+            self._neighbours.failed(peer, error)
+        except StateError as error:
+            logger.warning("what %s sent could not be kept: %s", peer, error)
 
     # --- occasions --------------------------------------------------------------------------------------------------
 
@@ -327,7 +345,7 @@ class StateSync:
         with _refusing():
             taken = await self.intake.take_pushed(peer, push.sealed)
         self.pusher.known.holds(peer, (rank_of(element.hlc, element.id) for element in taken.new))
-        return Pushed(joined(rank for rank in ranks if self.intake.asks_for(rank)))
+        return Pushed(joined(rank for rank in ranks if self._asking.asks(peer, rank)))
 
     async def _on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
         self._admit(peer, fetch.run_id)

@@ -9,7 +9,8 @@
   one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
   cut off, `forks` heals it.
 - Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so
-  that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
+  that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list. Nothing
+  is known of that when a run begins: then those who are no electors hold back by the number of members they see.
 
 Empty rosters count for none of this: an outage costs nobody its place. But SUCCESSION of them in a row mean that no
 elector is there at all, as one alone could have ended a round by then. Those whose work the remembered rosters accepted
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 
 from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainRules, ChainState
 
@@ -29,6 +31,8 @@ ATTEMPTS = 5  # leaders of a round before it ends empty
 PATIENCE = 3  # empty rosters in a row before the quorum shrinks
 SUCCESSION = 6  # empty rosters in a row after which others become electors; the quorum of a committee of 33 is 1 then
 SUCCESSORS = 16  # of them at most
+FALL = 32  # what the participation may be divided by from one round to the next
+ROOM_AT_FIRST = 2  # times the contributions aimed at are let in while nothing is known: members seen may be gone
 SMALL = 4  # electors; below, nothing is promised against liars
 ELECTORS_SHARE = 750_000  # millionths of the participants that electors may grow to
 
@@ -59,7 +63,25 @@ def participates(chain: ChainState, peer: str) -> bool:
     """Whether `peer` may contribute to this round: electors, and of the others all or whom the cohort's seed draws."""
     if chain.participation >= EVERYBODY or peer in chain.electors:
         return True
-    return int.from_bytes(ticket(chain, peer)[:8], "big") * EVERYBODY < chain.participation << 64
+    return _is_below(chain, peer, chain.participation)
+
+
+def volunteers(chain: ChainState, rules: ChainRules, peer: str, members: int) -> bool:
+    """Whether an honest `peer` makes use of its right to contribute. `members`: of the swarm, as far as it sees.
+
+    It does, but for the rounds of a run that no roster has ended yet: there everybody may contribute, and in a large
+    swarm so many would that a cut has no room for them. What a liar says of members counts for nothing later on.
+    """
+    if not participates(chain, peer):
+        return False
+    if chain.made or peer in chain.electors:
+        return True
+    return _is_below(chain, peer, EVERYBODY * ROOM_AT_FIRST * rules.participants // max(members, 1))
+
+
+def _is_below(chain: ChainState, peer: str, millionths: int) -> bool:
+    """Whether the ticket of `peer` is among so many millionths of all tickets, the lowest."""
+    return int.from_bytes(ticket(chain, peer)[:8], "big") * EVERYBODY < millionths << 64
 
 
 def ticket(chain: ChainState, peer: str) -> bytes:
@@ -67,14 +89,20 @@ def ticket(chain: ChainState, peer: str) -> bytes:
     return _ticket(chain.cohort, "work", peer)
 
 
-def next_participation(chain: ChainState, rules: ChainRules, strangers: int) -> int:
-    """Millionths for the next round: what would have made the aim, at most doubled or halved.
+def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable[str]) -> int:
+    """Millionths for the next round: what would have made the aim, at most doubled or divided by FALL.
 
-    `strangers`: contributions that this round's roster lists, of those who are no electors.
+    `strangers`: authors of the contributions that this round's roster lists, who are no electors. Where they are too
+    many, those stay whose tickets are the lowest, so many as there is room for. Judges cut by the same order: so a
+    roster that lists 96 of a thousand tells how many they were by how low their tickets are.
     """
+    tickets = sorted({ticket(chain, author) for author in strangers})
     room = max(rules.participants - len(chain.electors), rules.participants // 4, 1)
-    wanted = chain.participation * room // max(strangers, 1)
-    return min(EVERYBODY, max(wanted, chain.participation // 2, 1), 2 * chain.participation)
+    if len(tickets) > room:
+        wanted = int.from_bytes(tickets[room][:8], "big") * EVERYBODY >> 64
+    else:
+        wanted = chain.participation * room // max(len(tickets), 1)
+    return min(EVERYBODY, max(wanted, chain.participation // FALL, 1), 2 * chain.participation)
 
 
 def probation_share(chain: ChainState, rules: ChainRules) -> int:

@@ -100,7 +100,7 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
     authors = [quoted.commits[entry.commit].author for entry in roster.entries]
     for author, entry in zip(authors, roster.entries, strict=True):
         anchors.setdefault(author, quoted.commits[entry.commit].what.anchor)
-    strangers = sum(author not in chain.electors for author in authors)
+    strangers = [author for author in authors if author not in chain.electors]
     after = replace(
         chain,
         round=chain.round + 1,

@@ -49,13 +49,18 @@ def test_members_are_those_whose_leases_have_not_run_out() -> None:
         said("C", "member", {"addresses": ("/ip4/9.9.9.9",)}),
         said("C", "member", None, NOW + 1),
         said("D", "member", "not a lease"),
+        said("E", "member", {"addresses": (), "lasts": 300}, NOW - 100_000),
+        said("F", "member", {"addresses": (), "lasts": 1 << 40}, NOW - 10_000),
+        said("G", "member", {"addresses": (), "lasts": 120}, NOW - 120_000),
     ):
         state.merge(record, NOW)
-    assert members(state.live(NOW)) == (
+    assert members(state.live(NOW), NOW) == (
         Member("A", (), NOW - 30_000, NOW + 30_000),
         Member("B", ("/ip4/1.2.3.4",), NOW, NOW + 60_000),
+        Member("E", (), NOW - 100_000, NOW + 200_000),
+        Member("F", (), NOW - 10_000, NOW - 10_000 + KINDS["member"].ttl),
     )
-    assert [member.peer for member in members(state.live(NOW + 30_000))] == ["B"]
+    assert [member.peer for member in members(state.live(NOW + 30_000), NOW + 30_000)] == ["B", "E", "F"]
 
 
 def test_counters_add_what_each_author_counts() -> None:
@@ -129,7 +134,14 @@ def test_equivocators_are_known_by_evidence_or_by_what_stands() -> None:
 def test_views_are_functions_of_the_set_whatever_the_order_and_the_values(heard: list[Element], random: Any) -> None:
     shuffled = list(heard)
     random.shuffle(shuffled)
-    for view in (members, counters, shards, equivocators, leaderboard, lambda elements: commits(elements, 1)):
+    for view in (
+        lambda elements: members(elements, NOW),
+        counters,
+        shards,
+        equivocators,
+        leaderboard,
+        lambda elements: commits(elements, 1),
+    ):
         assert view(heard) == view(shuffled)  # type: ignore[operator]
 
 

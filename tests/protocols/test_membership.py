@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from statenodes import RUN, StateNode, now
 
+from swarmnode.crdt.kinds import KINDS, SECOND
+from swarmnode.crdt.views import SHORTEST_LEASE
 from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.protocols import membership
 from swarmnode.protocols.membership import (
+    FEW,
     RENEW_EVERY,
+    RENEWALS,
     Membership,
     RunListing,
     ask_runs,
     ask_spec,
+    lease_of,
     serve_runs,
 )
 from swarmnode.protocols.rpc import Refused
@@ -135,6 +143,44 @@ def test_one_that_leaves_is_gone_at_once_and_one_that_dies_within_a_minute(simul
         assert stays.membership.members() == (dies.me,)
         await trio.sleep(61)
         assert stays.membership.members() == ()
+
+    simulated(main)
+
+
+@given(st.integers(0, 1 << 20))
+def test_leases_last_as_long_as_a_node_hears_no_more_of_them_in_a_larger_swarm(members: int) -> None:
+    lasts = lease_of(members)
+    assert SHORTEST_LEASE <= lasts <= KINDS["member"].ttl // SECOND
+    if members <= 1280:
+        assert members / (lasts / RENEWALS) <= FEW / RENEW_EVERY * 1.05  # leases a second
+    if members <= FEW:
+        assert lasts == SHORTEST_LEASE
+
+
+def test_a_long_lease_is_renewed_in_time_and_new_addresses_are_told_at_once(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        monkeypatch.setattr(membership, "FEW", 1)  # a lease of three members lasts three minutes
+        members = await nodes(world, nursery, 3)
+        for one, other in pairwise(members):
+            await one.network.connect(other.me)
+        await trio.sleep(RENEW_EVERY + 5)  # then each has seen how many they are
+        written = [0, 0]
+        last = await members[0].state.state.get(members[2].me, "member")
+        for second in range(600):
+            await trio.sleep(1)
+            assert all(len(member.membership.members()) == 2 for member in members)
+            lease = await members[0].state.state.get(members[2].me, "member")
+            written[second > 300] += lease is not last
+            last = lease
+            if second == 300:
+                monkeypatch.setattr(
+                    SimNetwork, "addresses", property(lambda network: (f"/dns4/new/tcp/1/p2p/{network.me}",))
+                )
+            if second == 300 + RENEW_EVERY + 2:
+                assert "/dns4/new" in members[0].network.known_addresses(members[2].me)[0]
+        assert written[0] <= 300 // 60 + 1 and written[1] <= 300 // 60 + 2
 
     simulated(main)
 

@@ -18,7 +18,7 @@ from swarmnode.protocols.conduct import Standing
 from swarmnode.protocols.ownclock import MAX_OFF
 from swarmnode.protocols.rpc import Refused
 from swarmnode.protocols.statebackend import Held, Said, Unwritable, rank_of
-from swarmnode.protocols.statepush import AUTHOR, EAGER
+from swarmnode.protocols.statepush import AUTHOR, EAGER, FIRST, LARGE
 from swarmnode.protocols.statesync import RECOVER_WITHIN, REPAIR_EVERY
 from swarmnode.protocols.statewire import Push, Pushed
 
@@ -104,9 +104,28 @@ def test_an_element_goes_whole_to_few_and_by_rank_to_others(simulated: Simulated
         record = await author.sync.write("note/a", 1)
         await trio.sleep(2)
         first = [request for method, _, request in calls if method == "state.push"][: len(others)]
-        assert sum(len(request.sealed) for request in first) == EAGER
-        assert sum(bool(request.ranks) for request in first) == len(others) - EAGER
+        assert sum(len(request.sealed) for request in first) == FIRST
+        assert sum(bool(request.ranks) for request in first) == len(others) - FIRST
         assert all(other.state.has(rank(record)) for other in others)  # who was offered it asked for it
+
+    simulated(main)
+
+
+@pytest.mark.parametrize(("size", "copies"), [(100, EAGER), (LARGE, 1)])
+def test_what_another_said_is_passed_on_whole_to_fewer_and_what_is_large_to_one(
+    simulated: Simulated, size: int, copies: int
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        author, middle, *others = await start(nursery, world, 8)
+        await connect([(author, middle), *((middle, other) for other in others)])
+        await trio.sleep(5)
+        calls = listen(middle)
+        record = await author.sync.write("note/a", bytes(size))
+        await trio.sleep(2)
+        first = [request for method, _, request in calls if method == "state.push"][: len(others)]
+        assert sum(len(request.sealed) for request in first) == copies
+        assert sum(bool(request.ranks) for request in first) == len(others) - copies
+        assert all(other.state.has(rank(record)) for other in others)
 
     simulated(main)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainState, Worked
 from swarmnode.protocols.chain.electorate import (
     ATTEMPTS,
+    FALL,
     judges,
     leaders,
     majority,
@@ -19,8 +20,11 @@ from swarmnode.protocols.chain.electorate import (
     next_participation,
     participates,
     quorum,
+    ticket,
+    volunteers,
 )
 from swarmnode.protocols.chain.forks import empty_block
+from swarmnode.protocols.chain.statements import MAX_COMMITS
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -123,8 +127,9 @@ def test_participation_settles_at_what_is_aimed_at(nodes: int) -> None:
     chain = start("ABCD")
     names = [f"{name}{number}" for number in range(nodes // 10) for name in "0123456789"]
     for _ in range(30):
+        listed = cut_by_judges(chain, names)
         drawn = sum(participates(chain, name) for name in names)
-        chain = replace(chain, participation=next_participation(chain, RULES, drawn))
+        chain = replace(chain, participation=next_participation(chain, RULES, listed))
     if nodes <= RULES.participants - 4:
         assert drawn == nodes
     else:
@@ -132,10 +137,46 @@ def test_participation_settles_at_what_is_aimed_at(nodes: int) -> None:
     assert all(participates(chain, elector) for elector in "ABCD")
 
 
-@given(st.integers(1, EVERYBODY), st.integers(0, 1 << 20))
-def test_participation_never_vanishes_nor_leaps(before: int, strangers: int) -> None:
-    after = next_participation(replace(start("AB"), participation=before), RULES, strangers)
-    assert max(1, before // 2) <= after <= min(EVERYBODY, 2 * before)
+def cut_by_judges(chain: ChainState, names: list[str]) -> list[str]:
+    """Of those who may contribute, whom judges who hold all their commits list."""
+    drawn = [name for name in names if participates(chain, name)]
+    return sorted(drawn, key=lambda name: ticket(chain, name))[:MAX_COMMITS]
+
+
+@pytest.mark.parametrize("nodes", [100, 300, 1000])
+def test_a_run_begun_by_many_has_as_many_contributions_as_are_aimed_at_from_its_second_round(nodes: int) -> None:
+    chain = start("ABCD")
+    names = [f"n{number}" for number in range(nodes)]
+    after = replace(chain, participation=next_participation(chain, RULES, cut_by_judges(chain, names)))
+    assert sum(participates(after, name) for name in names) == RULES.participants - len("ABCD")
+
+
+@pytest.mark.parametrize("nodes", [1000, 10_000])
+def test_many_who_begin_a_run_hold_back_and_later_nobody_does(nodes: int) -> None:
+    chain = start("ABCD")
+    names = [f"n{number}" for number in range(nodes)]
+    eager = sum(volunteers(chain, RULES, name, nodes) for name in names)
+    assert RULES.participants <= eager <= 3 * RULES.participants
+    assert all(volunteers(chain, RULES, name, RULES.participants) for name in names)  # a small swarm as it sees it
+    assert all(volunteers(chain, RULES, elector, nodes) for elector in "ABCD")
+    later = replace(chain, made=1, participation=EVERYBODY // 2)
+    assert all(volunteers(later, RULES, name, nodes) == participates(later, name) for name in names)
+
+
+@given(st.integers(1, EVERYBODY), st.sets(st.integers(0, 1 << 20), max_size=MAX_COMMITS))
+def test_participation_never_vanishes_nor_leaps(before: int, strangers: set[int]) -> None:
+    after = next_participation(replace(start("AB"), participation=before), RULES, map(str, strangers))
+    assert max(1, before // FALL) <= after <= min(EVERYBODY, 2 * before)
+
+
+@given(st.sets(st.integers(0, 1 << 20), max_size=MAX_COMMITS))
+def test_of_too_many_who_were_listed_those_stay_for_whom_there_is_room(strangers: set[int]) -> None:
+    chain = replace(start("AB"), participation=EVERYBODY)
+    names = {str(number) for number in strangers}
+    after = replace(chain, participation=next_participation(chain, RULES, names))
+    stay = sum(participates(after, name) for name in names)
+    room = RULES.participants - len("AB")
+    assert stay == len(names) if len(names) <= room else room - 1 <= stay <= room  # rates are in millionths
 
 
 def test_the_same_are_drawn_until_the_electorate_changes() -> None:
