@@ -32,13 +32,14 @@ class AdaptiveDeadline:
         """Median duration in seconds; None before the first observation."""
         return median(self._seen) if self._seen else None
 
-    def seconds(self) -> float:
+    def seconds(self, *, first: float = float("inf")) -> float:
         """What to allow now: `median + SPREAD · MAD`, at least `SLACK · median`, within floor and ceiling.
 
-        Before anything was observed it is the ceiling: a first round may be slow and must not be cut.
+        Before anything was observed it is `first`, seconds, within the same bounds: the ceiling where nothing else is
+        known, as a first round may be slow and must not be cut.
         """
         if not self._seen:
-            return self._ceiling
+            return min(max(first, self._floor), self._ceiling)
         middle = median(self._seen)
         deviation = median(abs(s - middle) for s in self._seen)
         return min(max(middle + SPREAD * deviation, SLACK * middle, self._floor), self._ceiling)

@@ -45,7 +45,7 @@ class Waits:
         self._liveness, self._newcomers = liveness, newcomers
         self._deadlines = {
             phase: AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
-            for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads")
+            for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "electors")
         }
         liveness.on_suspicion(held.ring)
 
@@ -73,24 +73,29 @@ class Waits:
                 self._set(turn, attempt=attempt)
                 await self._wait_for("roster", partial(self._without_roster, turn, leader))
                 if not self._is_open(turn):
-                    await trio.sleep(self._deadlines["heads"].seconds())  # for heads; the round ends meanwhile
+                    await trio.sleep(self._patience("heads"))  # for heads; the round ends meanwhile
         else:
             logger.info("round %d: too few judges are there", chain.round)
             await trio.sleep_until(cut + SHORTEST_EMPTY)
         self._set(turn, attempt=len(order))
 
     async def look_for_electors(self, turn: Turn) -> None:
-        """Notice that nobody is there who could end the round; for who is no elector."""
-        electors = turn.chain.electors
-        if self._me in electors:
+        """Notice that nobody will end the round: electors are gone, or there and silent; for who is no elector."""
+        electors = turn.chain.electors[:WATCHED]
+        if self._me in turn.chain.electors:
             return
-        floor = self._settings.floor
-        patience = floor if turn.follows_nothing else turn.chain.window / 1000 + 2 * floor
-        await trio.sleep_until(turn.began + patience)
-        with self._liveness.watching(electors[:WATCHED]):
-            await self._held.until(lambda: not any(self._is_there(peer) for peer in electors[:WATCHED]))
-        logger.warning("round %d: no elector is there, so it ends empty", turn.chain.round)
+        due, patience = self._due(turn), self._patience("electors")
+        await trio.sleep_until(due)
+        with self._liveness.watching(electors):
+            gone = await self._held.until(lambda: not any(map(self._is_there, electors)), deadline=due + patience)
+        why = "no elector is there" if gone else f"its electors have been silent for {patience:.0f} s"
+        logger.warning("round %d: %s, so it ends empty", turn.chain.round, why)
         self._set(turn, attempt=len(leaders(turn.chain, self._held.rules)))
+
+    def _due(self, turn: Turn) -> float:
+        """When a round's roster may be expected, in trio time, by who is no elector."""
+        floor = self._settings.floor
+        return turn.began + (floor if turn.follows_nothing else turn.chain.window / 1000 + 2 * floor)
 
     # --- heads ------------------------------------------------------------------------------------------------------
 
@@ -104,14 +109,17 @@ class Waits:
         since, waiting = turn.waited_for
         if tree.support(first.id, heads) >= quorum(at, self._held.rules):
             deadline.observe(now - since if waiting == first.id else 0.0)
+            if first.roster is not None:
+                self._deadlines["electors"].observe(max(0.0, now - self._due(turn)))
             return True
+        patience = self._patience("heads")
         elsewhere = [peer for peer in at.electors if first.id not in tree.ancestry(heads.get(peer, b""))]
         if not any(self._is_there(peer) for peer in elsewhere):
             return True
         if waiting != first.id:
             turn.waited_for = since, waiting = now, first.id
-            nursery.start_soon(self._await_heads, elsewhere, deadline.seconds())
-        return now - since >= deadline.seconds()
+            nursery.start_soon(self._await_heads, elsewhere, patience)
+        return now - since >= patience
 
     async def _await_heads(self, electors: list[PeerId], seconds: float) -> None:
         """Notice when electors that are waited for are gone, or when they had their time."""
@@ -157,20 +165,35 @@ class Waits:
     ) -> None:
         """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took.
 
-        A wait that ran out is learned from where many are lacking: the network is slower than it was. A few who keep
-        silent and are there would else make every round longer than the last. A roster has one who is lacking.
+        Where many are lacking at its end, the network is slower than it was, and the whole wait is learned from. A few
+        who are there and keep silent would so make every round longer than the last: then it is what the others took.
+        A roster has one who is lacking.
 
         `since`: when it began, in trio time; `until`: it ends then in any case.
         """
         began = trio.current_time() if since is None else since
-        deadline = min(began + self._deadlines[phase].seconds(), until)
-        whole = await self._held.until(lambda: not lacking(), deadline=min(deadline, trio.current_time() + QUIET))
-        if not whole:
-            with self._liveness.watching(peer for peer in lacking() if peer != self._me):
-                await self._held.until(lambda: not any(self._is_there(peer) for peer in lacking()), deadline=deadline)
-        few = phase != "roster" and 2 * len(lacking()) < len(self._held.block.chain.electors)
-        if not lacking() or (trio.current_time() >= deadline and not few):  # else who is gone made it short
+        deadline = min(began + self._patience(phase), until)
+        left, came = lacking(), began  # who is lacking, and when the last of those who came did
+
+        def whole() -> bool:
+            nonlocal left, came
+            if len(now := lacking()) < len(left):
+                came = trio.current_time()
+            left = now
+            return not left
+
+        if not await self._held.until(whole, deadline=min(deadline, trio.current_time() + QUIET)):
+            with self._liveness.watching(peer for peer in left if peer != self._me):
+                await self._held.until(lambda: whole() or not any(map(self._is_there, left)), deadline=deadline)
+        few = phase != "roster" and 2 * len(left) < len(self._held.block.chain.electors)
+        if not left or few:
+            self._deadlines[phase].observe(came - began)
+        elif trio.current_time() >= deadline:  # else who is gone made it short
             self._deadlines[phase].observe(trio.current_time() - began)
+
+    def _patience(self, phase: str) -> float:
+        """Seconds that a phase may take. Who has waited for none yet, as a new judge, allows the round's window."""
+        return self._deadlines[phase].seconds(first=self._held.block.chain.window / 1000)
 
     def _set(self, turn: Turn, **timers: bool | int) -> None:
         turn.timers = replace(turn.timers, **timers)  # type: ignore[arg-type]

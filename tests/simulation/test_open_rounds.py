@@ -106,6 +106,21 @@ def test_a_run_outlives_its_only_elector() -> None:
     simulate(body, electors=("a",))
 
 
+def test_a_run_outlives_an_only_elector_that_is_there_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silence(statement: object) -> None:
+        return None
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        monkeypatch.setattr(method_of(swarm, "a").voice, "say", silence)
+        await swarm.round_done(14, *"bcd", within=400)
+        assert len(swarm.hashes(14)) == 1
+        first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
+        assert last["loss"] < first["loss"]
+
+    simulate(body, electors=("a",))
+
+
 def test_one_of_two_goes_on_when_the_other_dies() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, "a", "b")
