@@ -1,7 +1,8 @@
 """The all-reduce of four processes on this machine, beside hivemind's, as JSON lines.
 
     python bench/allreduce.py [--parameters 50M,1M] [--codecs fp16,int8] [--rounds 5]
-                              [--baseline hivemind [--hivemind-python PATH]] [--kill] [--freeze] [--repeats 3]
+                              [--baseline hivemind [--hivemind-python PATH]]
+                              [--kill] [--freeze] [--at 0.5] [--repeats 3]
 
 A round's time is that from the word to all members until the last of them has its mean. `seconds` is the median of the
 rounds, `fastest` and `slowest` their spread; two rounds before them, which take new memory, do not count (`first` is
@@ -13,9 +14,9 @@ The systems take turns round by round, so that what else the machine does (`load
 four, its matchmaking done before the clock starts; int8 is compared with its float32, which is what it replaces.
 
 `--kill` and `--freeze` measure rounds of a run, whose members also agree on the roster and on the hash of the result:
-one member gets SIGKILL, or SIGSTOP, halfway through a round, and `ratio` is how long that round took to one in which
-nobody fails. `exact`: the survivors' mean is that of their values, bit for bit (codecs but fp32 round: `error` is the
-largest difference).
+one member gets SIGKILL, or SIGSTOP, halfway through a round or at the parts of its time in `--at`, and `ratio` is how
+long that round took to one in which nobody fails. `exact`: the survivors' mean is that of their values, bit for bit
+(codecs but fp32 round: `error` is the largest difference).
 """
 
 from __future__ import annotations
@@ -207,19 +208,19 @@ def has_baseline(chosen: argparse.Namespace) -> bool:
 
 
 def fail(chosen: argparse.Namespace, what: str, stop: signal.Signals) -> None:
-    """Rounds of runs in which one member gets `stop` halfway through, each in a group of its own."""
+    """Rounds of runs in which one member gets `stop` at one of the moments, each in a group of its own."""
     for parameters in chosen.parameters:
         for codec in chosen.codecs:
-            for repeat in range(chosen.repeats):
+            for number, moment in enumerate(chosen.at * chosen.repeats):
                 with group("swarmnode", sys.executable) as members:
-                    members.prepare(parameters, codec, repeat)
+                    members.prepare(parameters, codec, number)
                     members.all(do="begin")
-                    found = fail_once(members, repeat % MEMBERS, stop)
-                emit(system="swarmnode", what=what, parameters=parameters, codec=codec, **found)
+                    found = fail_once(members, number % MEMBERS, stop, moment)
+                emit(system="swarmnode", what=what, at=moment, parameters=parameters, codec=codec, **found)
 
 
-def fail_once(members: Group, victim: int, stop: signal.Signals) -> dict[str, Any]:
-    """Some rounds as they should be, and one in which the victim gets `stop`."""
+def fail_once(members: Group, victim: int, stop: signal.Signals, moment: float) -> dict[str, Any]:
+    """Some rounds as they should be, and one in which the victim gets `stop` at `moment`, a part of the usual time."""
     usual = []
     for _ in range(WARM + 2):
         began = time.perf_counter()
@@ -232,7 +233,7 @@ def fail_once(members: Group, victim: int, stop: signal.Signals) -> dict[str, An
     began = time.perf_counter()
     for process in members.processes:
         members.tell(process, do="agree")
-    time.sleep(min(usual) / 2)
+    time.sleep(normal * moment)
     members.processes[victim].send_signal(stop)
     answers = [members.answer(members.processes[i]) for i in rest]
     seconds = time.perf_counter() - began
@@ -264,8 +265,14 @@ def main() -> None:
     options.add_argument("--hivemind-python", default=sys.executable, help="interpreter that has hivemind")
     options.add_argument("--kill", action="store_true", help="measure rounds in which a member is killed instead")
     options.add_argument("--freeze", action="store_true", help="measure rounds in which a member is frozen instead")
-    options.add_argument("--repeats", type=int, default=3, help="rounds with a failure, each by another member")
+    options.add_argument(
+        "--at", default="0.5", help="when it fails, as parts of a usual round, for example 0.1,0.5,0.9"
+    )
+    options.add_argument(
+        "--repeats", type=int, default=3, help="rounds with a failure at each moment, by other members"
+    )
     chosen = options.parse_args()
+    chosen.at = [float(moment) for moment in chosen.at.split(",")]
     chosen.parameters = [count(text) for text in chosen.parameters.split(",")]
     chosen.codecs = chosen.codecs.split(",")
     if not (chosen.kill or chosen.freeze):

@@ -36,6 +36,7 @@ from functools import partial
 import trio
 
 from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.exchange.arrivals import silence_allowed
 from swarmnode.protocols.exchange.ballots import WINDOW_SLACK
 from swarmnode.protocols.exchange.leading import AgreementSettings, Leader
 from swarmnode.protocols.exchange.messages import (
@@ -199,15 +200,20 @@ class Agreement:
                 tuple(peer for peer in self._relayed() if peer in candidates),
             )
             decision: Decision | None = None
+            silence = silence_allowed(self._reducing.usual, attempts)
             try:
                 with trio.CancelScope() as standing.attempt:
                     if leader == self._me:
                         take_part = partial(self._take_part, ready=ready, reduce=reduce, obtain=obtain)
                         decision = await self._leader.lead(
-                            ready, candidates, within=self._reducing.seconds(), take_part=take_part
+                            ready,
+                            candidates,
+                            within=self._reducing.seconds(),
+                            silence=silence,
+                            take_part=take_part,
                         )
                     else:
-                        decision = await self._follow(leader, ready, reduce, obtain)
+                        decision = await self._follow(leader, ready, reduce, obtain, silence)
                 if decision is not None:
                     standing.decided(decision)
                     return decision
@@ -219,13 +225,17 @@ class Agreement:
             # one breath between attempts, so that a swarm that cannot agree does not spin
             await trio.sleep(min(0.02 * attempts, 0.5))
 
-    async def _follow(self, leader: PeerId, ready: Ready, reduce: Reduce, obtain: Obtain) -> Decision | None:
-        """One ballot under another's lead. None: go to the next ballot."""
+    async def _follow(
+        self, leader: PeerId, ready: Ready, reduce: Reduce, obtain: Obtain, silence: float | None
+    ) -> Decision | None:
+        """One ballot under another's lead, which may be silent for so many seconds. None: go to the next ballot."""
         standing = self._standing
         patience = ready_patience(self.position.window, self._settings.ceiling)
         try:
             verdict = await self._liveness.unless_gone(
-                leader, lambda: self._rpc.call(leader, "round.ready", ready, Verdict, timeout=patience)
+                leader,
+                lambda: self._rpc.call(leader, "round.ready", ready, Verdict, timeout=patience),
+                within=silence,
             )
             match verdict:
                 case Verdict(kind="ahead", decision=Decision() as decision) if standing.ends(decision):
@@ -243,7 +253,9 @@ class Agreement:
                     standing.raise_ballot(verdict.ballot)
                     return None
             ruling = await self._liveness.unless_gone(
-                leader, lambda: self._rpc.call(leader, "round.report", report, Ruling, timeout=patience)
+                leader,
+                lambda: self._rpc.call(leader, "round.report", report, Ruling, timeout=patience),
+                within=silence,
             )
         except (PeerGoneSilent, CallError) as error:
             logger.info("round %d: the member that led it is gone, another leads now", ready.round)

@@ -13,8 +13,10 @@ arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the o
 
 Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
-changed: the residuals of the attempt are pending until `commit`. Owners give up on members first, after `within`
-seconds, and members on owners after twice that, so that the first complaint names the one that held all up. In cells
+changed: the residuals of the attempt are pending until `commit`. A peer that shows no sign of life is given up within a
+part of a reduction's usual time, whatever it is waited for (`arrivals.py`). Where it lives, owners give up on members
+first, after `within` seconds, and members on owners after twice that, so that the first complaint names the one that
+held all up. In cells
 whose values cannot be encoded, because they and the residual overflow, the values count as zeros and the residual ends.
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
@@ -35,7 +37,8 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.bulk import Bulk, Key
-from swarmnode.protocols.exchange.arrivals import Arrivals
+from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.exchange.arrivals import Arrivals, silence_allowed
 from swarmnode.protocols.exchange.cells import BATCH, Cells, Pool
 from swarmnode.protocols.exchange.outcomes import PartsMissing
 from swarmnode.protocols.exchange.reduction import Reduction, Undecodable, Vector
@@ -60,7 +63,6 @@ class _Attempt:
     sent: tuple[Growing, ...]  # this node's values, encoded, one a part; none where it has no weight
     sent_by: float  # trio time
     means_by: float
-    all_came: trio.Event  # every member's values of this node's part are here
 
 
 class AllReduce:
@@ -87,6 +89,9 @@ class AllReduce:
         self._codec = codec
         self._parameters = parameters
         self._patience = patience
+        self._pace = AdaptiveDeadline(floor=0.0, ceiling=patience)  # of reductions that succeeded
+        self._silence: float | None = None  # seconds without a sign of life in the attempt at hand
+        self._failed: list[int] = []  # the round at hand, once for each attempt at it that failed
         self._reduction = Reduction(codec, parameters)
         self.sent = self._reduction.sent  # the residual of this node's own work
         self.reduced = self._reduction.reduced  # that of the means it computed
@@ -112,9 +117,15 @@ class AllReduce:
         if not any(seat.weight for seat in roster.seats):
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
         attempt = self._begin(roster, values, min(self._patience, within if within is not None else self._patience))
+        began = trio.current_time()
+        self._failed = [round for round in self._failed if round == roster.round]
+        self._silence = silence_allowed(self._pace.usual, len(self._failed))
+        self._failed.append(roster.round)
         async with _all_or_missing() as start:
             for work in self._work_of(attempt):
                 start(work)
+        self._failed.pop()
+        self._pace.observe(trio.current_time() - began)
         return attempt.mean
 
     def _begin(self, roster: Roster, values: Vector, allowed: float) -> _Attempt:
@@ -130,7 +141,7 @@ class AllReduce:
                 self._bulk.offer(key, growing, dtype=self._codec.name, to=frozenset([part.owner]))
         if self._mean.size != self._parameters:
             self._mean = np.empty(self._parameters, np.float32)
-        return _Attempt(roster, cut, values, self._mean, sent, now + allowed, now + 2 * allowed, trio.Event())
+        return _Attempt(roster, cut, values, self._mean, sent, now + allowed, now + 2 * allowed)
 
     def _work_of(self, attempt: _Attempt) -> Iterator[Callable[[], Awaitable[None]]]:
         """What has to be done at once."""
@@ -195,14 +206,13 @@ class AllReduce:
                         raise PartsMissing((working[error.index].peer,)) from error
                     means.grow(cells.bytes_until(batch.stop))
                     done = batch.stop
-                attempt.all_came.set()
                 if lost:
                     logger.error("round %d: the mean of %d cells moves nothing", roster.round, lost)
 
             async with _all_or_missing() as start:
                 key = self._key(roster, "sent", index)
                 for peer, growing in place.items():
-                    start(partial(self._fetch, peer, key, growing, attempt.sent_by))
+                    start(partial(self._fetch, peer, key, growing, attempt.sent_by, measured=True))
                 start(reduce)
 
     # -- the others' parts
@@ -224,44 +234,35 @@ class AllReduce:
 
             async with _all_or_missing() as start:
                 key = self._key(attempt.roster, "mean", index)
-                start(partial(self._fetch, owner, key, arriving, attempt.means_by, others=attempt.all_came))
+                start(partial(self._fetch, owner, key, arriving, attempt.means_by))
                 start(decode)
 
-    async def _fetch(
-        self, peer: PeerId, key: Key, into: Growing, until: float, *, others: trio.Event | None = None
-    ) -> None:
+    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, measured: bool = False) -> None:
         """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
 
-        A peer that stops in the middle is suspected. With means it may wait for `others`, whose values it is not to
-        blame for until they are all here; and the rate of means tells about the slowest member, not about its link.
+        A peer may wait for others for as long as it lives; one that shows no sign of life is given up soon. `measured`:
+        the rate is that of the peer's link; that of means tells about the slowest member.
         """
         arrivals = Arrivals(into.size)
         wait = max(0.0, until - trio.current_time())
 
-        async def fetch() -> None:
-            await self._bulk.fetch(
-                peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=arrivals.moving
-            )
+        def moving(done: int) -> None:
+            arrivals.moving(done)
+            self._liveness.heard_from(peer)
 
-        async def watch() -> None:
-            if others is not None:
-                await others.wait()
-            await arrivals.stopped()
-            self._liveness.suspect(peer)
+        async def fetch() -> None:
+            await self._bulk.fetch(peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=moving)
 
         failure: Exception | None = None
         with trio.move_on_at(until):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch)
-                try:
-                    await self._liveness.unless_gone(peer, fetch)
-                except (NetworkError, PeerGoneSilent) as error:
-                    failure = error
-                nursery.cancel_scope.cancel()
+            try:
+                await self._liveness.unless_gone(peer, fetch, within=self._silence)
+            except (NetworkError, PeerGoneSilent) as error:
+                failure = error
         if failure is not None or into.ready < into.size:
             raise PartsMissing((peer,)) from failure
         rate = arrivals.rate()
-        if others is None and rate is not None:
+        if measured and rate is not None:
             self.rates[peer] = rate
 
     # -- how it ended

@@ -85,12 +85,19 @@ class Leader:
         self._failures = 0
 
     async def lead(
-        self, ready: Ready, candidates: tuple[PeerId, ...], *, within: float, take_part: TakePart
+        self,
+        ready: Ready,
+        candidates: tuple[PeerId, ...],
+        *,
+        within: float,
+        silence: float | None,
+        take_part: TakePart,
     ) -> Decision | None:
         """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
 
         `take_part(verdict)` does this node's part as a member and returns its report; `within` is how many seconds a
-        reduction may wait for somebody. Raises Behind when the others are elsewhere.
+        reduction may wait for somebody, `silence` for how many one may give no sign of life while others wait for it.
+        Raises Behind when the others are elsewhere.
         """
         desk = self._standing.desk(ready.ballot)
         desk.readies[self._me] = ready
@@ -101,12 +108,13 @@ class Leader:
             with self._liveness.watching(others):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._probe, ready, others, desk, found)
-                    await self._gather(desk, candidates, found)
+                    await self._gather(desk, candidates, found, silence)
                     if not found:
                         verdict = self._close_roster(desk, candidates, ready.ballot)
                         desk.close(verdict)
                         nursery.start_soon(self._report_own, desk, verdict, take_part)
-                        decision = await self._collect(desk, verdict, within)
+                        with self._liveness.watching(others, within=silence):
+                            decision = await self._collect(desk, verdict, within)
                     nursery.cancel_scope.cancel()
             match found:
                 case [Behind() as behind, *_]:
@@ -137,8 +145,16 @@ class Leader:
         desk.reports[self._me] = await take_part(verdict)
         self._standing.ring()
 
-    async def _gather(self, desk: Desk, candidates: tuple[PeerId, ...], found: list[Decision | Behind]) -> None:
+    async def _gather(
+        self,
+        desk: Desk,
+        candidates: tuple[PeerId, ...],
+        found: list[Decision | Behind],
+        silence: float | None,
+    ) -> None:
         """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
+
+        Once half are ready, `silence` seconds without a sign of life make one of the others absent.
 
         Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
         that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
@@ -169,7 +185,8 @@ class Leader:
                 if sum(p in desk.readies for p in voters) < majority(voters):
                     desk.away.update(waited_for)
                 break
-            await standing.changed(until=give_up)
+            with self._liveness.watching(waited_for if half_at < math.inf else (), within=silence):
+                await standing.changed(until=give_up)
         if half_at < math.inf:
             self._straggling.observe(max(0.0, latest - half_at))
 

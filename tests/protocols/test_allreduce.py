@@ -138,26 +138,6 @@ def test_the_mean_of_the_first_cells_comes_back_while_the_last_are_sent(simulate
     simulated(main, bandwidth=bandwidth)
 
 
-def test_a_member_that_stops_in_the_middle_is_noticed_by_the_gap(simulated: Simulated) -> None:
-    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        members = await peers(world, nursery, 3, "int8", 100 * CELL)
-        frozen_at = 0.0
-
-        async def freeze() -> None:
-            nonlocal frozen_at
-            await trio.sleep(1.0)
-            frozen_at = trio.current_time()
-            world.freeze(members[2].me)
-
-        nursery.start_soon(freeze)
-        nursery.start_soon(reduce_all, members[2:], a_roster(members), 60.0)
-        results = await reduce_all(members[:2], a_roster(members), within=60.0)
-        assert all(isinstance(r, PartsMissing) and r.peers == (members[2].me,) for r in results.values())
-        assert trio.current_time() - frozen_at < 2.0  # two unanswered pings take four
-
-    simulated(main, bandwidth=4_000_000)
-
-
 def test_rounds_use_the_memory_of_those_before_and_let_go_of_what_no_round_needs() -> None:
     pool = Pool()
     first = pool.take(1000)

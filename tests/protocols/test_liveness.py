@@ -35,6 +35,86 @@ def test_who_waits_for_a_lost_peer_is_told_within_seconds(simulated: Simulated, 
     simulated(main)
 
 
+async def three(world: SimWorld, nursery: trio.Nursery) -> tuple[Liveness, str, str]:
+    """A watcher that knows how two peers answer."""
+    liveness, peer = await pair(world, nursery)
+    third = world.node("third")
+    for part in (third.run, Rpc(third).run):
+        await nursery.start(part)
+    with liveness.watching([peer, third.me], within=0.5):
+        await trio.sleep(2.0)
+    return liveness, peer, third.me
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 2.0])
+def test_who_hurries_is_told_of_a_frozen_peer_after_the_silence_it_allows(simulated: Simulated, moment: float) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer, _ = await three(world, nursery)
+        nursery.start_soon(_later, moment, lambda: world.freeze(peer))
+        with trio.fail_after(moment + 0.5 + 0.3), pytest.raises(PeerGoneSilent):
+            await liveness.unless_gone(peer, trio.sleep_forever, within=0.5)
+
+    simulated(main)
+
+
+def test_who_hears_nobody_at_all_accuses_nobody_before_pings_do(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer, third = await three(world, nursery)
+        world.freeze(peer)
+        world.freeze(third)  # as when this node's own link is dead
+        with liveness.watching([peer], within=0.5):
+            await trio.sleep(2.0)
+            assert not liveness.is_suspected(peer)
+            await trio.sleep(4.0)
+            assert liveness.is_suspected(peer)
+
+    simulated(main)
+
+
+def test_a_peer_that_answers_slowly_is_given_the_time_it_was_seen_to_need(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer, _ = await three(world, nursery)
+        heard: list[float] = []
+        liveness.on_suspicion(lambda: heard.append(trio.current_time()))
+        with liveness.watching([peer], within=0.5):
+            for pause in (0.4, 0.4, 1.2, 1.2):  # it answers after the pause; 0.4 is within what is allowed
+                world.freeze(peer)
+                await trio.sleep(pause)
+                world.thaw(peer)
+                await trio.sleep(0.6)
+        assert not heard
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("moment", [0.1, 0.45, 0.7])
+def test_who_stood_still_in_a_hurry_accuses_nobody(simulated: Simulated, moment: float) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer, _ = await three(world, nursery)
+        heard: list[float] = []
+        liveness.on_suspicion(lambda: heard.append(trio.current_time()))
+        with liveness.watching([peer], within=0.5):
+            for _ in range(10):
+                await trio.sleep(moment)
+                stand_still(1.4)
+        assert not heard
+
+    simulated(main)
+
+
+def test_bytes_are_a_sign_of_life(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, peer, _ = await three(world, nursery)
+        world.freeze(peer)
+        with liveness.watching([peer], within=0.5):
+            for _ in range(10):
+                await trio.sleep(0.1)
+                liveness.heard_from(peer)
+            assert not liveness.is_suspected(peer)
+
+    simulated(main)
+
+
 async def _later(seconds: float, action: Callable[[], None]) -> None:
     await trio.sleep(seconds)
     action()

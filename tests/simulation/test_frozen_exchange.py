@@ -1,0 +1,153 @@
+"""A member that freezes at any moment of an exchange is given up within a part of its usual time; a slow one is not."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.node.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings, Position
+from swarmnode.protocols.exchange.allreduce import AllReduce
+from swarmnode.protocols.exchange.arrivals import SILENT_LEAST, SILENT_SHARE
+from swarmnode.protocols.exchange.cells import CELL
+from swarmnode.protocols.exchange.messages import Decision
+from swarmnode.protocols.exchange.roster import Roster
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.training.codecs import codec
+
+RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CELL
+BANDWIDTH = 1_000_000  # bytes a second of each link: a round of four takes 1.6 s
+WARM = 3  # rounds that teach members what is usual
+NOTICED_IN = 0.45  # seconds beyond the silence allowed: until pings show it, and a new ballot has begun
+
+
+class Member:
+    """A node that exchanges the same values in every round, and nothing else."""
+
+    def __init__(self, network: SimNetwork, number: int) -> None:
+        self.network, self.me = network, network.me
+        self.rpc = Rpc(network)
+        self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
+        settings = AgreementSettings(group_size=8, weight_cap=2.0, floor=2.0, ceiling=60.0)
+        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings)
+        self.allreduce = AllReduce(
+            me=self.me,
+            run_id=RUN,
+            bulk=self.bulk,
+            liveness=self.liveness,
+            runner=inline,
+            codec=codec("int8"),
+            parameters=P,
+            patience=60.0,
+        )
+        self.values = np.random.default_rng(number).normal(size=P).astype("f4")
+        self.attempts: list[float] = []  # trio times at which those of the present round began
+        self.held = ""
+        self.decision: Decision | None = None
+
+    async def round(self) -> None:
+        self.attempts.clear()
+
+        async def reduce(roster: Roster, within: float) -> str:
+            self.attempts.append(trio.current_time())
+            self.held = hashlib.sha256(await self.allreduce.reduce(roster, self.values, within=within)).hexdigest()
+            return self.held
+
+        async def obtain(hash: str, holders: tuple[PeerId, ...]) -> None:
+            assert hash == self.held, "every survivor computes the result itself"
+
+        self.decision = await self.agreement.agree(samples=8, train_seconds=1.0, rates={}, reduce=reduce, obtain=obtain)
+        self.allreduce.commit(self.decision.roster)
+        roster = self.decision.roster
+        self.agreement.advance(Position(roster.round + 1, self.decision.state_hash, roster.peers, (), 1.0))
+
+
+async def swarm_of(world: SimWorld, nursery: trio.Nursery, count: int) -> list[Member]:
+    members = [Member(world.node(number), number) for number in range(count)]
+    for member in members:
+        for part in (member.network.run, member.rpc.run, member.bulk.run, member.liveness.run):
+            await nursery.start(part)
+    for member in members:
+        member.agreement.advance(Position(0, PARENT, tuple(m.me for m in members), (), 1.0))
+    return members
+
+
+async def round_of(members: list[Member]) -> float:
+    """One round; how many seconds it took."""
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.round)
+    return trio.current_time() - began
+
+
+def simulate(body: Callable[[SimWorld, trio.Nursery], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await body(SimWorld(bandwidth=BANDWIDTH), nursery)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("moment", [0.02, 0.4, 0.95])
+def test_a_member_that_freezes_in_an_exchange_costs_it_a_part_of_its_time(moment: float, leads: bool) -> None:
+    async def body(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await swarm_of(world, nursery, 4)
+        usual = min([await round_of(members) for _ in range(WARM)])
+        leader = members[0].agreement._standing.candidates()[0]
+        victim = next(m for m in members if (m.me == leader) is leads)
+        rest = [m for m in members if m is not victim]
+        nursery.start_soon(victim.round)
+        frozen_at = trio.current_time() + moment * usual
+
+        async def freeze() -> None:
+            await trio.sleep_until(frozen_at)
+            world.freeze(victim.me)
+
+        nursery.start_soon(freeze)
+        await round_of(rest)
+        silence = max(SILENT_LEAST, SILENT_SHARE * usual)
+        assert all(m.attempts[-1] - frozen_at < silence + NOTICED_IN for m in rest)
+        ends = {(m.decision.state_hash, m.decision.roster.peers) for m in rest if m.decision is not None}
+        assert len(ends) == 1
+        peers = set(*(peers for _, peers in ends)) if ends else set()
+        assert peers - {victim.me} == {m.me for m in rest}  # the victim counts where it had given all it had to give
+
+    simulate(body)
+
+
+def test_a_member_behind_a_slow_link_with_jitter_is_never_given_up() -> None:
+    """A quarter of the others' bandwidth, 20 to 150 ms of latency, and now and then a packet that is sent again."""
+
+    async def body(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await swarm_of(world, nursery, 4)
+        slow, *others = members
+        rng = random.Random(1)
+        for other in others:
+            world.link(slow.me, other.me, bandwidth=BANDWIDTH / 4)
+
+        async def jitter() -> None:
+            while True:
+                for other in others:
+                    again = 0.35 if rng.random() < 0.02 else 0.0
+                    world.link(slow.me, other.me, latency=rng.uniform(0.02, 0.15) + again)
+                await trio.sleep(0.1)
+
+        nursery.start_soon(jitter)
+        for _ in range(6):
+            await round_of(members)
+            assert all(m.decision is not None and len(m.decision.roster.seats) == 4 for m in members)
+            assert all(len(m.attempts) == 1 for m in members)
+
+    simulate(body)
