@@ -1,0 +1,121 @@
+"""No peer owns a batch, only groups that teach get in, and others' groups are taken where they help."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split, choose, poison_budget
+from swarmnode.training.rl.groups import RolloutGroup, Scored, score
+from swarmnode.training.rl.tasks import TaskRef, regenerate
+from swarmnode.training.rl.vocabulary import DIGITS
+
+LIMITS = Limits()
+
+
+def scored(author: str, seed: int, right: int = 1, *, answers: int = 8, version: int = 0, length: int = 3) -> Scored:
+    ref = TaskRef("digits/swap", 5, seed)
+    padding = DIGITS.encode("#" * (length - 3))
+    key = (*padding, *DIGITS.encode(regenerate(ref).key), DIGITS.end)
+    wrong = (*padding, *DIGITS.encode("99"), DIGITS.end)
+    group = RolloutGroup(ref, (key,) * right + (wrong,) * (answers - right), version, "", DIGITS.id)
+    return score(author, group)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
+def test_own_groups_come_first_and_j_external_ones_after() -> None:
+    own, pool = [scored("me", s) for s in range(4)], [scored(f"peer{s}", s) for s in range(10)]
+    chosen = choose(own, pool, Split(4, 4), LIMITS, rng(), author="me")
+    assert [group.author for group in chosen.groups[:4]] == ["me"] * 4
+    assert len(chosen.groups) == 8 and len(chosen.authors) == 5
+    assert chosen.refused == Counter({"not-drawn": 6})
+
+
+@pytest.mark.parametrize("right", [0, 8])
+def test_groups_without_advantage_are_dropped(right: int) -> None:
+    pool = [scored("a", 1, right), scored("b", 2, 3)]
+    chosen = choose([], pool, Split(0, 4), LIMITS, rng())
+    assert [group.author for group in chosen.groups] == ["b"]
+    assert chosen.refused["uninformative"] == 1
+    assert len(choose([], pool, Split(0, 4), replace(LIMITS, filtered=False), rng()).groups) == 2
+
+
+def test_own_groups_are_kept_whatever_they_are_worth() -> None:
+    assert len(choose([scored("me", 1, 0)], [], Split(4, 4), LIMITS, rng()).groups) == 1
+
+
+@pytest.mark.parametrize("flood", [10, 90, 900])
+def test_a_peer_that_floods_the_pool_has_no_more_than_the_cap(flood: int) -> None:
+    pool = [scored("flood", s) for s in range(flood)] + [scored(f"peer{s}", s) for s in range(4)]
+    chosen = choose([], pool, Split(2, 6), LIMITS, rng())
+    shares = Counter(group.author for group in chosen.groups)
+    assert shares["flood"] <= 2 == LIMITS.share * 8
+    assert len(chosen.groups) == 6
+
+
+def test_what_we_wrote_ourselves_does_not_come_back_as_external() -> None:
+    assert choose([], [scored("me", 1)], Split(4, 4), LIMITS, rng(), author="me").refused == Counter({"own": 1})
+
+
+def test_overlong_and_stale_groups_are_refused() -> None:
+    limits = replace(LIMITS, max_tokens=4, staleness=4)
+    pool = [scored("a", 1, length=5), scored("b", 2, version=5), scored("c", 3, version=6), scored("d", 4, version=15)]
+    chosen = choose([], pool, Split(0, 4), limits, rng(), version=10)
+    assert {group.author for group in chosen.groups} == {"c"}
+    assert chosen.refused == Counter({"too-long": 1, "stale": 2})
+
+
+def test_choice_by_advantage_takes_the_most_contested_groups() -> None:
+    pool = [scored(f"peer{right}", right, right) for right in range(1, 8)]
+    chosen = choose([], pool, Split(0, 3), replace(LIMITS, by_advantage=True), rng())
+    assert {group.author for group in chosen.groups} == {"peer3", "peer4", "peer5"}
+
+
+def test_the_draw_is_uniform_and_follows_from_the_seed() -> None:
+    pool = [scored(f"peer{s}", s) for s in range(8)]
+    draws = Counter(
+        group.author
+        for seed in range(400)
+        for group in choose([], pool, Split(0, 2), LIMITS, np.random.default_rng(seed)).groups
+    )
+    assert all(60 < count < 145 for count in draws.values())  # 100 expected
+    assert choose([], pool, Split(0, 2), LIMITS, rng()) == choose([], pool, Split(0, 2), LIMITS, rng())
+
+
+def test_the_poison_budget_shrinks_with_standing_and_ends_without() -> None:
+    assert [poison_budget(8, 0.5, standing) for standing in (1.0, 0.5, 0.01, 0.0)] == [4, 2, 1, 0]
+    limits = replace(LIMITS, share=0.5, standing=lambda author: 0.0 if author == "bad" else 1.0)
+    chosen = choose([], [scored("bad", 1), scored("good", 2)], Split(4, 4), limits, rng())
+    assert chosen.authors == {"good"}
+    assert chosen.refused == Counter({"capped": 1})
+
+
+def test_adaptive_j_rises_where_others_help_and_falls_to_none_where_they_hurt() -> None:
+    split = AdaptiveSplit(external=2)
+    for _ in range(5):
+        split = split.observe({0: 0.01, 2: 0.02, 4: 0.03, 6: 0.04})
+    assert split.split(10) == Split(2, 6)
+    for _ in range(20):
+        split = split.observe({0: 0.01, 2: 0.0, 4: -0.01, 6: -0.02})
+    assert split.split(10) == Split(8, 0)
+    for _ in range(20):
+        split = split.observe({0: 0.01, 2: 0.02, 4: 0.03, 6: 0.01})
+    assert split.split(10) == Split(4, 4)
+
+
+def test_one_unlucky_trial_does_not_turn_adaptive_j() -> None:
+    split = AdaptiveSplit()
+    for _ in range(5):
+        split = split.observe({0: 0.01, 2: 0.02, 4: 0.03, 6: 0.02})
+    assert split.observe({0: 0.01, 2: 0.02, 4: 0.0, 6: 0.02}).external == 4
+
+
+def test_a_node_alone_trains_alone_on_whole_batches() -> None:
+    assert AdaptiveSplit(external=4).split(0) == Split(8, 0)
+    assert AdaptiveSplit(external=4).split(3) == Split(5, 3)

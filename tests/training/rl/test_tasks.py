@@ -1,0 +1,141 @@
+"""A task is a name, a difficulty and a seed: everything else is made from these, and no answer of a stranger is run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+from swarmnode.training.rl.tasks import MAX_SEED, TaskError, TaskRef, regenerate
+from swarmnode.training.rl.tasks.digits import GENERATORS, NAMES, well_formed
+from swarmnode.training.rl.vocabulary import BYTES, DIGITS, translate
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("base", [2, 5, 10])
+def test_a_question_is_made_from_its_reference_alone(name: str, base: int) -> None:
+    ref = TaskRef(name, base, 12345)
+    first = regenerate(ref)
+    regenerate.cache_clear()
+    again = regenerate(ref)
+    assert (first.prompt, first.key) == (again.prompt, again.key)
+    assert again.reward(again.key) == again.judged_reward(again.key) == 1.0
+
+
+@pytest.mark.parametrize(
+    "name, key",
+    [
+        ("swap", "43"),
+        ("increment", "40"),
+        ("sort", "34"),
+        ("complement", "00"),
+        ("extremes", "43"),
+        ("sum", "24"),
+        ("difference", "30"),
+        ("larger", "44"),
+        ("double", "43"),
+        ("worked", "2:24"),
+    ],
+)
+def test_each_rule_is_the_one_that_its_name_says(name: str, key: str) -> None:
+    seed = next(s for s in range(10_000) if regenerate(TaskRef("digits/swap", 5, s)).prompt == "a344=")
+    question = regenerate(TaskRef(f"digits/{name}", 5, seed))
+    assert question.prompt[1:] == "344="
+    assert question.key == key
+
+
+def test_the_nine_rules_have_nine_letters_and_chance_is_small() -> None:
+    questions = [regenerate(TaskRef(name, 5, seed)) for name in NAMES for seed in range(200)]
+    assert len({question.prompt[0] for question in questions}) == len(NAMES) == 9
+    rng = np.random.default_rng(0)
+    rewards = [question.reward(well_formed(question.ref, rng)) for question in questions for _ in range(4)]
+    assert 0.03 < np.mean(rewards) < 0.06
+
+
+def test_the_verifier_reads_the_end_and_the_judge_reads_all() -> None:
+    question = regenerate(TaskRef("digits/swap", 5, 7))
+    assert question.reward("#" + question.key) == 1.0
+    assert question.judged_reward("#" + question.key) == 0.0
+    assert question.reward(question.key + "#") == 0.0
+    worked = regenerate(TaskRef("digits/worked", 5, 7))
+    working, answer = worked.key.split(":")
+    wrong = f"{(int(working) + 1) % 5}:{answer}"
+    assert worked.reward(wrong) == 1.0
+    assert worked.judged_reward(wrong) == 0.0
+    assert worked.judged_reward(worked.key) == 1.0
+
+
+@pytest.mark.parametrize("text", ["", ":", "::", "\x00", "9" * 10_000, "é"])
+def test_no_text_upsets_a_verifier(text: str) -> None:
+    for name in GENERATORS:
+        assert regenerate(TaskRef(name, 5, 1)).judged_reward(text) == 0.0
+
+
+@pytest.mark.parametrize(
+    "ref, said",
+    [
+        (TaskRef("digits/none", 5, 1), "there is no task"),
+        (TaskRef("../../etc/passwd", 5, 1), "there is no task"),
+        (TaskRef("x" * 65, 5, 1), "65"),
+        (TaskRef("digits/swap", 11, 1), "2 to 10"),
+        (TaskRef("digits/swap", 5, -1), "seed -1"),
+        (TaskRef("digits/swap", 5, MAX_SEED + 1), "seed"),
+    ],
+)
+def test_what_is_not_there_is_said(ref: TaskRef, said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        regenerate(ref)
+
+
+def test_without_reasoning_gym_its_tasks_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarmnode.training.rl.tasks import gym
+
+    gym._factory.cache_clear()
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(TaskError, match=r"swarmnode\[rl\]"):
+        regenerate(TaskRef("gym/leg_counting", 0, 1))
+
+
+needs_gym = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="the extra rl is not installed"
+)
+
+
+@needs_gym
+def test_reasoning_gym_is_asked_by_seed_and_level() -> None:
+    easy, hard = (regenerate(TaskRef("gym/leg_counting", level, 7)) for level in (1, 8))
+    assert easy.prompt == regenerate(TaskRef("gym/leg_counting", 1, 7)).prompt
+    assert len(hard.prompt) > len(easy.prompt)
+    assert easy.reward(easy.key) == 1.0
+    assert easy.reward("none") == 0.0
+    with pytest.raises(TaskError, match="no dataset"):
+        regenerate(TaskRef("gym/nonsense", 0, 1))
+
+
+@needs_gym
+@pytest.mark.parametrize(
+    "dataset", ["binary_matrix", "number_sorting", "spiral_matrix", "string_insertion", "countdown"]
+)
+def test_no_answer_is_ever_evaluated(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.training.rl.tasks.REACHED", False, raising=False)
+    code = "setattr(__import__('swarmnode.training.rl.tasks').training.rl.tasks, 'REACHED', True)"
+    question = regenerate(TaskRef(f"gym/{dataset}", 0, 3))
+    assert question.reward(code) == 0.0
+    from swarmnode.training.rl import tasks
+
+    assert not tasks.REACHED  # type: ignore[attr-defined]
+    assert question.reward(question.key) == 1.0
+
+
+def test_vocabularies_write_what_they_read_and_carry_the_end_over() -> None:
+    ids = [*DIGITS.encode("a304=40"), DIGITS.end]
+    assert DIGITS.decode(ids) == "a304=40"
+    as_bytes = translate(ids, DIGITS, BYTES)
+    assert as_bytes[-1] == BYTES.end and BYTES.decode(as_bytes) == "a304=40"
+    assert translate(as_bytes, BYTES, DIGITS) == ids
+    assert translate(ids[:-1], DIGITS, BYTES)[-1] != BYTES.end
+    with pytest.raises(ValueError, match="'x'"):
+        translate(BYTES.encode("x"), BYTES, DIGITS)
+    assert BYTES.decode([255, 254]) == "\ufffd\ufffd"

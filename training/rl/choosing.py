@@ -1,0 +1,160 @@
+"""What a node learns from in a round: I groups of its own and J of others', so that no peer owns the batch. Torch-free.
+
+    split = Split(own=4, external=4)
+    chosen = choose(own, pool, split, Limits(), rng)
+    chosen.groups, chosen.refused                                    # what to learn from, and why the rest is left out
+
+SAPO (2509.08721) drops external groups without advantage, then draws J uniformly: that filter is what makes sharing
+work. Added here: a cap on what one author may have in a batch and on the length of answers, because half poison and
+half gibberish passes the filter by design ("Hail to the Thief", 2511.09780), a bound on staleness, and a choice by
+advantage.
+
+How many to take from others is learned too (`AdaptiveSplit`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from swarmnode.training.rl.groups import Scored
+
+Standing = Callable[[str], float]  # how far an author is trusted, 0 to 1
+
+
+def everyone_equal(author: str) -> float:
+    """The standing until there is a reputation: everybody has all of the cap."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Split:
+    """I and J: groups of one's own and of others in a batch."""
+
+    own: int = 4
+    external: int = 4
+
+    @property
+    def total(self) -> int:
+        return self.own + self.external
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be learned from."""
+
+    share: float = 0.25  # of a batch that one author may have; at least one group
+    max_tokens: int = 4096  # of an answer; a group with a longer one is refused
+    staleness: int | None = None  # versions that a group may be behind ours; only where versions are of one policy
+    filtered: bool = True  # drop external groups without advantage; False only to show what that costs
+    by_advantage: bool = False  # take those with the greatest mean |advantage| instead of drawing uniformly
+    standing: Standing = everyone_equal
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A batch and what was left out of it."""
+
+    groups: tuple[Scored, ...]  # own ones first
+    refused: Counter[
+        str
+    ]  # external groups not taken, by reason: uninformative, too-long, stale, own, capped, not-drawn
+
+    @property
+    def authors(self) -> frozenset[str]:
+        return frozenset(group.author for group in self.groups)
+
+
+def poison_budget(batch: int, share: float, standing: float) -> int:
+    """How many groups one author may have in a batch of `batch`: the cap scaled by standing.
+
+    At least one while there is standing, none without: whatever else gets past the defences, an author's part in what
+    is learned is at most this.
+    """
+    return max(1, int(batch * share * standing)) if standing > 0 else 0
+
+
+def choose(
+    own: Sequence[Scored],
+    pool: Sequence[Scored],
+    split: Split,
+    limits: Limits,
+    rng: np.random.Generator,
+    *,
+    author: str = "",
+    version: int = 0,
+) -> Chosen:
+    """The batch of a round; `author` and `version` are our own. Fewer than J come where the pool has no more."""
+    refused: Counter[str] = Counter()
+    fit: list[Scored] = []
+    for scored in pool:
+        reason = _unfit(scored, limits, author, version)
+        if reason:
+            refused[reason] += 1
+        else:
+            fit.append(scored)
+    order = [int(index) for index in rng.permutation(len(fit))]
+    if limits.by_advantage:
+        order.sort(key=lambda index: -float(np.abs(fit[index].advantages).mean()))
+    taken: list[Scored] = []
+    shares: Counter[str] = Counter()
+    for index in order:
+        scored = fit[index]
+        if len(taken) == split.external:
+            refused["not-drawn"] += 1
+        elif shares[scored.author] >= poison_budget(split.total, limits.share, limits.standing(scored.author)):
+            refused["capped"] += 1
+        else:
+            taken.append(scored)
+            shares[scored.author] += 1
+    return Chosen((*own[: split.own], *taken), refused)
+
+
+def _unfit(scored: Scored, limits: Limits, author: str, version: int) -> str:
+    if scored.author == author:
+        return "own"
+    if max(map(len, scored.group.answers)) > limits.max_tokens:
+        return "too-long"
+    if limits.staleness is not None and abs(version - scored.group.version) > limits.staleness:
+        return "stale"
+    if limits.filtered and not scored.informative:
+        return "uninformative"
+    return ""
+
+
+@dataclass(frozen=True)
+class AdaptiveSplit:
+    """How many groups to take from others, learned from what they do to the policy on held-out questions.
+
+    Now and then a node tries several J on the groups of one round, each a step from the same parameters, and measures
+    how much that step gains on held-out questions (`observe`). J follows the best running mean; where no J gains more
+    than training alone, it falls to 0, and the trials go on, so that it rises again when others become useful.
+    """
+
+    total: int = 8  # I + J
+    candidates: tuple[int, ...] = (0, 2, 4, 6)  # values of J
+    memory: float = 0.8  # of the running means, per trial
+    every: int = 10  # rounds between two trials
+    external: int = 4  # J now
+    gains: Mapping[int, float] = field(default_factory=dict)  # running mean of what a step with each J gained
+
+    def split(self, available: int) -> Split:
+        """I and J where the pool has `available` groups to take: a node alone trains alone."""
+        external = min(self.external, available)
+        return Split(self.total - external, external)
+
+    def due(self, round: int) -> bool:
+        """Whether this round is one of trials."""
+        return round % self.every == 0
+
+    def observe(self, gained: Mapping[int, float]) -> AdaptiveSplit:
+        """After a trial: what a step with each J gained on held-out questions."""
+        gains = dict(self.gains)
+        for external, gain in gained.items():
+            gains[external] = self.memory * gains.get(external, gain) + (1 - self.memory) * gain
+        # Ties go to fewer of others' groups: no gain is no reason to trust.
+        best = max(sorted(gains), key=lambda external: gains[external], default=0)
+        return replace(self, external=best, gains=gains)

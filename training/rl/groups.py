@@ -1,0 +1,187 @@
+"""A rollout group: several answers to one question, as they are shared; and what a receiver makes of them. Torch-free.
+
+    group = RolloutGroup(TaskRef("digits/swap", 5, 7), answers, version=12, policy="ab…", vocabulary=DIGITS.id)
+    group == RolloutGroup.from_map(group.to_map())                   # what travels, bounded and checked
+    scored = score("12D3…", group)                                   # question, rewards, advantages: all made here
+    scored.informative                                               # not all answers are equally right
+
+A group says nothing about rewards or answer keys: `score` regenerates the question and verifies every answer itself.
+Nor does it say who wrote it: its author is whoever signed the message around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.rl.tasks import MAX_NAME, MAX_SEED, Question, TaskError, TaskRef, regenerate
+from swarmnode.training.rl.vocabulary import KNOWN
+
+MAX_ANSWERS = 64  # in a group
+MAX_TOKENS = 4096  # of an answer
+MAX_ID = 128  # characters of a policy's hash or a vocabulary's id
+LEAST_DEVIATION = 1e-6  # of rewards in a group that is informative
+
+Floats = NDArray[np.float32]
+
+
+class GroupError(ValueError):
+    """What came is no rollout group. The message says why."""
+
+
+class Refused(Exception):
+    """A group that is well-formed and of no use here. `reason` is a word to count by."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """Answers to one question, written by one policy at one version. Raises GroupError when built beyond its limits."""
+
+    task: TaskRef
+    answers: tuple[tuple[int, ...], ...]  # token ids, the end token included
+    version: int  # updates that the policy had seen
+    policy: str  # hash of its parameters
+    vocabulary: str  # id; `bytes` where answers are text
+    logprobs: tuple[tuple[float, ...], ...] | None = None  # of each token, by the policy that wrote it
+
+    def __post_init__(self) -> None:
+        task = self.task
+        _check(isinstance(task.name, str) and 0 < len(task.name) <= MAX_NAME, "the task's name")
+        _check(_is_int(task.difficulty, 0, 1 << 20), "the difficulty")
+        _check(_is_int(task.seed, 0, MAX_SEED), "the seed")
+        _check(_is_int(self.version, 0, MAX_SEED), "the version")
+        _check(isinstance(self.policy, str) and len(self.policy) <= MAX_ID, "the policy's hash")
+        _check(isinstance(self.vocabulary, str) and len(self.vocabulary) <= MAX_ID, "the vocabulary's id")
+        _check(1 <= len(self.answers) <= MAX_ANSWERS, "the number of answers")
+        for answer in self.answers:
+            _check(1 <= len(answer) <= MAX_TOKENS, "the length of an answer")
+            # `type` and not isinstance: True is no token.
+            _check(set(map(type, answer)) == {int} and min(answer) >= 0 and max(answer) < 1 << 24, "a token id")
+        if self.logprobs is not None:
+            lengths = [len(values) for values in self.logprobs]
+            _check(lengths == [len(answer) for answer in self.answers], "the number of log-probabilities")
+            _check(all(_is_logprob(value) for values in self.logprobs for value in values), "a log-probability")
+
+    def to_map(self) -> dict[str, Any]:
+        """What travels: numbers, texts and lists."""
+        sent: dict[str, Any] = {
+            "task": [self.task.name, self.task.difficulty, self.task.seed],
+            "answers": [list(answer) for answer in self.answers],
+            "version": self.version,
+            "policy": self.policy,
+            "vocabulary": self.vocabulary,
+        }
+        if self.logprobs is not None:
+            sent["logprobs"] = [list(values) for values in self.logprobs]
+        return sent
+
+    @staticmethod
+    def from_map(sent: Mapping[str, Any]) -> RolloutGroup:
+        """The group in a decoded message. Raises GroupError for whatever is none."""
+        try:
+            name, difficulty, seed = sent["task"]
+            given = sent.get("logprobs")
+            return RolloutGroup(
+                TaskRef(name, difficulty, seed),
+                tuple(tuple(answer) for answer in sent["answers"]),
+                sent["version"],
+                sent["policy"],
+                sent["vocabulary"],
+                None if given is None else tuple(tuple(values) for values in given),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise GroupError(f"no rollout group: {type(error).__name__} {error}") from error
+        except ValueError as error:
+            raise GroupError(f"no rollout group: {error}") from error
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise GroupError(f"{what} is not valid")
+
+
+def _is_int(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_logprob(value: object) -> bool:
+    # A little above 0 is rounding; -inf is no chance that a sampled token can have had.
+    return type(value) in (int, float) and math.isfinite(value) and value < 1e-3  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A group with what the receiver made of it."""
+
+    author: str
+    group: RolloutGroup
+    question: Question
+    texts: tuple[str, ...]
+    rewards: Floats  # (G,)
+    kept: NDArray[np.bool_] = field(repr=False)  # (G,) answers that no defence refused
+
+    @cached_property
+    def advantages(self) -> Floats:
+        """(G,) (reward − mean) / deviation among the answers kept, 0 for others (GRPO 2402.03300, section 4.1)."""
+        return group_advantages(self.rewards, self.kept)
+
+    @property
+    def informative(self) -> bool:
+        """Whether some answers are better than others: a group without is a zero gradient, and SAPO drops it."""
+        return bool(np.any(self.advantages))
+
+    def keeping(self, kept: NDArray[np.bool_]) -> Scored:
+        """The same group with fewer answers."""
+        return Scored(self.author, self.group, self.question, self.texts, self.rewards, self.kept & kept)
+
+
+def group_advantages(rewards: Floats, kept: NDArray[np.bool_] | None = None) -> Floats:
+    """(G,) advantages of rewards (G,) relative to their group; all 0 where the rewards are equal."""
+    chosen = np.ones(len(rewards), bool) if kept is None else kept
+    advantages = np.zeros(len(rewards), np.float32)
+    if chosen.sum() > 1:
+        among = rewards[chosen].astype(np.float64)
+        centred = among - among.sum() / len(among)
+        deviation = math.sqrt(float(centred @ centred) / len(among))
+        if deviation > LEAST_DEVIATION:
+            advantages[chosen] = centred / deviation
+    return advantages
+
+
+def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
+    """Regenerate the question and verify every answer. Raises Refused: unknown-task, unknown-vocabulary, bad-token.
+
+    `judged` multiplies rewards by the question's judge. An answer that did not end by itself earns nothing: the public
+    SAPO code leaves the end out, and its policies never learn to stop.
+    """
+    try:
+        question = regenerate(group.task)
+    except TaskError as error:
+        raise Refused("unknown-task", str(error)) from error
+    vocabulary = KNOWN.get(group.vocabulary)
+    if vocabulary is None:
+        raise Refused("unknown-vocabulary", f"vocabulary {group.vocabulary!r} is not known here")
+    if max(map(max, group.answers)) >= vocabulary.size:
+        raise Refused("bad-token", f"a token is beyond the {vocabulary.size} of vocabulary {group.vocabulary}")
+    if any(vocabulary.end in answer[:-1] for answer in group.answers):
+        raise Refused("bad-token", "an answer goes on behind its end")
+    texts = tuple(vocabulary.decode(answer) for answer in group.answers)
+    earn = question.judged_reward if judged else question.reward
+    ended = [answer[-1] == vocabulary.end for answer in group.answers]
+    rewards = [earn(text) if end else 0.0 for text, end in zip(texts, ended, strict=True)]
+    return Scored(author, group, question, texts, np.array(rewards, np.float32), np.ones(len(texts), bool))
+
+
+def mean_reward(scored: Sequence[Scored]) -> float:
+    """Mean reward of all answers of these groups; 0 for none."""
+    return float(np.mean([group.rewards.mean() for group in scored])) if scored else 0.0

@@ -1,0 +1,125 @@
+"""The losses: GRPO as SAPO uses it, and decoupled PPO for rollouts that an older policy wrote.
+
+    logprobs = token_logprobs(policy, batch)                         # (N, T - 1), with a gradient
+    loss = grpo_loss(logprobs, logprobs.detach(), batch, Clip())     # the one step of a SAPO round
+
+With one step a round the ratio is 1 everywhere: a peer's text is learned from as if the own policy had written it,
+and the clip does nothing yet. There is no KL term. Where several steps are taken on one batch, `proximal` is the
+policy before the first of them; where log-probabilities of the policy that wrote the text are known, `decoupled_loss`
+weighs each token by how much likelier the proximal policy finds it than its writer did.
+
+Shapes: N texts of T tokens at most, padded at the right; column t of a (N, T - 1) tensor is about token t + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmnode.training.rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How far one token's ratio may carry the policy."""
+
+    low: float = 0.2  # below 1
+    high: float = 0.28  # above 1: wider, so that unlikely tokens can rise (DAPO 2503.14476, section 3.1)
+    cap: float = 4.0  # of the ratio where the advantage is negative, and of π_prox / π_behav (INTELLECT-2)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts to learn from."""
+
+    tokens: Tensor  # (N, T) prompts with answers, padded at the right with 0
+    mask: Tensor  # (N, T - 1) float, 1 where the next token belongs to an answer
+    advantages: Tensor  # (N,)
+    behaviour: Tensor  # (N, T - 1) log-probabilities by the policy that wrote the tokens; 0 where unknown or masked
+    known: Tensor  # (N,) bool: where `behaviour` is known
+
+
+def pack(
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    advantages: Sequence[float],
+    behaviour: Sequence[Sequence[float] | None] | None = None,
+) -> Batch:
+    """Texts of unequal length as one batch; where `behaviour` is None, the writer's chances are unknown."""
+    lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    N, T = len(lengths), max(lengths)
+    mask, chances = torch.zeros(N, T - 1), torch.zeros(N, T - 1)
+    known = torch.zeros(N, dtype=torch.bool)
+    rows, columns = [], []
+    padded = [[*prompt, *answer, *[0] * (T - n)] for prompt, answer, n in zip(prompts, answers, lengths, strict=True)]
+    tokens = torch.tensor(padded)
+    for row, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
+        rows.extend([row] * (n - len(prompt)))
+        columns.extend(range(len(prompt) - 1, n - 1))
+    mask[rows, columns] = 1.0
+    for row, given in enumerate(behaviour or ()):
+        if given is not None:
+            begin = len(prompts[row]) - 1
+            chances[row, begin : begin + len(given)] = torch.tensor(given)
+            known[row] = True
+    return Batch(tokens, mask, torch.tensor(advantages, dtype=torch.float32), chances, known)
+
+
+def token_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
+    """log π(token t + 1 | tokens up to t): (N, T - 1) from tokens (N, T)."""
+    logits = policy(tokens[:, :-1])  # (N, T - 1, V)
+    N, T, V = logits.shape
+    return -F.cross_entropy(logits.reshape(N * T, V), tokens[:, 1:].reshape(N * T), reduction="none").view(N, T)
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """min(r A, clip(r, 1 − low, 1 + high) A), the term of GRPO (2402.03300, eq. 3) with DAPO's bounds (eq. 8).
+
+    Where A < 0 the term has no bound above; there r is first cut at `cap` (two-sided clipping, INTELLECT-2 2505.07291).
+    """
+    bounded = torch.where(advantages < 0, ratio.clamp(max=clip.cap), ratio)
+    return torch.minimum(bounded * advantages, ratio.clamp(1 - clip.low, 1 + clip.high) * advantages)
+
+
+def token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over all answer tokens of the batch (DAPO, eq. 12): long answers weigh as much as they have tokens."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def grpo_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
+    """−J of GRPO without KL, token-level: SAPO's loss. `proximal` has no gradient."""
+    ratio = (logprobs - proximal).exp()  # (N, T - 1)
+    return -token_mean(clipped_surrogate(ratio, batch.advantages[:, None], clip), batch.mask)
+
+
+def decoupled_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
+    """−J of decoupled PPO (AReaL, 2505.24298): E Σ (π_prox / π_behav) · min(u A, clip(u) A), u = π / π_prox.
+
+    Rollouts whose writer's chances are unknown count with weight 1, as in `grpo_loss`. The weight is cut at `cap`.
+    """
+    weight = (proximal - batch.behaviour).exp().clamp(max=clip.cap)  # (N, T - 1)
+    weight = torch.where(batch.known[:, None], weight, torch.ones_like(weight))
+    surrogate = clipped_surrogate((logprobs - proximal).exp(), batch.advantages[:, None], clip)
+    return -token_mean(weight * surrogate, batch.mask)
+
+
+def tapered_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
+    """−J of GRPO where answers worse than their group weigh min(1, π_prox / π_behav) of the answer (TOPR, 2503.14286).
+
+    A wrong answer that this policy would never give teaches it nothing, but pushing it further down sharpens whatever
+    the policy does already; policies that drift apart stop exploring so. Right answers weigh 1, however unlikely. A
+    sender that lies about `behaviour` can lessen the weight of its own answers and never raise it above 1.
+    """
+    ratio = ((proximal - batch.behaviour) * batch.mask).sum(dim=1).exp().clamp(max=1.0)  # (N,)
+    weight = torch.where(batch.known & (batch.advantages < 0), ratio, torch.ones_like(ratio))
+    surrogate = clipped_surrogate((logprobs - proximal).exp(), batch.advantages[:, None], clip)
+    return -token_mean(weight[:, None] * surrogate, batch.mask)
+
+
+def supervised_loss(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy in nats of the answers' tokens: the warm-up that teaches a form."""
+    return -token_mean(logprobs, batch.mask)

@@ -1,0 +1,328 @@
+"""One node's learning: sample its own groups, take in those of others, choose, update, evaluate. No network.
+
+    learner = Learner("me", build(PolicySpec(), seed=1), Settings(), seed=1)
+    learner.warm_up(well_formed)                                     # optional: what an answer looks like
+    own = learner.sample()                                           # what this node asks itself, and answers
+    send([scored.group for scored in own])
+    report = learner.learn(own, pool)                                # pool: pairs of author and group
+    learner.heldout(512)                                             # expected reward on fresh questions
+
+Everything follows from seeds and from what came in: two learners with equal seeds and pools have equal parameters on
+the same build of torch. A reward that counts for a node is that of its own fresh answers (`Report.reward`); what it
+takes from others never does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from swarmnode.training.rl.choosing import AdaptiveSplit, Chosen, Limits, Split, choose
+from swarmnode.training.rl.defence import Gate, gate
+from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, mean_reward, score
+from swarmnode.training.rl.grpo import (
+    Batch,
+    Clip,
+    decoupled_loss,
+    grpo_loss,
+    pack,
+    supervised_loss,
+    tapered_loss,
+    token_logprobs,
+)
+from swarmnode.training.rl.policies import parameter_hash
+from swarmnode.training.rl.prefill import read
+from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
+from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
+from swarmnode.training.rl.vocabulary import KNOWN, translate
+
+LOSSES = {"none": grpo_loss, "decoupled": decoupled_loss, "tapered": tapered_loss}
+
+External = tuple[str, RolloutGroup]  # the author, as the signature says, and the group
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a node learns. Two nodes may differ in every one of these."""
+
+    tasks: tuple[tuple[str, int], ...] = tuple((name, DEFAULT_BASE) for name in NAMES)  # names and difficulties
+    answers: int = 8  # G, to each question
+    split: Split | AdaptiveSplit = field(default_factory=Split)
+    limits: Limits = field(default_factory=Limits)
+    sampling: Sampling = field(default_factory=Sampling)
+    clip: Clip = field(default_factory=Clip)
+    learning_rate: float = 1e-3  # Adam's
+    clip_norm: float = 1.0  # of the gradient
+    epochs: int = 1  # steps on one batch; from the second on the clip matters
+    correction: str = "none"  # for text of others. none: SAPO, as if it were own; decoupled: AReaL; tapered: TOPR
+    oversample: int = 0  # ask on until so many own groups are informative: a control, not SAPO
+    gate: Gate | None = None  # refuse what neither this policy nor its reference would write
+    judged: bool = False  # reward × judge
+    trial_questions: int = 128  # held-out questions of a trial of `AdaptiveSplit`
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one round came to."""
+
+    round: int
+    reward: float  # mean over this node's own fresh answers
+    own: int  # own groups asked
+    own_informative: int
+    taken: int  # external groups learned from
+    authors: int  # whose they were
+    split: Split
+    refused: Counter[str]  # groups, by reason
+    checked: Counter[str]  # external answers that the gate read, by author
+    refused_answers: Counter[str]  # external answers that it refused, by author
+    tokens: int  # generated
+    loss: float
+    length: float  # mean tokens of own answers
+
+
+class Learner:
+    """A policy, its optimizer, and the chance of one node. Nothing to close."""
+
+    def __init__(self, author: str, policy: torch.nn.Module, settings: Settings, *, seed: int) -> None:
+        self.author = author
+        self.policy = policy
+        self.settings = settings
+        self.split = settings.split
+        self.version = 0
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
+        self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
+        self._seed = seed
+        self._rng = np.random.default_rng([seed, 1])
+        self._heldout = np.random.default_rng([seed, 2])
+        self._generator = torch.Generator().manual_seed(seed)
+        self._available = settings.split.external
+
+    def warm_up(
+        self, form: Callable[[TaskRef, np.random.Generator], str], *, steps: int = 120, batch: int = 64
+    ) -> float:
+        """Teach the form of answers to random questions, which `form` makes up; the last loss in nats a token.
+
+        Supervised, with an optimizer of its own. What is learned becomes the gate's reference.
+        """
+        rng = np.random.default_rng([self._seed, 3])
+        optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
+        vocabulary = self.policy.vocabulary
+        loss = 0.0
+        for _ in range(steps):
+            questions = [self._question(rng) for _ in range(batch)]
+            answers = [[*vocabulary.encode(form(question.ref, rng)), vocabulary.end] for question in questions]
+            packed = pack([self._prompt(question) for question in questions], answers, [0.0] * batch)
+            value = supervised_loss(token_logprobs(self.policy, packed.tokens), packed)
+            optimizer.zero_grad(set_to_none=True)
+            value.backward()
+            optimizer.step()
+            loss = float(value.detach())
+        self.reference = copy.deepcopy(self.policy)
+        return loss
+
+    def start_from(self, other: Learner) -> None:
+        """Take another learner's parameters and reference, as nodes do that begin from one checkpoint."""
+        self.policy.load_state_dict(other.policy.state_dict())
+        self.reference = copy.deepcopy(other.reference)
+
+    def go_on_at(self, version: int) -> None:
+        """The parameters have seen so many updates, in another process: ask other questions than that one did."""
+        if version != self.version:
+            self.version = version
+            self._rng = np.random.default_rng([self._seed, 1, version])
+            self._generator.manual_seed(int(self._rng.integers(1 << 62)))
+
+    def sample(self) -> list[Scored]:
+        """Answer fresh questions: I of them, as the split says, or with `oversample` until enough are informative."""
+        wanted = self.settings.oversample
+        if not wanted:
+            return self._ask(self._current_split().own)
+        asked: list[Scored] = []
+        while sum(scored.informative for scored in asked) < wanted and len(asked) < 32 * wanted:
+            asked += self._ask(wanted)
+        return asked
+
+    def learn(self, own: Sequence[Scored], pool: Sequence[External]) -> Report:
+        """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them)."""
+        split = self._current_split()
+        refused: Counter[str] = Counter()
+        fit = self._scored(pool, refused)
+        checked, refused_answers = Counter[str](), Counter[str]()
+        if self.settings.gate is not None:
+            fit, checked, refused_answers = self._gated(fit, refused)
+        if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version):
+            self.split = self.split.observe(self._trials(own, fit, self.split))
+        wanted = Split(len(own), split.external)
+        chosen = choose(own, fit, wanted, self.settings.limits, self._rng, author=self.author, version=self.version)
+        refused += chosen.refused
+        loss = self._update(chosen)
+        self._available = len(chosen.groups) - len(own) + chosen.refused["not-drawn"] + chosen.refused["capped"]
+        self.version += 1
+        lengths = [len(answer) for scored in own for answer in scored.group.answers]
+        return Report(
+            round=self.version,
+            reward=mean_reward(own),
+            own=len(own),
+            own_informative=sum(scored.informative for scored in own),
+            taken=len(chosen.groups) - len(own),
+            authors=len(chosen.authors - {self.author}),
+            split=split,
+            refused=refused,
+            checked=checked,
+            refused_answers=refused_answers,
+            tokens=sum(lengths),
+            loss=loss,
+            length=float(np.mean(lengths)) if lengths else 0.0,
+        )
+
+    def heldout(self, questions: int, *, seed: int | None = None) -> float:
+        """Mean reward on fresh questions that nobody learns from; with `seed`, on the same ones each time.
+
+        Where a question has one exact answer, that is the chance of writing it, which is the mean over all samples;
+        else one sampled answer is verified.
+        """
+        rng = self._heldout if seed is None else np.random.default_rng([seed, 4])
+        asked = [self._question(rng) for _ in range(questions)]
+        exact = [question for question in asked if question.exact]
+        total = float(self._chances(exact).sum()) if exact else 0.0
+        open_ended = [question for question in asked if not question.exact]
+        if open_ended:
+            generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
+            total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1, generator)))
+        return total / questions
+
+    def _current_split(self) -> Split:
+        return self.split.split(self._available) if isinstance(self.split, AdaptiveSplit) else self.split
+
+    def _question(self, rng: np.random.Generator) -> Question:
+        name, difficulty = self.settings.tasks[int(rng.integers(len(self.settings.tasks)))]
+        return regenerate(TaskRef(name, difficulty, int(rng.integers(1 << 53))))
+
+    def _prompt(self, question: Question) -> list[int]:
+        return self.policy.vocabulary.encode(question.prompt)
+
+    def _ask(self, count: int) -> list[Scored]:
+        return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers, self._generator)
+
+    def _answered(self, questions: Sequence[Question], copies: int, generator: torch.Generator) -> list[Scored]:
+        prompts = [self._prompt(question) for question in questions]
+        answers = sample(self.policy, prompts, copies=copies, how=self.settings.sampling, generator=generator)
+        written_by = parameter_hash(self.policy)
+        groups = []
+        for index, question in enumerate(questions):
+            of_question = answers[index * copies : (index + 1) * copies]
+            group = RolloutGroup(
+                question.ref,
+                tuple(answer.tokens for answer in of_question),
+                self.version,
+                written_by,
+                self.policy.vocabulary.id,
+                tuple(answer.logprobs for answer in of_question),
+            )
+            groups.append(score(self.author, group, judged=self.settings.judged))
+        return groups
+
+    def _chances(self, questions: Sequence[Question]) -> torch.Tensor:
+        """The chance (N,) of writing exactly the key and then ending."""
+        vocabulary = self.policy.vocabulary
+        keys = [[*vocabulary.encode(question.key), vocabulary.end] for question in questions]
+        batch = pack([self._prompt(question) for question in questions], keys, [0.0] * len(keys))
+        with torch.no_grad():
+            return (token_logprobs(self.policy, batch.tokens) * batch.mask).sum(dim=1).exp()
+
+    def _scored(self, pool: Sequence[External], refused: Counter[str]) -> list[Scored]:
+        fit = []
+        for author, group in pool:
+            try:
+                fit.append(score(author, group, judged=self.settings.judged))
+            except Refused as refusal:
+                refused[refusal.reason] += 1
+        return fit
+
+    def _gated(self, fit: Sequence[Scored], refused: Counter[str]) -> tuple[list[Scored], Counter[str], Counter[str]]:
+        """What the gate lets through; only groups that could be chosen are read, since reading is the cost."""
+        assert self.settings.gate is not None
+        worth = [scored for scored in fit if scored.informative and scored.author != self.author]
+        rest = [scored for scored in fit if not scored.informative and scored.author != self.author]
+        readers = [self.policy] if self.reference is None else [self.policy, self.reference]
+        seen = [read(reader, worth) for reader in readers] if worth else []
+        passed: list[Scored] = []
+        checked, refused_answers = Counter[str](), Counter[str]()
+        for index, scored in enumerate(worth):
+            verdict = gate([of_reader[index] for of_reader in seen], self.settings.gate)
+            lost = int((~verdict.kept).sum())
+            checked[scored.author] += len(scored.texts)
+            if verdict.reason:
+                refused[verdict.reason] += 1
+                refused_answers[scored.author] += len(scored.texts)
+            else:
+                refused_answers[scored.author] += lost
+                passed.append(scored.keeping(verdict.kept) if lost else scored)
+        return [*passed, *rest], checked, refused_answers
+
+    def _batch(self, groups: Sequence[Scored]) -> Batch | None:
+        """Answers with an advantage, in this policy's own tokens; None where there are none."""
+        prompts, answers, advantages, behaviour = [], [], [], []
+        vocabulary = self.policy.vocabulary
+        for scored in groups:
+            source = KNOWN[scored.group.vocabulary]
+            prompt = self._prompt(scored.question)
+            for index, advantage in enumerate(scored.advantages.tolist()):
+                if not advantage:
+                    continue
+                tokens = translate(scored.group.answers[index], source, vocabulary)
+                if len(prompt) + len(tokens) > self.policy.context:
+                    continue
+                same = source.id == vocabulary.id and scored.group.logprobs is not None
+                prompts.append(prompt)
+                answers.append(tokens)
+                advantages.append(advantage)
+                behaviour.append(scored.group.logprobs[index] if same else None)
+        return (
+            pack(prompts, answers, advantages, behaviour if self.settings.correction != "none" else None)
+            if prompts
+            else None
+        )
+
+    def _update(self, chosen: Chosen) -> float:
+        batch = self._batch(chosen.groups)
+        if batch is None:
+            return 0.0
+        proximal = None
+        value = 0.0
+        for _ in range(self.settings.epochs):
+            logprobs = token_logprobs(self.policy, batch.tokens)
+            proximal = logprobs.detach() if proximal is None else proximal
+            loss = LOSSES[self.settings.correction](logprobs, proximal, batch, self.settings.clip)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)
+            self.optimizer.step()
+            value = float(loss.detach())
+        return value
+
+    def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
+        """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""
+        before = copy.deepcopy(self.policy.state_dict())
+        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        seed = int(self._heldout.integers(1 << 53))
+        start = self.heldout(self.settings.trial_questions, seed=seed)
+        more = self._ask(adaptive.total - len(own)) if len(own) < adaptive.total else []
+        asked = [*own, *more]
+        gained = {}
+        for external in adaptive.candidates:
+            split = Split(adaptive.total - external, external)
+            chosen = choose(
+                asked, fit, split, self.settings.limits, self._rng, author=self.author, version=self.version
+            )
+            self._update(chosen)
+            gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
+            self.policy.load_state_dict(before)
+            self.optimizer.load_state_dict(optimizer)
+        return gained

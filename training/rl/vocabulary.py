@@ -1,0 +1,97 @@
+"""Text to token ids and back, torch-free: two vocabularies that every node has, known by an id.
+
+    ids = DIGITS.encode("40")                             # [4, 0]
+    DIGITS.decode([*ids, DIGITS.end])                     # '40': the end token is no text
+
+Whoever trains on a rollout must know where the answer ended, so the end token is part of a completion and is trained
+(the public SAPO code strips it). Policies with another tokenizer send their answers as BYTES, that is as text, and
+whoever receives text encodes it anew: `translate`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from swarmnode.training.rl.tasks.digits import ALPHABET
+
+
+class Vocabulary(Protocol):
+    """Token ids 0 to size - 1, of which `end` ends an answer."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without the end token. Raises ValueError for what cannot be written."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text before the first end token. Never raises for ids in range."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One token a character of an alphabet, and the end token."""
+
+    alphabet: str
+
+    @cached_property
+    def id(self) -> str:
+        return "characters-" + hashlib.sha256(self.alphabet.encode()).hexdigest()[:16]
+
+    @property
+    def size(self) -> int:
+        return len(self.alphabet) + 1
+
+    @property
+    def end(self) -> int:
+        return len(self.alphabet)
+
+    def encode(self, text: str) -> list[int]:
+        ids = [self.alphabet.find(character) for character in text]
+        if -1 in ids:
+            raise ValueError(f"{text[ids.index(-1)]!r} is not in the alphabet {self.alphabet!r}")
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.alphabet[i] for i in _before(ids, self.end))
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """UTF-8, a token a byte, and the end token 256. What is no UTF-8 decodes to replacement characters."""
+
+    id: str = "bytes"
+    size: int = 257
+    end: int = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", errors="replace"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(_before(ids, self.end)).decode("utf-8", errors="replace")
+
+
+DIGITS = Characters(ALPHABET)
+BYTES = Bytes()
+KNOWN: dict[str, Vocabulary] = {vocabulary.id: vocabulary for vocabulary in (DIGITS, BYTES)}
+
+
+def _before(ids: Sequence[int], end: int) -> Sequence[int]:
+    return ids[: ids.index(end)] if end in ids else ids
+
+
+def translate(ids: Sequence[int], source: Vocabulary, target: Vocabulary) -> list[int]:
+    """Ids of the same text in another vocabulary, ended where they were. Raises ValueError for what it cannot write."""
+    if source.id == target.id:
+        return list(ids)
+    return target.encode(source.decode(ids)) + [target.end] * (source.end in ids)
