@@ -156,7 +156,7 @@ class Learner:
         checked, refused_answers = Counter[str](), Counter[str]()
         if self.settings.gate is not None:
             fit, checked, refused_answers = self._gated(fit, refused)
-        if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version):
+        if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version) and any(g.informative for g in fit):
             self.split = self.split.observe(self._trials(own, fit, self.split))
         wanted = Split(len(own), split.external)
         chosen = choose(own, fit, wanted, self.settings.limits, self._rng, author=self.author, version=self.version)

@@ -1,0 +1,177 @@
+"""Rollouts that were not drawn from the model they claim are told from those that were; strange ones are kept out."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnode.training.rl.defence import (
+    Gate,
+    Proof,
+    Reading,
+    TokenReading,
+    gate,
+    logprob_distance,
+    proven,
+    sampling_z,
+    token_reading,
+)
+from swarmnode.training.rl.groups import RolloutGroup, Scored, score
+from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build
+from swarmnode.training.rl.prefill import read
+from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.rl.vocabulary import DIGITS
+
+PROOF = Proof(top_k=DIGITS.size, logprob=1e-4)
+POOLED = 8  # groups that a test pools, of 8 answers each
+
+
+@cache
+def a_policy(seed: int = 1) -> TinyGPT:
+    return build(PolicySpec(layers=1, width=32), seed=seed)
+
+
+def rollouts(policy: TinyGPT, seed: int, how: Sampling | None = None) -> list[Scored]:
+    refs = [TaskRef("digits/swap", 5, 1000 * seed + n) for n in range(POOLED)]
+    prompts = [DIGITS.encode(score_question(ref)) for ref in refs]
+    generator = torch.Generator().manual_seed(seed)
+    answers = sample(policy, prompts, copies=8, how=how or Sampling(), generator=generator)
+    return [
+        score(
+            "peer",
+            RolloutGroup(
+                ref,
+                tuple(answer.tokens for answer in answers[8 * n : 8 * n + 8]),
+                0,
+                "",
+                DIGITS.id,
+                tuple(answer.logprobs for answer in answers[8 * n : 8 * n + 8]),
+            ),
+        )
+        for n, ref in enumerate(refs)
+    ]
+
+
+def score_question(ref: TaskRef) -> str:
+    from swarmnode.training.rl.tasks import regenerate
+
+    return regenerate(ref).prompt
+
+
+def verdict(groups: list[Scored], *, copied: bool = False) -> str:
+    """With `copied`, the sender claims what a prefill says, as a liar can."""
+    readings = read(a_policy(), groups)
+    claimed = [scored.group.logprobs for scored in groups]
+    if copied:
+        claimed = [tuple(tuple(a.logprobs.tolist()) for a in reading.answers if a) for reading in readings]
+    return proven(readings, claimed, PROOF)
+
+
+def test_honest_rollouts_are_never_refused() -> None:
+    assert [verdict(rollouts(a_policy(), seed)) for seed in range(40)] == [""] * 40
+
+
+def test_another_model_is_always_refused_also_with_copied_claims() -> None:
+    other = a_policy(2)
+    assert {verdict(rollouts(other, seed)) for seed in range(20)} == {"logprobs"}
+    assert [verdict(rollouts(other, seed), copied=True) for seed in range(20)] == ["not-sampled"] * 20
+
+
+def test_a_policy_some_steps_stale_is_refused_by_its_log_probabilities() -> None:
+    stale = copy.deepcopy(a_policy())
+    with torch.no_grad():
+        for parameter in stale.parameters():
+            parameter += 1e-3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    assert {verdict(rollouts(stale, seed)) for seed in range(10)} == {"logprobs"}
+
+
+@pytest.mark.parametrize("how", [Sampling(temperature=0), Sampling(temperature=0.5), Sampling(top_k=4)], ids=str)
+def test_tokens_that_were_picked_and_not_drawn_are_refused_with_copied_claims(how: Sampling) -> None:
+    assert [verdict(rollouts(a_policy(), seed, how), copied=True) for seed in range(10)] == ["not-sampled"] * 10
+
+
+def test_an_empty_or_short_proof_proves_nothing() -> None:
+    groups = rollouts(a_policy(), 1)
+    readings = read(a_policy(), groups)
+    claimed = [scored.group.logprobs for scored in groups]
+    assert proven(readings, [None, *claimed[1:]], PROOF) == "no-logprobs"
+    assert proven(readings, [(), *claimed[1:]], PROOF) == "no-logprobs"
+    assert proven(readings, [((),) * 8, *claimed[1:]], PROOF) == "no-logprobs"
+    assert proven([Reading((None,) * 8), *readings[1:]], claimed, PROOF) == "unreadable"
+
+
+def test_claims_that_are_no_numbers_do_not_pass() -> None:
+    groups = rollouts(a_policy(), 1)
+    readings = read(a_policy(), groups)
+    claimed = [
+        tuple(tuple(float("nan") for _ in values) for values in scored.group.logprobs or ()) for scored in groups
+    ]
+    assert proven(readings, claimed, PROOF) == "logprobs"
+
+
+def test_a_token_outside_the_senders_top_k_is_refused() -> None:
+    groups = rollouts(a_policy(), 1)
+    claimed = [scored.group.logprobs for scored in groups]
+    assert proven(read(a_policy(), groups), claimed, Proof(top_k=3, logprob=1e-4)) == "top-k"
+
+
+def test_numpy_and_torch_read_alike() -> None:
+    [scored] = rollouts(a_policy(), 1)[:1]
+    [reading] = read(a_policy(), [scored])
+    prompt = DIGITS.encode(scored.question.prompt)
+    for answer, seen in zip(scored.group.answers, reading.answers, strict=True):
+        with torch.no_grad():
+            logits = a_policy()(torch.tensor([[*prompt, *answer[:-1]]]))[0, len(prompt) - 1 :].numpy()
+        again = token_reading(logits, np.array(answer))
+        assert seen is not None
+        for name in ("logprobs", "entropy", "variance"):
+            np.testing.assert_allclose(getattr(seen, name), getattr(again, name), atol=1e-5)
+        np.testing.assert_array_equal(seen.ranks, again.ranks)
+        assert logprob_distance(seen, again.logprobs.tolist()) < 1e-5
+
+
+def test_the_sampling_test_is_its_formula() -> None:
+    # One place with chances 1/4 and 3/4: H and Var of log p by hand, and the rarer token was seen twice.
+    p = np.array([0.25, 0.75])
+    entropy = float(-(p * np.log(p)).sum())
+    variance = float((p * np.log(p) ** 2).sum() - entropy**2)
+    seen = token_reading(np.log(p)[None], np.array([0]))
+    assert sampling_z([seen, seen]) == pytest.approx((2 * (np.log(0.25) + entropy)) / np.sqrt(2 * variance), rel=1e-5)
+    sure = token_reading(np.array([[0.0, -np.inf]]), np.array([0]))
+    assert sampling_z([sure]) == 0.0
+
+
+def of_likelihood(*chances: float) -> TokenReading:
+    values = np.log(np.array(chances, np.float32))
+    zeros = np.zeros(len(chances), np.float32)
+    return TokenReading(values, np.where(values < np.log(0.01), 20, 0), zeros, zeros)
+
+
+USUAL, STRANGE = of_likelihood(0.2, 0.2, 0.9), of_likelihood(1e-4, 0.2, 0.9)
+
+
+def test_one_strange_answer_is_left_out_and_many_cost_the_group() -> None:
+    one = gate([Reading((STRANGE, *[USUAL] * 7))], Gate())
+    assert one.kept.tolist() == [False] + [True] * 7 and one.reason == ""
+    half = gate([Reading((STRANGE,) * 4 + (USUAL,) * 4)], Gate())
+    assert not half.kept.any() and half.reason == "unlikely"
+
+
+def test_what_the_policy_or_its_reference_knows_is_not_strange() -> None:
+    assert gate([Reading((STRANGE,) * 8), Reading((USUAL,) * 8)], Gate()).kept.all()
+    assert gate([Reading((USUAL,) * 8), Reading((STRANGE,) * 8)], Gate()).kept.all()
+
+
+def test_an_answer_that_cannot_be_read_is_refused() -> None:
+    assert gate([Reading((None, *[USUAL] * 7))], Gate()).kept.tolist() == [False] + [True] * 7
+
+
+def test_rank_counts_beside_likelihood() -> None:
+    far = TokenReading(USUAL.logprobs, np.array([0, 12, 0]), USUAL.entropy, USUAL.variance)
+    assert gate([Reading((far,) * 8)], Gate(top_k=12)).reason == "unlikely"
+    assert gate([Reading((far,) * 8)], Gate(top_k=13)).kept.all()
