@@ -9,7 +9,7 @@ reaches within one frame.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap
 WIDE_PIECE = 256 * 1024  # where there is none: each piece costs as much as encrypting 64 KiB, for calls and switches
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
+
+Piece = bytes | memoryview
 
 
 class TokenBucket:
@@ -86,6 +88,7 @@ class Meter:
         self.bytes_out = 0
         self.up = TokenBucket(up)
         self.down = TokenBucket(down)
+        self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
 
 
 class MeteredStream(ReadWriteCloser):
@@ -96,6 +99,7 @@ class MeteredStream(ReadWriteCloser):
         self.local_port = int(stream.socket.getsockname()[1])
         self._meter = meter
         self._received = bytearray()
+        self._unpaid = 0  # bytes read for which nobody waited yet
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
         self._pace: Pace | None = None
@@ -120,18 +124,31 @@ class MeteredStream(ReadWriteCloser):
             if self._pace is not None:
                 await self._pace.sending(len(piece))
             await self._meter.up.take(len(piece))
-            while piece := piece[self._sent(piece) :]:
+            while piece := piece[self._sent([piece]) :]:
                 await self._until(trio.lowlevel.wait_writable)
         await trio.lowlevel.checkpoint()
 
-    def write_now(self, data: bytes) -> int:
-        """How many bytes of `data` went without waiting; none where there is a cap, which may have to be waited for."""
-        capped = self._meter.up.rate or (self._pace is not None and not self._pace.send_now(len(data)))
-        return 0 if capped else self._sent(data)
+    async def write_each(self, pieces: Sequence[Piece]) -> None:
+        """All the pieces, in as few system calls as there is room for, without putting them together."""
+        if self._piece(self._meter.up) < WIDE_PIECE:
+            await self.write(b"".join(pieces))
+            return
+        if self._pace is not None:
+            await self._pace.sending(sum(map(len, pieces)))
+        left = list(pieces)
+        while left := _after(left, self._sent(left)):
+            await self._until(trio.lowlevel.wait_writable)
+        await trio.lowlevel.checkpoint()
 
-    def _sent(self, data: bytes | memoryview) -> int:
+    def write_now_each(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What is left of the pieces once as much has gone as goes without waiting; all where there is a cap."""
+        left = list(pieces)
+        capped = self._meter.up.rate or (self._pace is not None and not self._pace.send_now(sum(map(len, left))))
+        return left if capped else _after(left, self._sent(left))
+
+    def _sent(self, pieces: Sequence[Piece]) -> int:
         try:
-            size = self._socket.send(data)
+            size = self._socket.sendmsg(pieces) if len(pieces) > 1 else self._socket.send(pieces[0])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -143,26 +160,48 @@ class MeteredStream(ReadWriteCloser):
         """Exactly `n` bytes, fewer only at the connection's end; without `n` whatever is there."""
         wanted = 1 if n is None else n
         while len(self._received) < wanted:
-            await self._until(trio.lowlevel.wait_readable)
-            try:
-                chunk = self._socket.recv(self._piece(self._meter.down))
-            except (BlockingIOError, InterruptedError):
-                continue
-            except OSError as error:
-                raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
+            chunk = await self._arrived(b"")
             if not chunk:
                 break
-            self._meter.bytes_in += len(chunk)
-            await self._meter.down.take(len(chunk))  # what is not read backs up into the sender's TCP
-            if self._pace is not None:
-                await self._pace.received(len(chunk))
             if n is None and not self._received:
-                return chunk
+                return bytes(chunk)
             self._received += chunk
         size = len(self._received) if n is None else n
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
+
+    async def read_after(self, head: bytes) -> memoryview:
+        """Whatever is there, behind `head`; nothing but `head` at the end. It is good until the next `await`."""
+        if self._received:
+            received = memoryview(head + self._received)
+            self._received.clear()
+            return received
+        return await self._arrived(head)
+
+    async def _arrived(self, head: bytes) -> memoryview:
+        if self._unpaid:
+            size, self._unpaid = self._unpaid, 0
+            await self._meter.down.take(size)  # what is not read backs up into the sender's TCP
+            if self._pace is not None:
+                await self._pace.received(size)
+        while True:
+            await self._until(trio.lowlevel.wait_readable)
+            piece = self._piece(self._meter.down)
+            scratch = self._meter.scratch
+            if len(scratch) < len(head) + piece:
+                scratch = self._meter.scratch = bytearray(len(head) + WIDE_PIECE)
+            view = memoryview(scratch)[: len(head) + piece]
+            try:
+                size = self._socket.recv_into(view[len(head) :])
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
+            self._meter.bytes_in += size
+            self._unpaid = size
+            view[: len(head)] = head
+            return view[: len(head) + size]
 
     def _piece(self, cap: TokenBucket) -> int:
         """How many bytes to read or write at once."""
@@ -197,6 +236,15 @@ class MeteredStream(ReadWriteCloser):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self._remote
+
+
+def _after(pieces: list[Piece], size: int) -> list[Piece]:
+    """The pieces without their first `size` bytes."""
+    for index, piece in enumerate(pieces):
+        if size < len(piece):
+            return [memoryview(piece)[size:], *pieces[index + 1 :]]
+        size -= len(piece)
+    return []
 
 
 def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:

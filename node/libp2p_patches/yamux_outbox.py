@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 MAX_FRAME = MAX_BODY + HEADER.size  # bytes
 SMALL = 16 * 1024  # bytes of a frame that may pass others
 MAX_SMALL = 64 * 1024  # bytes of small frames before their senders wait
-MAX_BULK = 4 * MAX_FRAME  # bytes of bulk before its senders wait
-BATCH = 4 * MAX_FRAME  # bytes written at once: frames that come now wait so long for the socket
+MAX_BULK = MAX_FRAME  # bytes of bulk before its senders wait
+BATCH = MAX_FRAME + MAX_SMALL  # bytes written at once: frames that come now wait so long for the socket
+
+Piece = bytes | memoryview
 
 
 class Outbox:
@@ -32,7 +34,7 @@ class Outbox:
         self._answers: deque[bytes] = deque()
         self._small: deque[bytes] = deque()
         self._small_size = 0
-        self._bulk: deque[tuple[SessionStream | None, bytes]] = deque()
+        self._bulk: deque[tuple[SessionStream | None, bytes, Piece]] = deque()
         self._bulk_size = 0
 
     def __bool__(self) -> bool:
@@ -53,24 +55,27 @@ class Outbox:
         """A frame that goes before all others: a full outbox must not look like a dead connection."""
         self._answers.append(frame)
 
-    def put(self, stream: SessionStream, frame: bytes) -> None:
-        """A frame of `stream`, after those before it."""
-        if len(frame) <= SMALL and not stream.in_bulk:
-            self._small.append(frame)
-            self._small_size += len(frame)
+    def put(self, stream: SessionStream, frame: bytes, body: Piece = b"") -> None:
+        """A frame of `stream`, after those before it; a long body is copied only where it may change."""
+        size = len(frame) + len(body)
+        if size <= SMALL and not stream.in_bulk:
+            self._small.append(frame + body if body else frame)
+            self._small_size += size
         else:
+            if isinstance(body, memoryview) and not isinstance(body.obj, bytes):
+                body = bytes(body)
             stream.in_bulk += 1
-            self._bulk.append((stream, frame))
-            self._bulk_size += len(frame)
+            self._bulk.append((stream, frame, body))
+            self._bulk_size += size
 
     def put_last(self, frame: bytes) -> None:
         """A frame that goes after all that wait now."""
-        self._bulk.append((None, frame))
+        self._bulk.append((None, frame, b""))
         self._bulk_size += len(frame)
 
-    def batch(self) -> list[bytes]:
-        """The next frames to write, at least one where there is any."""
-        taken: list[bytes] = []
+    def batch(self) -> list[Piece]:
+        """The next frames to write, at least one where there is any; each in one piece, or in two."""
+        taken: list[Piece] = []
         size, most = 0, BATCH - MAX_FRAME if self._bulk else BATCH
         for queue in (self._answers, self._small):
             while queue and (not taken or size + len(queue[0]) <= most):
@@ -78,12 +83,18 @@ class Outbox:
                 size += len(taken[-1])
                 if queue is self._small:
                     self._small_size -= len(taken[-1])
-        while self._bulk and (not taken or size + len(self._bulk[0][1]) <= BATCH):
-            stream, frame = self._bulk.popleft()
+        while self._bulk:
+            stream, frame, body = self._bulk[0]
+            whole = len(frame) + len(body)
+            if taken and size + whole > BATCH:
+                break
+            self._bulk.popleft()
             if stream is not None:
                 stream.in_bulk -= 1
             taken.append(frame)
-            size += len(frame)
-            self._bulk_size -= len(frame)
+            if body:
+                taken.append(body)
+            size += whole
+            self._bulk_size -= whole
         self.room.unpark_all()
         return taken

@@ -11,6 +11,8 @@ What breaks upstream (py-libp2p 0.8.1, `stream_muxer/yamux/yamux.py`):
 
 Here frames go through one bounded outbox that a task of its own writes, so cancelling a sender never cuts a frame, a
 full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds ends the connection.
+While nothing waits, a frame is written by whoever sends it, without waking that task; and what is answered to frames
+that arrived together goes in one write.
 A peer that sends more than its window ends its connection too. A silent connection is pinged, and given up when nothing
 at all was heard. Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md.
 
@@ -33,7 +35,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from swarmnode.node.libp2p_patches import noise_transport
-from swarmnode.node.libp2p_patches.yamux_outbox import SMALL, Outbox
+from swarmnode.node.libp2p_patches.yamux_outbox import Outbox, Piece
 from swarmnode.node.libp2p_patches.yamux_stream import (
     ACK,
     DATA,
@@ -89,8 +91,10 @@ class Session(IMuxedConn):
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
         self._transport = noise_transport.over(secured_conn)
-        self._received = b""
-        self._at = 0  # how far `_received` is taken
+        self._messages: deque[bytes] = deque()  # that arrived, and wait
+        self._received = b""  # the one at hand
+        self._at = 0  # how far it is taken
+        self._taking = False  # frames at hand are taken: answers to them gather, and go together
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
         self._rtt = 0.0
@@ -111,10 +115,10 @@ class Session(IMuxedConn):
             with trio.CancelScope(shield=True):
                 await self.abandon("the connection ended")
 
-    def send(self, stream: SessionStream, frame: bytes) -> None:
-        """A frame of `stream`; written at once where nothing else is and it is small."""
-        if not self._closing and not self._written_now(frame):
-            self.outbox.put(stream, frame)
+    def send(self, stream: SessionStream, frame: bytes, body: Piece = b"") -> None:
+        """A frame of `stream`, a long body by itself; written at once where nothing else is."""
+        if not self._closing and not self._written_now(frame, body):
+            self.outbox.put(stream, frame, body)
             self._wake()
 
     def answer(self, frame: bytes) -> None:
@@ -128,21 +132,30 @@ class Session(IMuxedConn):
         self.outbox.put_last(frame)
         self._wake()
 
-    def _written_now(self, frame: bytes) -> bool:
-        """Write `frame` without waking the writer, and say whether that was possible."""
-        if not self._idle or len(frame) > SMALL:
+    def _written_now(self, *pieces: Piece) -> bool:
+        """Write a frame without waking the writer, and say whether that was possible."""
+        if not self._idle or self._taking or not self._transport.immediate:
             return False
         try:
-            gone = self._transport.write_now(frame)
+            gone = self._transport.write_now(pieces)
         except Exception:  # the writer meets it again
             gone = False
-        if gone is False:
+        if not gone:
             self._wake()
-        return gone is not None
+        return True
 
     def _wake(self) -> None:
-        self._idle = False
-        self._work.set()
+        if not (self._taking and self._idle and self._transport.immediate):  # else `_answered` sees to it
+            self._idle = False
+            self._work.set()
+
+    def _answered(self) -> None:
+        """The frames at hand are taken: write what they gave rise to."""
+        self._taking = False
+        if self._idle and self.outbox:  # so it is immediate
+            self._written_now(*self.outbox.batch())
+            if self.outbox:
+                self._wake()
 
     def forget(self, stream: SessionStream) -> None:
         if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
@@ -230,11 +243,15 @@ class Session(IMuxedConn):
     async def _receive(self, size: int) -> bool:
         """Have at least `size` bytes in hand; False at the connection's end."""
         while len(self._received) - self._at < size:
-            chunk = await self._transport.read()
-            if not chunk:
-                return False
-            self._heard_at = trio.current_time()
-            self._received = self._received[self._at :] + chunk if self._at < len(self._received) else chunk
+            if not self._messages:
+                self._answered()
+                self._messages.extend(await self._transport.read())
+                if not self._messages:
+                    return False
+                self._taking = True
+                self._heard_at = trio.current_time()
+            message = self._messages.popleft()
+            self._received = self._received[self._at :] + message if self._at < len(self._received) else message
             self._at = 0
         return True
 
@@ -262,15 +279,20 @@ class Session(IMuxedConn):
                     elif flags & FIN:
                         stream.feed_eof()
                 if self.outbox.answers > MAX_ANSWERS:
+                    self._answered()
+                    self._taking = True
+                if self.outbox.answers > MAX_ANSWERS:
                     raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
             log.info("peer %s %s; its connection is closed", self.peer_id, why)
             self.complain(why, Kind.BREACH)
             self.answer(HEADER.pack(0, GO_AWAY, 0, 0, PROTOCOL_ERROR))
+            self._answered()
             await self._flush()
         except Exception as error:
             why = f"read failed: {error!r}"
+        self._answered()
         await self.abandon(why)
 
     async def _read_body(self, stream: SessionStream | None, length: int) -> bool:
@@ -281,7 +303,9 @@ class Session(IMuxedConn):
         while length:
             if self._at >= len(self._received) and not await self._receive(1):
                 return False
-            chunk = self._received[self._at : self._at + length]
+            chunk = self._received  # whole where it can be: no copy
+            if self._at or len(chunk) > length:
+                chunk = chunk[self._at : self._at + length]
             self._at += len(chunk)
             length -= len(chunk)
             if stream is not None and not stream.broken and not stream.feed(chunk):

@@ -24,7 +24,8 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
 MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
 MEASURE = 0.02  # seconds, at least, over which a reader's rate is measured
-MAX_BODY = 65519 - HEADER.size  # one frame fills exactly one Noise message
+UNFELT = 0.004  # seconds of a transfer that a call may wait behind, however short the way
+MAX_BODY = 256 * 1024  # bytes of one frame: what a fresh window lets in
 
 
 class SessionStream(IMuxedStream):
@@ -66,7 +67,7 @@ class SessionStream(IMuxedStream):
             if self._finished_sending:
                 raise MuxedStreamClosed("the stream is closed for sending")
             self.send_window -= size
-            session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size) + view[offset : offset + size])
+            session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size), view[offset : offset + size])
             offset += size
         await trio.lowlevel.checkpoint()  # after queueing, so that the session's writer runs meanwhile
 
@@ -222,7 +223,7 @@ class SessionStream(IMuxedStream):
             return False
         rate = self._taken / elapsed
         self._measured_at, self._taken = now, 0
-        return self._target < min(MAX_WINDOW, 2 * rate * rtt)
+        return self._target < min(MAX_WINDOW, 2 * rate * max(rtt, UNFELT))
 
     def _forget_if_done(self) -> None:
         if self._finished_sending and self._finished_receiving:

@@ -635,6 +635,73 @@ def test_sending_without_waiting_keeps_order_and_window() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("size", [100, 50_000, 3 * yamux_stream.INITIAL_WINDOW])
+def test_what_was_sent_may_be_changed_afterwards(size: int) -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+            out, back = await open_pair(left, right)
+
+            async def send() -> None:
+                buffer = bytearray(b"a" * size)
+                await out.send_all(buffer)
+                buffer[:] = bytes(size)
+
+            nursery.start_soon(send)
+            received = b""
+            while len(received) < size:
+                received += await back.receive_some(1 << 20)
+            assert received == b"a" * size
+
+    run(main)
+
+
+class Instant:
+    """A transport that can write without waiting: what it wrote, and messages to read."""
+
+    immediate = True
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.arrive, self._arrived = trio.open_memory_channel[list[bytes]](8)
+
+    async def read(self) -> list[bytes]:
+        return await self._arrived.receive()
+
+    def write_now(self, pieces: Any) -> bool:
+        self.writes.append(b"".join(pieces))
+        return True
+
+    async def write(self, pieces: Any) -> None:
+        if pieces:
+            self.writes.append(b"".join(pieces))
+
+
+def ping(flags: int, nonce: int) -> bytes:
+    return yamux_stream.HEADER.pack(0, yamux_stream.PING, flags, 0, nonce)
+
+
+def test_answers_to_what_arrived_together_go_in_one_write() -> None:
+    async def main() -> None:
+        session = Session(Secured(trio.testing.memory_stream_pair()[0], initiator=True), PEER)  # type: ignore[arg-type]
+        session._transport = transport = Instant()  # type: ignore[assignment]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.start)
+            await trio.sleep(0.1)
+            transport.writes.clear()
+            transport.arrive.send_nowait([ping(yamux_stream.SYN, n) for n in range(3)])
+            await trio.sleep(0.1)
+            assert transport.writes == [b"".join(ping(yamux_stream.ACK, n) for n in range(3))]
+            # however many come at once: it is the one who does not read the answers who breaks the rules
+            many = yamux_session.MAX_ANSWERS + 10
+            transport.arrive.send_nowait([b"".join(ping(yamux_stream.SYN, n) for n in range(many))])
+            await trio.sleep(0.1)
+            assert b"".join(transport.writes[1:]) == b"".join(ping(yamux_stream.ACK, n) for n in range(many))
+            assert not session.is_closed
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_session_and_stock_yamux_understand_each_other() -> None:
     async def main() -> None:
         async with pair(Session, Yamux) as (ours, theirs, _, _):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -42,6 +43,31 @@ class Pipe:
         return part
 
 
+class Socket(Pipe):
+    """The same, which takes pieces without putting them together and at most `piece` bytes of them without waiting.
+
+    What it read lies in memory that it uses again.
+    """
+
+    def __init__(self, piece: int) -> None:
+        super().__init__(piece)
+        self.scratch = bytearray(1 << 20)
+
+    async def write_each(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.written += map(bytes, pieces)
+
+    def write_now_each(self, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+        everything = b"".join(pieces)
+        self.written.append(everything[: self.piece])
+        return [rest] if (rest := everything[self.piece :]) else []
+
+    async def read_after(self, head: bytes) -> memoryview:
+        came = head + await self.read(None)
+        self.scratch[:] = bytes(len(self.scratch))
+        self.scratch[: len(came)] = came
+        return memoryview(self.scratch)[: len(came)]
+
+
 def states() -> tuple[NoiseConnection, NoiseConnection]:
     """Two ends of a finished handshake."""
     one, two = (NoiseConnection.from_name(b"Noise_NN_25519_ChaChaPoly_SHA256") for _ in range(2))
@@ -60,10 +86,10 @@ def ours(pipe: Pipe, state: NoiseConnection) -> NoiseTransport:
 
 
 async def everything(transport: NoiseTransport) -> bytes:
-    parts = []
-    while part := await transport.read():
-        parts.append(part)
-    return b"".join(parts)
+    messages: list[bytes] = []
+    while more := await transport.read():
+        messages += more
+    return b"".join(messages)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 17, 1000, 65536, 1 << 30])
@@ -75,6 +101,21 @@ def test_all_bytes_arrive_whatever_pieces_the_socket_gives(piece: int) -> None:
         for _ in range(2):
             await sender.write(frames)
         assert await everything(ours(pipe, two)) == b"".join(frames) * 2
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("piece", [1000, 65537, 1 << 19])
+def test_all_bytes_arrive_whatever_the_socket_takes_at_once(piece: int) -> None:
+    async def main() -> None:
+        (one, two), pipe = states(), Socket(piece)
+        sender = ours(pipe, one)
+        for frame in FRAMES:
+            if not sender.write_now([b"head", memoryview(frame)]):
+                await sender.write([])
+        await sender.write(FRAMES)
+        expected = b"".join(b"head" + frame for frame in FRAMES) + b"".join(FRAMES)
+        assert await everything(ours(pipe, two)) == expected
 
     trio.run(main)
 
