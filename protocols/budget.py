@@ -35,6 +35,10 @@ class Budget(Generic[K]):
         self._allowance = allowance
         self._purses: OrderedDict[K, _Purse] = OrderedDict()
 
+    def has(self, holder: K, amount: float) -> bool:
+        """Whether `take` would now take that much."""
+        return self._purse(holder).left >= amount
+
     def take(self, holder: K, amount: float) -> bool:
         """Take `amount` where it is there; False, and nothing is taken, where it is not."""
         purse = self._purse(holder)

@@ -32,6 +32,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.open_step",
         "swarmnode.training.options",
         "swarmnode.training.outer",
+        "swarmnode.training.rl.groups",
+        "swarmnode.training.rl.tasks",
         "swarmnode.training.runspec",
     ),
     "node": ("swarmnode", "swarmnode.crdt", "swarmnode.node", "swarmnode.protocols", "swarmnode.training"),

@@ -1,0 +1,293 @@
+"""One node's part in sharing rollouts: `Rollouts`. The package's first lines tell the protocol's story."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from swarmnode.protocols.budget import Allowance, Budget
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.offences import Kind, Offences
+from swarmnode.protocols.reception import Reception
+from swarmnode.protocols.rollouts.intake import LARGEST, Check, Gate, Intake, Rates
+from swarmnode.protocols.rollouts.messages import (
+    GIVE,
+    MAX_GIVEN,
+    MAX_OFFERED,
+    OFFER,
+    RECENT,
+    TIMEOUT,
+    Answer,
+    Give,
+    Offer,
+    Recent,
+    RecentQuery,
+    Sealed,
+    Thanks,
+    content_key,
+)
+from swarmnode.protocols.rollouts.pool import Pool, PoolLimits, PoolStats, Standing, full_standing
+from swarmnode.protocols.rollouts.signed import Sign, SignedGroup, SignedHeader, Verify, seal
+from swarmnode.protocols.rollouts.spreading import Spreader
+from swarmnode.protocols.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.runner import Runner
+from swarmnode.training.rl.groups import RolloutGroup
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "rollouts"
+TICK = 1.0  # seconds between two looks at what to pass on, jittered by a fifth: the time of one hop
+RECENT_GROUPS = 64  # told to who was away
+RECENT_BYTES = 128 * 1024  # of their headers
+ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
+ALL = Rates(groups=Allowance(32, 512), bytes=Allowance(40_000, 4 << 20))
+EACH_AUTHOR = Rates(groups=Allowance(2, 64), bytes=Allowance(10_000, 2 << 20))
+EACH_SENDER = Rates(groups=Allowance(16, 256), bytes=Allowance(20_000, 3 << 20))
+RECENT_QUERIES = Allowance(rate=1 / 30, burst=4)  # of one peer
+
+HELD = Metric("swarmnode_rollouts", GAUGE, "rollout groups held", "whose")
+HELD_BYTES = Metric("swarmnode_rollout_bytes", GAUGE, "bytes of rollout groups held", "whose")
+EVENTS = Metric("swarmnode_rollouts_total", COUNTER, "what happened with rollout groups, some of it in bytes", "what")
+REFUSED = Metric("swarmnode_rollouts_refused_total", COUNTER, "rollout groups of others not learned from", "why")
+
+
+@dataclass(frozen=True)
+class RolloutLimits:
+    """How far a group travels, and what others' groups may take of this node.
+
+    A group is handed over `copies` − 1 times in all, so a node gets (groups a node makes in a round) × (copies − 1) of
+    them, whatever the size of the swarm. With 8 groups a round of 10 s and 8 copies that is 5.6 a second.
+    """
+
+    copies: int = 8  # nodes that hold a group in the end, its author included
+    total: Rates = ALL
+    author: Rates = EACH_AUTHOR
+    sender: Rates = EACH_SENDER
+    pool: PoolLimits = field(default_factory=PoolLimits)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.copies <= 64:
+            raise ValueError(f"copies = {self.copies}: 1 (keep groups to oneself) to 64")
+        if min(rates.bytes.burst for rates in (self.total, self.author, self.sender)) < LARGEST:
+            raise ValueError(f"a burst below {LARGEST} bytes lets the largest group never in")
+
+
+@dataclass(frozen=True)
+class RolloutStats:
+    """What sharing came to since this node started."""
+
+    pool: PoolStats
+    alone: bool  # no other member is connected now: this node learns from its own rollouts only
+    waiting: int  # groups that are still to be handed on
+    events: dict[str, int]
+
+
+class Rollouts:
+    """Publishes this node's groups, passes on those of others, and keeps a pool of them."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        rpc: Rpc,
+        bulk: Bulk,
+        peers: Callable[[], Sequence[PeerId]],
+        sign: Sign,
+        verify: Verify,
+        runner: Runner,
+        now: Callable[[], int],
+        rng: random.Random,
+        admits: Callable[[PeerId], bool] = lambda peer: True,
+        standing: Standing = full_standing,
+        check: Check = lambda group: "",
+        limits: RolloutLimits | None = None,
+    ) -> None:
+        """`peers`: members that are connected now. `now`: ms since the epoch. `check`: see `intake.Check`; runs where
+        `runner` says, before a group is kept or passed on."""
+        self._me, self._run_id, self._rpc, self._bulk = me, run_id, rpc, bulk
+        self._peers, self._sign, self._runner = peers, sign, runner
+        self._now, self._rng, self._admits = now, rng, admits
+        self.limits = limits or RolloutLimits()
+        self.offences = Offences(PROTOCOL)
+        self.counts: Counter[str] = Counter()
+        self.counter = now()  # of the next group: grows over restarts, too, as long as the clock does
+        self.pool = Pool(me, now=now, limits=self.limits.pool, standing=standing, on_drop=self._gone)
+        self._intake = Intake(
+            self.pool,
+            run_id=run_id,
+            bulk=bulk,
+            verify=verify,
+            runner=runner,
+            admits=admits,
+            standing=standing,
+            check=check,
+            gate=Gate(author=self.limits.author, sender=self.limits.sender, total=self.limits.total),
+            offences=self.offences,
+            counts=self.counts,
+            copies=max(1, self.limits.copies // 2),
+        )
+        self._spreader = Spreader(run_id=run_id, rpc=rpc, rng=rng, offences=self.offences, counts=self.counts)
+        self._entries = Budget[PeerId](ENTRIES)
+        self._queries = Budget[PeerId](RECENT_QUERIES)
+        self._offered: set[bytes] = set()  # groups whose content peers may fetch
+        self._nursery: trio.Nursery | None = None
+        self._alone = True  # nobody has been asked for what is recent since nobody was there
+        self._hurry = trio.Event()
+        self._reception = Reception("this node does not share rollouts now")
+        rpc.serve(OFFER, Offer, self._reception.while_open(self._on_offer))
+        rpc.serve(GIVE, Give, self._reception.while_open(self._on_give))
+        rpc.serve(RECENT, RecentQuery, self._reception.while_open(self._on_recent))
+
+    # -- what this node does
+
+    async def publish(self, groups: Sequence[RolloutGroup]) -> tuple[SignedGroup, ...]:
+        """Sign these groups, keep them apart as own ones, and let them spread while `watch` runs.
+
+        Returns at once where nobody is there: a node alone learns alone. Raises InvalidGroup for one too large.
+        """
+        first, made_at = self.counter, self._now()
+        self.counter += len(groups)
+
+        def work() -> list[SignedGroup]:
+            return [
+                seal(
+                    group,
+                    run_id=self._run_id,
+                    author=self._me,
+                    counter=first + index,
+                    made_at=made_at,
+                    sign=self._sign,
+                )
+                for index, group in enumerate(groups)
+            ]
+
+        sealed = await self._runner(work)
+        for group in sealed:
+            self.pool.keep(group)
+            self._hand_on(group, self.limits.copies)
+        self.counts["published"] += len(sealed)
+        self._hurry.set()
+        return tuple(sealed)
+
+    async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take, pass on and answer until cancelled. What is held stays here, for `watch` to go on later."""
+        try:
+            async with self._reception.open(), trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                while True:
+                    with trio.move_on_after(TICK * self._rng.uniform(0.8, 1.2)):
+                        await self._hurry.wait()
+                    self._hurry = trio.Event()
+                    self._turn(nursery)
+        finally:
+            self._nursery = None
+            self._alone = True
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other member is connected now."""
+        return not self._peers()
+
+    def stats(self) -> RolloutStats:
+        return RolloutStats(self.pool.stats(), self.alone, len(self._spreader), dict(self.counts))
+
+    def measure(self, metrics: Metrics) -> None:
+        def held() -> dict[str, float]:
+            return {"own": len(self.pool.own()), "others": len(self.pool)}
+
+        def held_bytes() -> dict[str, float]:
+            stats = self.pool.stats()
+            return {"own": stats.own_bytes, "others": stats.bytes}
+
+        metrics.show(HELD, held)
+        metrics.show(HELD_BYTES, held_bytes)
+        metrics.show(EVENTS, lambda: self.counts)
+        metrics.show(REFUSED, lambda: self.pool.refused)
+        self.offences.measure(metrics)
+
+    # -- passing on
+
+    def _turn(self, nursery: trio.Nursery) -> None:
+        self.pool.expire()
+        here = list(self._peers())
+        if not here:
+            self._alone = True
+            return
+        if self._alone:
+            self._alone = False
+            nursery.start_soon(self._ask_recent, self._rng.choice(here))
+        self._spreader.turn(here, nursery)
+
+    def _hand_on(self, group: SignedGroup, copies: int, giver: PeerId | None = None) -> None:
+        if group.signed.header.shard:
+            self._bulk.offer(content_key(self._run_id, group.id), group.content)
+            self._offered.add(group.id)
+        self._spreader.add(group, copies, known=(group.author, *([giver] if giver else [])))
+
+    def _gone(self, id: bytes) -> None:
+        self._spreader.forget(id)
+        if id in self._offered:
+            self._offered.discard(id)
+            self._bulk.withdraw(content_key(self._run_id, id))
+
+    async def _ask_recent(self, peer: PeerId) -> None:
+        try:
+            recent = await self._rpc.call(peer, RECENT, RecentQuery(self._run_id), Recent, timeout=TIMEOUT)
+        except CallError as error:
+            log.debug("%s does not say what rollouts are recent: %s", peer, error)
+            self._alone = True  # somebody else is asked in the next turn
+            return
+        for signed in await self._intake.solicited(peer, recent.groups):
+            await self._take_in(peer, signed, 1)
+        self.counts["asked_recent"] += 1
+
+    async def _take_in(self, peer: PeerId, signed: SignedHeader, copies: int) -> None:
+        group = await self._intake.keep(peer, signed)
+        if group is not None and self.pool.get(group.id) is not None:
+            self._hand_on(group, copies, peer)
+
+    # -- answers
+
+    def _admit(self, peer: PeerId, run_id: str) -> None:
+        if run_id != self._run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self._admits(peer):
+            raise Refuse("not-admitted", "this run does not admit you")
+
+    async def _on_offer(self, peer: PeerId, offer: Offer) -> Answer:
+        self._admit(peer, offer.run_id)
+        if not self._entries.take(peer, len(offer.groups)):
+            self.offences.note(peer, "offers too many rollout groups", Kind.LOAD)
+            raise Refuse("busy", f"at most {ENTRIES.rate:g} groups a second may be offered here")
+        return self._intake.weigh(peer, offer)
+
+    async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
+        self._admit(peer, give.run_id)
+        for signed, copies in await self._intake.take(peer, give.groups):
+            if signed.complete_here:
+                await self._take_in(peer, signed, copies)
+            elif self._nursery is not None:
+                self._nursery.start_soon(self._take_in, peer, signed, copies)
+        return Thanks()
+
+    async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Recent:
+        self._admit(peer, query.run_id)
+        if not self._queries.take(peer, 1):
+            raise Refuse("busy", "asked too often what is recent")
+        told: list[Sealed] = []
+        room = min(RECENT_BYTES, MAX_GIVEN)
+        own = list(self.pool.own())[-RECENT_GROUPS // 8 :]
+        for group in [*own, *self.pool.candidates(RECENT_GROUPS - len(own), self._rng, again=True)][:MAX_OFFERED]:
+            room -= len(group.signed.payload) + len(group.signed.signature)
+            if room >= 0 and group.author != peer:
+                told.append((group.signed.payload, group.signed.signature))
+        return Recent(tuple(told))

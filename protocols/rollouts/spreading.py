@@ -1,0 +1,150 @@
+"""How groups travel: each has a budget of copies, of which whoever holds it hands half to a random neighbour.
+
+Spray and wait in its binary form (Spyropoulos et al., WDTN 2005): a group with c copies is handed over c − 1 times in
+all and is with its last holder after log2(c) hops, however large the swarm. What a node sends in a turn goes to at most
+FAN peers, each group to one of them, so that calls do not grow with neighbours either.
+
+A group is offered before it is given, so one that a peer has already costs a hundred bytes. A peer that says that it
+has no room is left alone for as long as it says. A copy that nobody takes after TRIES offers is let go: the group is in
+as many places as there was room for.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.offences import Offences
+from swarmnode.protocols.rollouts.messages import (
+    GIVE,
+    MAX_GIVEN,
+    MAX_OFFERED,
+    OFFER,
+    TIMEOUT,
+    Answer,
+    Give,
+    Offer,
+    Offered,
+    Thanks,
+)
+from swarmnode.protocols.rollouts.signed import SignedGroup
+from swarmnode.protocols.rpc import CallError, Rpc
+
+log = logging.getLogger(__name__)
+
+FAN = 2  # peers told in one turn
+TRIES = 8  # offers of one copy that may be declined
+WAITING = 1024  # groups to hand on; the oldest are let go
+LATER = 5.0  # seconds that a peer which did not answer is left alone
+
+
+@dataclass
+class _Load:
+    """A group on its way."""
+
+    group: SignedGroup
+    copies: int  # this node's own included
+    known: set[PeerId]  # who has it, as far as is known
+    tries: int = TRIES
+
+
+class Spreader:
+    """What one node has to hand on."""
+
+    def __init__(self, *, run_id: str, rpc: Rpc, rng: random.Random, offences: Offences, counts: Counter[str]) -> None:
+        self._run_id, self._rpc, self._rng = run_id, rpc, rng
+        self._offences, self._counts = offences, counts
+        self._loads: OrderedDict[bytes, _Load] = OrderedDict()
+        self._busy: set[PeerId] = set()
+        self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def add(self, group: SignedGroup, copies: int, known: Iterable[PeerId]) -> None:
+        """Hand on `copies` − 1 of a group, not to those who know it."""
+        if copies > 1:
+            self._loads[group.id] = _Load(group, copies, set(known))
+            while len(self._loads) > WAITING:
+                self._loads.popitem(last=False)
+                self._counts["not_handed_on"] += 1
+
+    def forget(self, id: bytes) -> None:
+        """The group is here no more."""
+        self._loads.pop(id, None)
+
+    def turn(self, here: Sequence[PeerId], nursery: trio.Nursery) -> None:
+        """Start to tell some of the peers that are here."""
+        now = trio.current_time()
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
+        everybody = set(here)
+        for id in [id for id, load in self._loads.items() if everybody <= load.known]:
+            del self._loads[id]  # in a small swarm, before its copies are used up
+        free = [peer for peer in here if peer not in self._busy and peer not in self._until]
+        batches: dict[PeerId, list[_Load]] = {
+            peer: [] for peer in self._rng.sample(free, min(len(free), FAN)) if self._offences.refuses(peer) is None
+        }
+        for load in self._loads.values():
+            open_to = [peer for peer, batch in batches.items() if peer not in load.known and len(batch) < MAX_OFFERED]
+            if open_to:
+                batches[self._rng.choice(open_to)].append(load)
+        for peer, batch in batches.items():
+            if batch:
+                self._busy.add(peer)
+                nursery.start_soon(self._tell, peer, batch)
+
+    async def _tell(self, peer: PeerId, batch: list[_Load]) -> None:
+        try:
+            offer = Offer(
+                self._run_id,
+                tuple(Offered(load.group.id, load.group.author, load.group.size, load.copies // 2) for load in batch),
+            )
+            self._counts["offered"] += len(batch)
+            answer = await self._rpc.call(peer, OFFER, offer, Answer, timeout=TIMEOUT)
+            if answer.wait:
+                self._until[peer] = trio.current_time() + answer.wait
+            for index in answer.has:
+                if index < len(batch):
+                    batch[index].known.add(peer)
+            wanted = [batch[index] for index in answer.wants if index < len(batch)]
+            self._decline(batch[i] for i in set(range(len(batch))) - {*answer.wants, *answer.has})
+            while wanted:
+                wanted = await self._give(peer, wanted)
+        except CallError as error:
+            self._until[peer] = trio.current_time() + LATER
+            log.debug("%s takes no rollouts for a while: %s", peer, error)
+        finally:
+            self._busy.discard(peer)
+
+    async def _give(self, peer: PeerId, wanted: list[_Load]) -> list[_Load]:
+        """Give as many as fit one message; the rest."""
+        room, count = MAX_GIVEN, 0
+        for load in wanted:
+            room -= len(load.group.signed.payload) + len(load.group.signed.signature)
+            if room < 0:
+                break
+            count += 1
+        given = wanted[:count]
+        sealed = tuple((load.group.signed.payload, load.group.signed.signature) for load in given)
+        handed = [(load, load.copies // 2) for load in given]
+        await self._rpc.call(peer, GIVE, Give(self._run_id, sealed), Thanks, timeout=TIMEOUT)
+        for load, copies in handed:
+            load.known.add(peer)
+            load.copies -= copies
+            if load.copies <= 1:
+                self._loads.pop(load.group.id, None)
+            self._counts["given"] += 1
+            self._counts["given_bytes"] += load.group.size
+        return wanted[count:]
+
+    def _decline(self, loads: Iterable[_Load]) -> None:
+        for load in loads:
+            load.tries -= 1
+            if load.tries <= 0 and self._loads.pop(load.group.id, None) is not None:
+                self._counts["not_handed_on"] += 1

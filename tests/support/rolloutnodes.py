@@ -1,0 +1,127 @@
+"""Nodes that share rollouts on simnet, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.conduct import Conduct, ConductLimits
+from swarmnode.protocols.rollouts import Check, RolloutLimits, Rollouts, Standing, full_standing
+from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
+
+RUN = "ab" * 32
+EPOCH = 1_700_000_000_000  # ms; what clocks show at virtual time 0
+
+
+def now() -> int:
+    return EPOCH + int(1000 * trio.current_time())
+
+
+def group(seed: int, *, answers: int = 8, tokens: int = 6, version: int = 0, logprobs: bool = False) -> RolloutGroup:
+    """Answers that look like those to a digit task."""
+    rng = random.Random(seed)
+    return RolloutGroup(
+        TaskRef("digits/swap", 5, seed),
+        tuple(tuple(rng.randrange(12) for _ in range(tokens)) for _ in range(answers)),
+        version,
+        "cd" * 32,
+        "characters-0123456789abcdef",
+        tuple(tuple(-rng.expovariate(1.0) for _ in range(tokens)) for _ in range(answers)) if logprobs else None,
+    )
+
+
+@dataclass
+class RolloutNode:
+    """One node: calls, buffers, what shares rollouts, and who judges peers."""
+
+    network: SimNetwork
+    rpc: Rpc
+    bulk: Bulk
+    rollouts: Rollouts
+    conduct: Conduct
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def me(self) -> str:
+        return self.network.me
+
+    @classmethod
+    def make(
+        cls,
+        network: SimNetwork,
+        *,
+        limits: RolloutLimits | None = None,
+        admits: Callable[[str], bool] = lambda peer: True,
+        standing: Standing = full_standing,
+        check: Check = lambda group: "",
+        verify: Callable[[str, bytes, bytes], bool] | None = None,
+        clock: Callable[[], int] = now,
+        seed: int = 0,
+    ) -> RolloutNode:
+        rpc, bulk = Rpc(network), Bulk(network, runner=inline)
+        rollouts = Rollouts(
+            me=network.me,
+            run_id=RUN,
+            rpc=rpc,
+            bulk=bulk,
+            peers=lambda: [view.peer for view in network.peers()],
+            sign=network.sign,
+            verify=verify or network.verify,
+            runner=inline,
+            now=clock,
+            rng=random.Random(f"{seed} {network.me}"),
+            admits=admits,
+            standing=standing,
+            check=check,
+            limits=limits,
+        )
+        conduct = Conduct(ConductLimits(), trio.current_time)
+        conduct.watch(rollouts.offences, rpc.offences)
+        return cls(network, rpc, bulk, rollouts, conduct)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Everything but the network, which runs already."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.rpc.run)
+                await nursery.start(self.bulk.run)
+                await nursery.start(self.rollouts.watch)
+                task_status.started()
+                await trio.sleep_forever()
+
+
+async def start(nursery: trio.Nursery, world: SimWorld, count: int, **options: Any) -> list[RolloutNode]:
+    """`count` running nodes that nobody has connected."""
+    nodes = [RolloutNode.make(world.node(f"node {number}"), **options) for number in range(count)]
+    for node in nodes:
+        await nursery.start(node.network.run)
+        await nursery.start(node.run)
+    return nodes
+
+
+async def connect(pairs: Iterable[tuple[RolloutNode, RolloutNode]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for one, other in pairs:
+            nursery.start_soon(one.network.connect, other.me)
+
+
+def everybody(nodes: list[RolloutNode]) -> list[tuple[RolloutNode, RolloutNode]]:
+    """Each pair once."""
+    return [(one, other) for number, one in enumerate(nodes) for other in nodes[:number]]
+
+
+def ring_and_chords(nodes: list[RolloutNode], degree: int, rng: random.Random) -> list[tuple[RolloutNode, RolloutNode]]:
+    """A connected graph in which each node has about `degree` neighbours."""
+    pairs = [(node, nodes[number - 1]) for number, node in enumerate(nodes)]
+    for node in nodes:
+        pairs += [(node, other) for other in rng.sample(nodes, degree // 2 - 1) if other is not node]
+    return pairs
