@@ -84,6 +84,7 @@ class SimNetwork:
         self._learned: dict[PeerId, tuple[Address, ...]] = {}
         self._watchers: list[tuple[trio.MemorySendChannel[PeerEvent], trio.MemoryReceiveChannel[PeerEvent]]] = []
         self._connections: dict[PeerId, Connection] = {}
+        self._views: tuple[PeerView, ...] | None = None  # what `peers` tells, until a connection changes
         self._inbox: list[tuple[float, int, int, Callable[[], None]]] = []  # (due, order, bytes, what happens)
         self._nursery: trio.Nursery | None = None
         self.changed = trio.lowlevel.ParkingLot()  # the inbox has a new first event, or the node was thawed
@@ -155,17 +156,23 @@ class SimNetwork:
         return (self._address,)
 
     def peers(self) -> tuple[PeerView, ...]:
-        return tuple(
-            PeerView(
-                peer=peer,
-                addresses=self._world.addresses_of(peer),
-                path="relayed" if self._world.is_relayed(self.me, peer) else "direct",
-                connected_at=connection.seen_at[self.me],
-                inbound=connection.dialled is self,
-                agent="simnet",
+        if self._views is None:
+            self._views = tuple(
+                PeerView(
+                    peer=peer,
+                    addresses=self._world.addresses_of(peer),
+                    path="relayed" if self._world.is_relayed(self.me, peer) else "direct",
+                    connected_at=connection.seen_at[self.me],
+                    inbound=connection.dialled is self,
+                    agent="simnet",
+                )
+                for peer, connection in self._connections.items()
             )
-            for peer, connection in self._connections.items()
-        )
+        return self._views
+
+    def path_changed(self) -> None:
+        """How a peer is reached is not what it was."""
+        self._views = None
 
     def traffic(self) -> Traffic:
         return Traffic(self.bytes_in, self.bytes_out)
@@ -256,16 +263,19 @@ class SimNetwork:
         if peer.me not in self._connections:
             self._connections[peer.me] = connection
             connection.seen_at[self.me] = trio.current_time()
+            self._views = None
             self.learn(peer.me, peer.addresses)
             self._tell(PeerEvent(peer.me, True))
 
     def lost(self, peer: PeerId) -> None:
         if self._connections.pop(peer, None) is not None:
+            self._views = None
             self._tell(PeerEvent(peer, False))
 
     def moved(self, peer: PeerId) -> None:
         """The world made the path to `peer` a direct one."""
         if peer in self._connections:
+            self._views = None
             self._tell(PeerEvent(peer, up=True, moved=True))
 
     def neighbours(self) -> list[tuple[PeerId, SimNetwork]]:

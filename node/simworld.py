@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,7 +40,8 @@ class SimWorld:
 
     `latency` (s) and `bandwidth` (bytes/s, None = without limit) hold for each direction of each link that `link` does
     not set otherwise; `loss` is the share of published messages that a receiver misses; `silence` (s) is how long a
-    connection across a partition lives.
+    connection across a partition lives. What is sent arrives at the next multiple of `tick` (s), where that is not 0:
+    many things at one moment take less of the simulating machine's time than each at its own.
     """
 
     def __init__(
@@ -50,9 +52,11 @@ class SimWorld:
         bandwidth: float | None = None,
         loss: float = 0.0,
         silence: float = 15.0,
+        tick: float = 0.0,
     ) -> None:
         self.random = random.Random(seed)
         self.loss = loss
+        self._tick = tick
         self._seed = seed
         self._latency, self._bandwidth, self._silence = latency, bandwidth, silence
         self._nodes: dict[PeerId, SimNetwork] = {}
@@ -99,6 +103,9 @@ class SimWorld:
     def relay(self, a: PeerId, b: PeerId) -> None:
         """The two reach each other through a relay from now on; what that costs is for `link` to say."""
         self._relayed.add(frozenset((a, b)))
+        for end in (a, b):
+            if end in self._nodes:
+                self._nodes[end].path_changed()
 
     def get_direct(self, a: PeerId, b: PeerId) -> None:
         """A direct connection of the two takes the relayed one's place; streams go on as they are."""
@@ -242,7 +249,10 @@ class SimWorld:
 
     def _put(self, link: _Link, target: SimNetwork, size: int, arrival: Callable[[], None]) -> None:
         link.free_at = max(link.free_at, trio.current_time()) + (size / link.bandwidth if link.bandwidth else 0.0)
-        link.last_arrival = max(link.last_arrival, link.free_at + link.latency)
+        arrival_at = link.free_at + link.latency
+        if self._tick:
+            arrival_at = math.ceil(arrival_at / self._tick - 1e-6) * self._tick
+        link.last_arrival = max(link.last_arrival, arrival_at)
         target.schedule(link.last_arrival, arrival, size)
 
     def _release(self) -> None:

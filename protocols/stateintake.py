@@ -198,8 +198,9 @@ class Intake:
                     broken = broken or right[number] < len(chunk)
 
         if len(chunks) == 1:
-            await look(0, chunks[0])
-        else:
+            self.verified += len(elements)
+            right[0] = await self._runner(lambda: self._right(elements))
+        elif chunks:
             async with trio.open_nursery() as nursery:
                 for number, chunk in enumerate(chunks):
                     nursery.start_soon(look, number, chunk)

@@ -174,7 +174,10 @@ def listed_commits(cuts: Sequence[Said[Cut]]) -> tuple[bytes, ...]:
 
 
 def _times_cut(cuts: Sequence[Said[Cut]]) -> Counter[bytes]:
-    return Counter(id for cut in cuts for id in cut.what.commits)
+    times = Counter[bytes]()
+    for cut in cuts:
+        times.update(cut.what.commits)
+    return times
 
 
 def _judge(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainRules, ChainState
 
@@ -146,5 +147,6 @@ def _drawn(chain: ChainState, purpose: str, peers: tuple[str, ...]) -> list[str]
     return sorted(peers, key=lambda peer: _ticket(chain.seed, purpose, peer))
 
 
+@lru_cache(1 << 14)  # asked for every peer of a round again and again
 def _ticket(seed: bytes, purpose: str, peer: str) -> bytes:
     return hashlib.sha256(seed + purpose.encode() + b"\0" + peer.encode()).digest()

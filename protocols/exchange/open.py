@@ -137,6 +137,7 @@ class Open:
                 newcomers=lambda: self.places.newcomers(),
             ),
             runner=parts.runner,
+            members=lambda: len(parts.membership.members()) + 1,
             moved=self._moved,
         )
         self.places = OpenPlace(

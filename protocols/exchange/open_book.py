@@ -33,6 +33,7 @@ class Book:
     rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
     arrived: dict[str, float] = field(default_factory=dict)  # author of a commit -> trio time of the first
     sealed: dict[bytes, bytes] = field(default_factory=dict)  # id -> the record's bytes, for peers
+    _listed: tuple[int, tuple[bytes, ...]] = (0, ())  # `listed` of so many cuts
     _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
 
     def __post_init__(self) -> None:
@@ -108,7 +109,9 @@ class Book:
 
     def listed(self) -> tuple[bytes, ...]:
         """Ids of commits that are in more than a third of the cuts that are here."""
-        return listed_commits(list(self.cuts_by_judge().values()))
+        if self._listed[0] != len(self.cuts):  # it only grows
+            self._listed = len(self.cuts), listed_commits(list(self.cuts_by_judge().values()))
+        return self._listed[1]
 
     def own_commit(self, author: str) -> Said[Commit] | None:
         """The first commit of an author."""

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import trio
 
 from swarmnode.protocols.chain.duty import duties, follow
-from swarmnode.protocols.chain.electorate import participates
+from swarmnode.protocols.chain.electorate import volunteers
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import Head
 from swarmnode.protocols.exchange.method import Overtaken, RoundResult
@@ -58,14 +58,15 @@ class OpenRounds:
         duties: Duties,
         waits: Waits,
         runner: Runner,
+        members: Callable[[], int],
         moved: Callable[[Block], None],
     ) -> None:
-        """`moved` is told every move."""
+        """`members`: of the swarm, as far as this node sees; `moved` is told every move."""
         self._me, self._settings = me, settings
         self._keeper, self._held, self._work = keeper, keeper.held, work
         self._voice, self._duties, self._waits, self._runner = voice, duties, waits, runner
         self._settling = Settling(me, self._held, work)
-        self._moved = moved
+        self._members, self._moved = members, moved
         self.began = trio.current_time()  # when this node came to where it stands
         self.ended = trio.current_time()  # when its last round ended
         self.phase = "waiting"
@@ -118,7 +119,8 @@ class OpenRounds:
         closes = turn.began + turn.chain.window / 1000
         if not turn.follows_nothing:
             await self._held.until(lambda: self._work.enough, deadline=closes)
-        turn.ready = participates(turn.chain, self._me) and turn.own.commit is None
+        volunteer = volunteers(turn.chain, self._held.rules, self._me, self._members())
+        turn.ready = volunteer and turn.own.commit is None
         self.phase = "exchanging"
         self._held.ring()
 

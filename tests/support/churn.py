@@ -1,8 +1,9 @@
 """A swarm of the open exchange whose nodes come, leave, die and freeze, and what its nodes tell of each round.
 
 The trainer is a quadratic bowl: gradients with noise of each node's own, and a held-out loss, in microseconds for
-tens of thousands of parameters. Verified signatures and parsed elements are remembered for the whole process: all
-nodes are handed the same bytes, of which there is one answer. Everything that must agree is computed by each node.
+tens of thousands of parameters. What follows from the same bytes alone is remembered for the whole process, as all
+nodes are handed the same: verified signatures, elements and statements, contributions decoded, their ids and norms.
+Each node computes for itself what those make of the chain: rosters, states and their hashes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ from numpy.typing import NDArray
 from simswarm import SimSwarm
 
 from swarmnode.crdt.elements import parse
+from swarmnode.crdt.record import Record
 from swarmnode.node.simnet import SimWorld
 from swarmnode.node.simnode import SimNetwork
+from swarmnode.protocols.chain.statements import Said, read
 from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.exchange.open_contributions import id_of
 from swarmnode.protocols.network import PeerId
+from swarmnode.training.codecs.topk import Places, TopK, Vector
 from swarmnode.training.layout import Layout
+from swarmnode.training.open_step import exact_norm
 from swarmnode.training.toy import ToyModel
 
 REMEMBERED = 1 << 16  # verified signatures, and parsed elements
+TICK = 0.01  # seconds; things arrive at multiples of it
 ENTROPY = 1.0  # bits per byte that no parameters take away
 STEPS = 5  # inner steps in a round
 PERTURBED = 0.02  # of the optimum, in units of its coordinates' size: what a judge's sample shows
@@ -87,7 +94,7 @@ def _generator(purpose: str) -> np.random.Generator:
 
 @contextmanager
 def one_answer_for_all() -> Iterator[None]:
-    """Verify a signature and parse an element once in this process, whichever nodes ask."""
+    """Verify a signature, and read an element or a contribution, once in this process, whichever nodes ask."""
     verify = SimNetwork.verify
     known: dict[tuple[PeerId, bytes, bytes], bool] = {}
 
@@ -99,9 +106,34 @@ def one_answer_for_all() -> Iterator[None]:
             known[asked] = verify(self, peer, message, signature)
         return known[asked]
 
+    @lru_cache(REMEMBERED // 16)
+    def decoded(codec: TopK, raw: bytes, elements: int) -> tuple[tuple[Places, Vector], ...]:
+        steps = tuple(decode_steps(codec, raw, elements))
+        for step in steps:
+            for array in step:
+                array.flags.writeable = False
+        return steps
+
+    def steps(self: TopK, raw: bytes | memoryview, elements: int) -> Iterator[tuple[Places, Vector]]:
+        return iter(decoded(self, bytes(raw), elements))
+
+    statements: dict[bytes, Said[Any]] = {}
+
+    def read_once(record: Record) -> Said[Any]:
+        if record.id not in statements:
+            if len(statements) >= REMEMBERED:
+                statements.clear()
+            statements[record.id] = read(record)
+        return statements[record.id]
+
+    decode_steps, contributions = TopK.decode_steps, "swarmnode.protocols.exchange.open_contributions"
     with (
         patch.object(SimNetwork, "verify", remembered),
         patch("swarmnode.protocols.stateintake.parse", lru_cache(REMEMBERED)(parse)),
+        patch("swarmnode.protocols.exchange.open_held.read", read_once),
+        patch(f"{contributions}.exact_norm", lru_cache(REMEMBERED // 16)(exact_norm)),
+        patch(f"{contributions}.id_of", lru_cache(REMEMBERED // 16)(id_of)),
+        patch.object(TopK, "decode_steps", steps),
     ):
         yield
 
@@ -159,7 +191,7 @@ class ChurnSwarm:
         first = ["a", *(f"n{number}" for number in range(1, self.nodes))]
         self.swarm = SimSwarm(
             self.nursery,
-            world=SimWorld(seed=self.seed, latency=self.latency),
+            world=SimWorld(seed=self.seed, latency=self.latency, tick=TICK),
             method="open",
             electors=tuple(first[: self.electors]),
             floor=self.floor,
