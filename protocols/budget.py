@@ -35,9 +35,9 @@ class Budget(Generic[K]):
         self._allowance = allowance
         self._purses: OrderedDict[K, _Purse] = OrderedDict()
 
-    def has(self, holder: K, amount: float) -> bool:
-        """Whether `take` would now take that much."""
-        return self._purse(holder).left >= amount
+    def wait(self, holder: K, amount: float) -> float:
+        """Seconds until `take` would take that much, up to the burst; 0 where it would now."""
+        return max(0.0, amount - self._purse(holder).left) / self._allowance.rate
 
     def take(self, holder: K, amount: float) -> bool:
         """Take `amount` where it is there; False, and nothing is taken, where it is not."""

@@ -10,7 +10,6 @@ the peer that sent it: an honest one checks a group before it passes it on.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +36,9 @@ from swarmnode.protocols.runner import Runner
 
 log = logging.getLogger(__name__)
 
-GRANTED_FOR = 15.0  # seconds that a peer may take to give what it was asked for
+FLOOD = "flood"  # the word for groups beyond their author's allowance
+LEAST_WAIT = 1.0  # seconds that a peer is asked to leave this node alone, where there is no room
+GRANTED_FOR = 5.0  # seconds that a peer may take to give what it was asked for
 MAX_GRANTS = 1024
 FETCHES = 2  # contents on their way at once
 FETCH_WITHIN = 60.0  # seconds
@@ -54,27 +55,50 @@ class Rates:
     bytes: Allowance
 
 
+class _Purses:
+    """Groups and bytes of each holder."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._groups, self._bytes = Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)
+
+    def wait(self, holder: PeerId, groups: float, size: float) -> float:
+        """Seconds until so much is there."""
+        return max(self._groups.wait(holder, groups), self._bytes.wait(holder, size))
+
+    def take(self, holder: PeerId, groups: float, size: float) -> None:
+        """Take what is there."""
+        self._groups.take(holder, groups)
+        self._bytes.take(holder, size)
+
+
 class Gate:
     """How much of groups may come in, by author, by who brings them, and in all."""
 
     def __init__(self, *, author: Rates, sender: Rates, total: Rates) -> None:
-        self._budgets = [
-            (Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)) for rates in (author, sender, total)
-        ]
+        self._author, self._sender, self._total = _Purses(author), _Purses(sender), _Purses(total)
 
-    def take(self, author: PeerId, sender: PeerId, size: int, standing: float) -> str:
-        """Take a group's worth; "" or who has no allowance left: author, sender or total. Then nothing is taken."""
-        cost = 1.0 / standing
-        amounts = ((author, cost, size * cost), (sender, 1.0, size), ("", 1.0, size))
-        for (groups, of_bytes), (holder, count, weight), word in zip(
-            self._budgets, amounts, ("author", "sender", "total"), strict=True
-        ):
-            if not (groups.has(holder, count) and of_bytes.has(holder, weight)):
-                return word
-        for (groups, of_bytes), (holder, count, weight) in zip(self._budgets, amounts, strict=True):
-            groups.take(holder, count)
-            of_bytes.take(holder, weight)
-        return ""
+    def wait_for_author(self, author: PeerId, groups: int, size: int, standing: float) -> float:
+        """Seconds until so many groups of that author's, and so many bytes, may come; 0 where they may now."""
+        return self._author.wait(author, groups / standing, size / standing)
+
+    def wait_for_all(self, size: int) -> float:
+        """Seconds until a group of anybody's may come."""
+        return self._total.wait("", 1.0, size)
+
+    def take_from(self, sender: PeerId, size: int) -> bool:
+        """Take a group's worth of its sender's allowance and of all; where one lacks it, False and nothing is taken."""
+        if self._sender.wait(sender, 1.0, size) or self._total.wait("", 1.0, size):
+            return False
+        self._sender.take(sender, 1.0, size)
+        self._total.take("", 1.0, size)
+        return True
+
+    def take_of(self, author: PeerId, size: int, standing: float) -> bool:
+        """Take a group's worth of its author's allowance, once it is known to be the author's."""
+        if self.wait_for_author(author, 1, size, standing):
+            return False
+        self._author.take(author, 1.0 / standing, size / standing)
+        return True
 
 
 @dataclass(frozen=True)
@@ -121,36 +145,40 @@ class Intake:
         self._forget_grants(now)
         wants: list[int] = []
         has: list[int] = []
-        full = False
+        wait = 0.0
+        asked: dict[PeerId, list[int]] = {}  # sizes of what is wanted of this offer, by author
         for index, offered in enumerate(offer.groups):
-            if self._pool.saw(offered.id) or offered.id in self._grants:
+            if self._pool.saw(offered.id):
                 has.append(index)
-                continue
-            reason = "full" if full else self._refusal(peer, offered)
-            if reason:
-                full = full or reason == "full"
+            elif offered.id in self._grants or len(self._grants) >= MAX_GRANTS:
+                continue  # another peer may be about to bring it; if it does not, this one offers it again
+            elif self._declines(offered, asked.get(offered.author, [])):
+                # Whose it is, only its signature tells: nobody's count suffers from what another says.
                 self._counts["declined"] += 1
-                if reason != "full":
-                    self._pool.note(offered.author, reason)
-            else:
+                if offered.author == peer:
+                    self._pool.note(peer, FLOOD)
+            elif self._gate.take_from(peer, offered.size):
                 wants.append(index)
+                asked.setdefault(offered.author, []).append(offered.size)
                 self._grants[offered.id] = Grant(peer, offered, now + GRANTED_FOR)
-        while len(self._grants) > MAX_GRANTS:
-            self._grants.popitem(last=False)
+            else:
+                self._counts["no_room"] += 1
+                wait = max(wait, self._gate.wait_for_all(offered.size), LEAST_WAIT)
         self._counts["had"] += len(has)
-        return Answer(tuple(wants), tuple(has), min(LONGEST_WAIT, self._wait()) if full else 0.0)
+        return Answer(tuple(wants), tuple(has), min(LONGEST_WAIT, wait))
 
-    def _refusal(self, peer: PeerId, offered: Offered) -> str:
-        if not self._admits(offered.author):
-            return "not-admitted"
-        standing = min(1.0, self._standing(offered.author))
-        if standing <= 0 or not math.isfinite(standing):
-            return "no-standing"
-        lacking = self._gate.take(offered.author, peer, offered.size, standing)
-        return {"": "", "author": "author-flood", "sender": "sender-flood", "total": "full"}[lacking]
+    def _declines(self, offered: Offered, before: Sequence[int]) -> bool:
+        """Whether a group is not to come at all; `before`: sizes of those of its author that are to come before it."""
+        if offered.author == self._pool.me or not self._admits(offered.author):
+            return True
+        standing = self._standing_of(offered.author)
+        if standing <= 0:
+            return True
+        size = sum(before) + offered.size
+        return self._gate.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
 
-    def _wait(self) -> float:
-        return 1.0
+    def _standing_of(self, author: PeerId) -> float:
+        return min(1.0, self._standing(author))
 
     def _forget_grants(self, now: float) -> None:
         while self._grants:
@@ -159,6 +187,7 @@ class Intake:
                 return
             del self._grants[id]
             self._counts["not_given"] += 1
+            self._offences.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
 
     # -- groups
 
@@ -176,17 +205,34 @@ class Intake:
             del self._grants[signed.id]
             if grant.offered.author != signed.author or grant.offered.size != size_of(signed):
                 self._refuse_from(peer, "an offer does not say what was given")
-                continue
-            taken.append((signed, min(grant.offered.copies, self._copies)))
+            elif self._affords(signed):
+                taken.append((signed, min(grant.offered.copies, self._copies)))
         return taken
 
     async def solicited(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[SignedHeader]:
         """Headers that `peer` told when it was asked what is recent, those that are new."""
-        opened = await self._opened(peer, sealed)
-        return [each for each in opened if not self._pool.saw(each.id) and self._admits(each.author)]
+        return [
+            signed
+            for signed in await self._opened(peer, sealed)
+            if not self._pool.saw(signed.id)
+            and self._admits(signed.author)
+            and self._gate.take_from(peer, size_of(signed))
+            and self._affords(signed)
+        ]
+
+    def _affords(self, signed: SignedHeader) -> bool:
+        """Take a group's worth of its author's allowance; noted where that is used up."""
+        standing = self._standing_of(signed.author)
+        if standing > 0 and self._gate.take_of(signed.author, size_of(signed), standing):
+            return True
+        self._pool.note(signed.author, FLOOD if standing > 0 else "no-standing")
+        return False
 
     async def keep(self, peer: PeerId, signed: SignedHeader) -> SignedGroup | None:
-        """Put a group into the pool, its content fetched from `peer` where it is not in the header; None where not."""
+        """Put a group into the pool, its content fetched from `peer` where the header has none; None where it is not kept.
+
+        One that came from elsewhere meanwhile is returned as well: the copies that came with it are still to be spread.
+        """
         header = signed.header
         reason = self._pool.unfit(signed.author, header.made_at, header.version)
         if reason:
@@ -205,11 +251,13 @@ class Intake:
         if reason:
             self._pool.note(signed.author, reason)
             return None
-        if self._pool.add(group):
-            return None
-        self._counts["received"] += 1
-        self._counts["received_bytes"] += group.size
-        return group
+        refused = self._pool.add(group)
+        if not refused:
+            self._counts["received"] += 1
+            self._counts["received_bytes"] += group.size
+        elif refused == "duplicate":
+            self._counts["duplicate"] += 1
+        return self._pool.get(group.id)
 
     def _completed(self, signed: SignedHeader, content: bytes) -> tuple[SignedGroup, str]:
         group = signed.complete(content)

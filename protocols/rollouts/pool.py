@@ -111,7 +111,7 @@ class Pool:
         on_drop: Callable[[bytes], None] = lambda id: None,
     ) -> None:
         """`on_drop(id)` is called for each group, own ones too, that is no longer here."""
-        self._me, self._now, self._standing, self._on_drop = me, now, standing, on_drop
+        self.me, self._now, self._standing, self._on_drop = me, now, standing, on_drop
         self.limits = limits or PoolLimits()
         self._held: OrderedDict[bytes, Held] = OrderedDict()  # the oldest arrival first
         self._size = 0
@@ -163,7 +163,7 @@ class Pool:
     def unfit(self, author: PeerId, made_at: int, version: int) -> str:
         """Why a group of such a header would not be kept: own, ahead, old, stale, no-standing; "" where it would."""
         now, limits = self._now(), self.limits
-        if author == self._me:
+        if author == self.me:
             return "own"
         if made_at > now + AHEAD:
             return "ahead"
@@ -245,6 +245,8 @@ class Pool:
                 self._drop(id, "stale")
             elif self._standing(signed.author) <= 0:
                 self._drop(id, "no-standing")
+        for author in [author for author, each in self._authors.items() if each.groups]:
+            self._make_room(author)  # a share of less is less
 
     # -- statistics
 

@@ -49,7 +49,7 @@ RECENT_BYTES = 128 * 1024  # of their headers
 ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
 ALL = Rates(groups=Allowance(32, 512), bytes=Allowance(40_000, 4 << 20))
 EACH_AUTHOR = Rates(groups=Allowance(2, 64), bytes=Allowance(10_000, 2 << 20))
-EACH_SENDER = Rates(groups=Allowance(16, 256), bytes=Allowance(20_000, 3 << 20))
+EACH_SENDER = Rates(groups=Allowance(8, 256), bytes=Allowance(20_000, 3 << 20))
 RECENT_QUERIES = Allowance(rate=1 / 30, burst=4)  # of one peer
 
 HELD = Metric("swarmnode_rollouts", GAUGE, "rollout groups held", "whose")
@@ -191,6 +191,10 @@ class Rollouts:
         finally:
             self._nursery = None
             self._alone = True
+
+    @property
+    def me(self) -> PeerId:
+        return self._me
 
     @property
     def alone(self) -> bool:

@@ -5,8 +5,7 @@ all and is with its last holder after log2(c) hops, however large the swarm. Wha
 FAN peers, each group to one of them, so that calls do not grow with neighbours either.
 
 A group is offered before it is given, so one that a peer has already costs a hundred bytes. A peer that says that it
-has no room is left alone for as long as it says. A copy that nobody takes after TRIES offers is let go: the group is in
-as many places as there was room for.
+has no room is left alone for as long as it says. A copy that peers with room declined TRIES times is let go.
 """
 
 from __future__ import annotations
@@ -68,8 +67,12 @@ class Spreader:
         return len(self._loads)
 
     def add(self, group: SignedGroup, copies: int, known: Iterable[PeerId]) -> None:
-        """Hand on `copies` − 1 of a group, not to those who know it."""
-        if copies > 1:
+        """Hand on `copies` − 1 of a group, beside what is on its way already; not to those who know it."""
+        load = self._loads.get(group.id)
+        if load is not None:
+            load.copies += copies
+            load.known.update(known)
+        elif copies > 1:
             self._loads[group.id] = _Load(group, copies, set(known))
             while len(self._loads) > WAITING:
                 self._loads.popitem(last=False)
@@ -113,7 +116,8 @@ class Spreader:
                 if index < len(batch):
                     batch[index].known.add(peer)
             wanted = [batch[index] for index in answer.wants if index < len(batch)]
-            self._decline(batch[i] for i in set(range(len(batch))) - {*answer.wants, *answer.has})
+            if not answer.wait:  # else it may take them later
+                self._decline(batch[i] for i in set(range(len(batch))) - {*answer.wants, *answer.has})
             while wanted:
                 wanted = await self._give(peer, wanted)
         except CallError as error:
