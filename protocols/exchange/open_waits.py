@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
+WAITS = 4  # of electors for judges, in a round; each takes the floor where one is silent: others give them that time
 WATCHED = 16  # electors of whom one must be there for those who are none to wait
 
 
@@ -84,7 +85,7 @@ class Waits:
         electors = turn.chain.electors[:WATCHED]
         if self._me in turn.chain.electors:
             return
-        due, patience = self._due(turn), self._patience("electors")
+        due, patience = self._due(turn), max(self._patience("electors"), WAITS * self._settings.floor)
         await trio.sleep_until(due)
         with self._liveness.watching(electors):
             gone = await self._held.until(lambda: not any(map(self._is_there, electors)), deadline=due + patience)
