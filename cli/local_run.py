@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from swarmnode.cli.local_summary import loss_curve, strict_json, summarize
+from swarmnode.cli.local_summary import by_rollouts, loss_curve, reward_curve, strict_json, summarize
 from swarmnode.cli.local_swarm import (
     AllNodesDied,
     LocalSwarm,
@@ -78,10 +79,13 @@ class Ending:
 
 
 def ask_for_heldout_loss(data_dir: Path) -> float:
-    """The thorough held-out loss, in bits per byte, of the node that lives in `data_dir`. Raises NotMeasured."""
+    """The thorough held-out loss, in bits per byte, of the node that lives in `data_dir`. Raises NotMeasured.
+
+    In a run by rollouts it is the reward on fresh questions.
+    """
     try:
         answer = ControlClient(data_dir).call("evaluate", timeout=EVALUATION_LIMIT)
-        return float(answer["heldout_bits_per_byte"])
+        return float(answer["reward"] if "reward" in answer else answer["heldout_bits_per_byte"])
     except (ControlError, NotRunning, OSError, KeyError, TypeError, ValueError) as error:
         raise NotMeasured(str(error)) from error
 
@@ -177,7 +181,7 @@ def _train(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure, emit
                     _remark(view, ending, f"node {node.label}: {event.get('message')}")
                 elif event["event"] == "caught_up":
                     _remark(view, ending, f"node {node.label} caught up at round {event.get('round')}")
-        view.phase("measuring the held-out loss")
+        view.phase("measuring the reward" if by_rollouts(swarm.reports) else "measuring the held-out loss")
         heldout = _heldout_loss(swarm, view, ending, measure)
         view.phase("stopping the nodes")
     view.settle()
@@ -198,7 +202,12 @@ def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:
 
 
 def _heldout_loss(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure) -> float | None:
-    """Measured by the first node that answers; all hold the same parameters. Else the loss of the last round."""
+    """Measured by the first node that answers; all hold the same parameters. Else the loss of the last round.
+
+    In a run by rollouts, where each has a policy of its own: the mean reward of all who answer.
+    """
+    if by_rollouts(swarm.reports):
+        return _mean_reward(swarm, view, ending, measure)
     for node in swarm.survivors():
         try:
             return measure(node.data_dir)
@@ -208,8 +217,20 @@ def _heldout_loss(swarm: LocalSwarm, view: View, ending: Ending, measure: Measur
     return _last_loss(swarm)
 
 
+def _mean_reward(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure) -> float | None:
+    rewards = []
+    for node in swarm.survivors():
+        try:
+            rewards.append(measure(node.data_dir))
+        except NotMeasured as error:
+            _remark(view, ending, f"node {node.label} could not measure its reward: {error}")
+    if not rewards:
+        _remark(view, ending, "no node measured its reward; the figure is that of the answers of the last round")
+    return fmean(rewards) if rewards else _last_loss(swarm)
+
+
 def _last_loss(swarm: LocalSwarm) -> float | None:
-    curve = loss_curve(swarm.reports)
+    curve = reward_curve(swarm.reports) if by_rollouts(swarm.reports) else loss_curve(swarm.reports)
     return curve[-1][1] if curve else None
 
 
@@ -224,6 +245,7 @@ def _results(spec: RunSpec, swarm: LocalSwarm, lone: LocalSwarm, ending: Ending,
             heldout=_last_loss(swarm) if ending.heldout is None else ending.heldout,
             solo=_last_loss(lone) if ending.solo is None else ending.solo,
             seconds=seconds,
+            by_rollouts=not spec.needs_data,
         ),
         nodes=tuple(
             NodeFacts(node.label, str((node.ready or {}).get("peer_id", "")), node.state, tuple(node.reports))

@@ -17,7 +17,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round as one node ended it. `loss` is held-out bits per byte of the shared parameters, None if not finite."""
+    """One round as one node ended it.
+
+    `loss` is held-out bits per byte of the shared parameters, None if not finite; `reward`, of a node's own policy on
+    its own answers, takes its place in a run by rollouts.
+    """
 
     round: int
     loss: float | None
@@ -29,6 +33,8 @@ class RoundReport:
     compute_seconds: float  # wall time of the trainer inside inner steps
     tokens: int
     ended_at: float  # this process's monotonic clock when the report was read; comparable between nodes
+    reward: float | None = None  # 0 to 1
+    learned_from: int = 0  # peers
 
 
 def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
@@ -37,7 +43,7 @@ def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
     if not isinstance(number, int) or isinstance(number, bool):
         raise ValueError(f"round event without a round number: {event!r}")
     loss = event.get("loss")
-    state_hash = event.get("state_hash")
+    state_hash, learned = event.get("state_hash"), event.get("learned")
     return RoundReport(
         round=number,
         loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
@@ -49,6 +55,8 @@ def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
         compute_seconds=_amount(event.get("compute_seconds")),
         tokens=int(_amount(event.get("tokens"))),
         ended_at=ended_at,
+        reward=_amount(learned.get("reward")) if isinstance(learned, Mapping) else None,
+        learned_from=int(_amount(learned.get("authors"))) if isinstance(learned, Mapping) else 0,
     )
 
 
@@ -66,14 +74,19 @@ class Summary:
     parameters: int
     heldout_bits_per_byte: float | None
     solo_bits_per_byte: float | None
-    hashes_agree: bool
+    hashes_agree: bool | None  # None where nobody is to agree: each node has a policy of its own
     bytes_per_parameter_round: float | None  # sent at the sockets, all traffic; mean over nodes
     compute_share: float | None  # 0 to 1; mean over the nodes that ended the last round
     seconds: float  # from the start of the first process to the end of the last, the solo run included
+    reward: float | None = None  # on fresh questions, 0 to 1; mean over nodes; of a run by rollouts
+    solo_reward: float | None = None
 
     def event(self) -> dict[str, Any]:
-        """The JSON object."""
-        return {"event": "summary", **dataclasses.asdict(self)}
+        """The JSON object; rewards are in those of runs by rollouts only."""
+        told = {"event": "summary", **dataclasses.asdict(self)}
+        if self.hashes_agree is not None:
+            del told["reward"], told["solo_reward"]
+        return told
 
     @property
     def gain(self) -> float | None:
@@ -90,20 +103,26 @@ def summarize(
     heldout: float | None,
     solo: float | None,
     seconds: float,
+    by_rollouts: bool = False,
 ) -> Summary:
-    """The figures of one swarm; `reports` holds each node's rounds in the order in which they ended."""
+    """The figures of one swarm; `reports` holds each node's rounds in the order in which they ended.
+
+    `heldout` and `solo` are losses, or rewards in a run `by_rollouts`.
+    """
     last = last_round(reports)
     finishers = [node for node in reports if node and node[-1].round == last]
     return Summary(
         nodes=len(reports),
         rounds=len({report.round for node in reports for report in node}),
         parameters=parameters,
-        heldout_bits_per_byte=heldout,
-        solo_bits_per_byte=solo,
-        hashes_agree=hashes_agree(reports),
+        heldout_bits_per_byte=None if by_rollouts else heldout,
+        solo_bits_per_byte=None if by_rollouts else solo,
+        hashes_agree=None if by_rollouts else hashes_agree(reports),
         bytes_per_parameter_round=_mean(_bytes_per_parameter_round(node, parameters) for node in reports if node),
         compute_share=_mean(_compute_share(node) for node in finishers),
         seconds=round(seconds, 3),
+        reward=heldout if by_rollouts else None,
+        solo_reward=solo if by_rollouts else None,
     )
 
 
@@ -136,6 +155,21 @@ def loss_curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, flo
             if report.loss is not None:
                 losses[report.round].append(report.loss)
     return tuple((number, fmean(losses[number])) for number in sorted(losses))
+
+
+def reward_curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, float], ...]:
+    """(round, reward of own answers), mean over the nodes that reported one; each has a policy of its own."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for node in reports:
+        for report in node:
+            if report.reward is not None:
+                rewards[report.round].append(report.reward)
+    return tuple((number, fmean(rewards[number])) for number in sorted(rewards))
+
+
+def by_rollouts(reports: Sequence[Sequence[RoundReport]]) -> bool:
+    """Whether these are rounds of a run by rollouts."""
+    return any(report.reward is not None for node in reports for report in node)
 
 
 def _bytes_per_parameter_round(node: Sequence[RoundReport], parameters: int) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from types import TracebackType
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from swarmnode.cli.local_summary import RoundReport, hashes_by_round
 from swarmnode.cli.local_swarm import LocalSwarm
 
 RECENT = 5  # rounds that the time left is estimated from
+REWARDED = 10  # rounds of whose answers the reward is the mean: those of one round are few
 _STATE_STYLES = {"training": "green", "finished": "bold green", "frozen": "cyan", "dead": "red", "starting": "dim"}
 
 
@@ -39,6 +40,7 @@ class Row:
     bytes_in: int  # since the start
     bytes_out: int
     hash_style: str  # green where all agree on the node's last round
+    reward: float | None = None  # mean of the node's last rounds, in a run by rollouts
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,16 @@ def snapshot(swarm: LocalSwarm) -> Board:
                 bytes_in=sum(report.bytes_in for report in node.reports),
                 bytes_out=sum(report.bytes_out for report in node.reports),
                 hash_style=_hash_style(last, hashes),
+                reward=_recent_reward(node.reports),
             )
         )
     lengths = [report.seconds for node in swarm.reports for report in node[-RECENT:]]
     return Board(tuple(rows), swarm.settings.rounds, median(lengths) if lengths else None)
+
+
+def _recent_reward(reports: Sequence[RoundReport]) -> float | None:
+    rewards = [report.reward for report in reports[-REWARDED:] if report.reward is not None]
+    return fmean(rewards) if rewards else None
 
 
 def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
@@ -93,15 +101,16 @@ def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
 def table(board: Board) -> Table:
     """The nodes, one a line, within 80 columns."""
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    rewarded = any(row.reward is not None for row in board.rows)
     for heading, justify in (
         ("node", "left"),
         ("state", "left"),
         ("round", "right"),
-        ("loss", "right"),
+        ("reward" if rewarded else "loss", "right"),
         ("tokens/s", "right"),
         ("in", "right"),
         ("out", "right"),
-        ("state hash", "left"),
+        ("learned from" if rewarded else "state hash", "left"),
     ):
         shown.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in board.rows:
@@ -110,23 +119,30 @@ def table(board: Board) -> Table:
             row.label,
             Text(row.state, style=_STATE_STYLES.get(row.state, "")),
             f"{row.done}/{board.rounds}",
-            bits(None if last is None else last.loss),
+            bits(row.reward if rewarded else None if last is None else last.loss),
             tokens_per_second(last),
             data_size(row.bytes_in),
             data_size(row.bytes_out),
-            Text(short_hash(last), style=row.hash_style),
+            peers_of(last) if rewarded else Text(short_hash(last), style=row.hash_style),
         )
     return shown
 
 
 def bits(value: float | None) -> str:
-    """A loss in bits per byte."""
+    """A loss in bits per byte, or a reward."""
     return "–" if value is None else f"{value:.3f}"
 
 
 def short_hash(report: RoundReport | None) -> str:
     """The first digits of a state hash; enough to see a difference."""
     return "–" if report is None or report.state_hash is None else report.state_hash[:8]
+
+
+def peers_of(report: RoundReport | None) -> str:
+    """How many peers' answers were learned from in the round."""
+    if report is None:
+        return "–"
+    return f"{report.learned_from} peer{'' if report.learned_from == 1 else 's'}" if report.learned_from else "itself"
 
 
 def tokens_per_second(report: RoundReport | None) -> str:
@@ -286,11 +302,13 @@ def _round_line(board: Board, at_work: Sequence[Row], done: int) -> str:
     reports = [row.last for row in at_work if row.last is not None]
     left = board.seconds_left
     agreeing = sum(row.hash_style in ("green", "dim green") for row in at_work)
+    rewards = [row.reward for row in at_work if row.reward is not None]
+    loss = next((report.loss for report in reports if report.loss is not None), None)
     parts = [
         f"round {done} of {board.rounds}",
-        f"loss {bits(next((report.loss for report in reports if report.loss is not None), None))} bits per byte",
+        f"reward {fmean(rewards):.3f}" if rewards else f"loss {bits(loss)} bits per byte",
         f"{median(report.seconds for report in reports):.1f} s",
-        f"{agreeing} of {len(board.rows)} agree" if len(board.rows) > 1 else "",
+        f"{agreeing} of {len(board.rows)} agree" if len(board.rows) > 1 and not rewards else "",
         f"about {duration(left)} left" if left else "",
     ]
     return ", ".join(part for part in parts if part)

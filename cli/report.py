@@ -11,8 +11,9 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
-from swarmnode.cli.local_summary import RoundReport, Summary, hashes_by_round, loss_curve
+from swarmnode.cli.local_summary import RoundReport, Summary, by_rollouts, hashes_by_round, loss_curve, reward_curve
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,28 @@ def write_report(folder: Path, results: Results) -> ReportFiles:
 
 
 def draw_losses(file: Path, results: Results) -> None:
-    """The loss curves as a PNG. Raises ImportError without matplotlib."""
+    """The loss curves, or reward curves, as a PNG. Raises ImportError without matplotlib."""
     # Figure without pyplot: no window system is looked for, and nothing global is changed.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    curves = [(f"swarm of {results.summary.nodes}", loss_curve([node.reports for node in results.nodes]), "C0")]
+    reports = [node.reports for node in results.nodes]
+    rewarded = by_rollouts(reports)
+    curve = reward_curve if rewarded else loss_curve
+    curves = [(f"swarm of {results.summary.nodes}", curve(reports), "C0")]
     if results.solo:
-        curves.append(("one node alone", loss_curve([results.solo]), "C1"))
+        curves.append(("one node alone", curve([results.solo]), "C1"))
+    if rewarded:
+        curves = [(label, _smooth(points), colour) for label, points, colour in curves]
+        for node in reports:
+            points = _smooth(reward_curve([node]))
+            axes.plot([x for x, _ in points], [y for _, y in points], color="C0", alpha=0.25, linewidth=0.8)
     for label, points, colour in curves:
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=colour, marker=".", markersize=4)
     axes.set_xlabel("round")
-    axes.set_ylabel("held-out loss (bits per byte)")
+    axes.set_ylabel("reward of own answers (mean of ten rounds)" if rewarded else "held-out loss (bits per byte)")
     axes.set_title(results.run)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -80,11 +89,19 @@ def draw_losses(file: Path, results: Results) -> None:
     figure.savefig(file)
 
 
+def _smooth(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Each value as the mean of it and the nine before."""
+    return tuple((x, fmean(y for _, y in points[max(0, i - 9) : i + 1])) for i, (x, _) in enumerate(points))
+
+
 def _page(results: Results, picture: Path | None) -> str:
+    rewarded = results.summary.hashes_agree is None
     drawn = "<p>No picture: matplotlib is not installed.</p>"
     if picture is not None:
         encoded = base64.b64encode(picture.read_bytes()).decode("ascii")
-        drawn = f'<img alt="Held-out loss over rounds" src="data:image/png;base64,{encoded}">'
+        drawn = (
+            f'<img alt="{"Reward" if rewarded else "Held-out loss"} over rounds" src="data:image/png;base64,{encoded}">'
+        )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in results.notes)
     return _TEMPLATE.format(
         title=html.escape(f"Local swarm: {results.run}"),
@@ -92,11 +109,11 @@ def _page(results: Results, picture: Path | None) -> str:
         picture=drawn,
         summary=_table(("figure", "value"), figures(results.summary)),
         nodes=_table(
-            ("node", "peer id", "at the end", "rounds", "loss", "state hash", "received", "sent"),
+            ("node", "peer id", "at the end", "rounds", _measured(rewarded), "state hash", "received", "sent"),
             [_node_cells(node) for node in results.nodes],
         ),
         rounds=_table(
-            ("round", "nodes", "loss", "slowest", "outcomes", "state hash"),
+            ("round", "nodes", _measured(rewarded), "slowest", "outcomes", "state hash"),
             _round_cells([node.reports for node in results.nodes]),
         ),
         run_id=html.escape(results.run_id),
@@ -104,8 +121,16 @@ def _page(results: Results, picture: Path | None) -> str:
     )
 
 
+def _measured(rewarded: bool) -> str:
+    return "reward" if rewarded else "loss"
+
+
 def verdict(summary: Summary) -> str:
     """One sentence: what the swarm reached, and against what."""
+    if summary.reward is not None:
+        reached = f"{summary.nodes} nodes earn {summary.reward:.3f} on fresh questions after {summary.rounds} rounds"
+        alone = "" if summary.solo_reward is None else f", one node alone {summary.solo_reward:.3f}"
+        return f"{reached}{alone}."
     if summary.heldout_bits_per_byte is None:
         return f"{summary.nodes} nodes trained {summary.rounds} rounds; no held-out loss was measured."
     reached = f"{summary.nodes} nodes reached {summary.heldout_bits_per_byte:.3f} bits per byte on held-out text"
@@ -121,6 +146,12 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str, unit: str = "") -> str:
         return "not measured" if value is None else f"{value:{form}}{unit}"
 
+    if summary.hashes_agree is None:
+        return [
+            ("reward of the swarm", number(summary.reward, ".3f", " on fresh questions, mean of the nodes")),
+            *([("reward of one node alone", f"{summary.solo_reward:.3f}")] if summary.solo_reward is not None else []),
+            *_common(summary),
+        ]
     alone = [
         ("held-out loss of one node alone", number(summary.solo_bits_per_byte, ".4f", " bits per byte")),
         ("the swarm is better by", number(summary.gain, "+.4f", " bits per byte")),
@@ -130,7 +161,14 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         *(alone if summary.solo_bits_per_byte is not None else []),
         ("state hashes", "equal in every round" if summary.hashes_agree else "NOT equal in every round"),
         ("sent per parameter and round", number(summary.bytes_per_parameter_round, ".2f", " bytes")),
-        ("share of time spent computing", number(summary.compute_share, ".0%")),
+        *_common(summary),
+    ]
+
+
+def _common(summary: Summary) -> list[tuple[str, str]]:
+    share = summary.compute_share
+    return [
+        ("share of time spent computing", "not measured" if share is None else f"{share:.0%}"),
         ("parameters", f"{summary.parameters:,}"),
         ("nodes", str(summary.nodes)),
         ("rounds", str(summary.rounds)),
@@ -140,12 +178,13 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 def _node_cells(node: NodeFacts) -> tuple[str, ...]:
     last = node.reports[-1] if node.reports else None
+    measured = None if last is None else last.loss if last.reward is None else last.reward
     return (
         node.label,
         node.peer_id,
         node.state,
         str(len(node.reports)),
-        "–" if last is None or last.loss is None else f"{last.loss:.4f}",
+        "–" if measured is None else f"{measured:.4f}",
         "–" if last is None or last.state_hash is None else last.state_hash[:16],
         f"{sum(report.bytes_in for report in node.reports) / 1e6:.2f} MB",
         f"{sum(report.bytes_out for report in node.reports) / 1e6:.2f} MB",
@@ -153,7 +192,9 @@ def _node_cells(node: NodeFacts) -> tuple[str, ...]:
 
 
 def _round_cells(reports: Sequence[Sequence[RoundReport]]) -> list[tuple[str, ...]]:
-    hashes, losses = hashes_by_round(reports), dict(loss_curve(reports))
+    rewarded = by_rollouts(reports)
+    hashes = {} if rewarded else hashes_by_round(reports)
+    losses = dict(reward_curve(reports) if rewarded else loss_curve(reports))
     rows: list[tuple[str, ...]] = []
     for number in sorted({report.round for node in reports for report in node}):
         ended = [report for node in reports for report in node if report.round == number]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from swarmnode.training.options import describe
 
 _KNOWN = describe(NodeConfig)
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
+_ROSTER = re.compile(r"[0-9]{1,8}:[0-9a-f]{64}")
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def _flag(key: str, metavar: str | None, *names: str) -> Any:
@@ -43,6 +46,10 @@ def run(
         typer.Option("--run", metavar="RUN_ID", help="The run to join or go on with. [default: the only one there is]"),
     ] = None,
     join: Annotated[list[str] | None, _flag("join", "MULTIADDR", "--join")] = None,
+    roster: Annotated[
+        str | None,
+        typer.Option(metavar="ROUND:ID", help="Join only a history of the run with this roster. [default: any]"),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, metavar="R", help="Stop when the run has R rounds in all. [default: no limit]")
     ] = None,
@@ -65,7 +72,16 @@ def run(
     max_peers: Annotated[int | None, _flag("max_peers", "N", "--max-peers")] = None,
     corpus: Annotated[str | None, _flag("corpus", "PATH", "--corpus")] = None,
     data: Annotated[str | None, _flag("data", "WHICH", "--data")] = None,
-    task: Annotated[str | None, _flag("task", "FILE.py:CLASS", "--task")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            show_default=False,
+            help="A built-in task in place of a run file (digits-rl), or a task of your own, FILE.py:CLASS; code is "
+            "only ever taken from this machine. [default: none]",
+        ),
+    ] = None,
+    policy: Annotated[str | None, _flag("policy", "POLICY", "--policy")] = None,
     checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,
     checkpoint_keep: Annotated[int | None, _flag("checkpoint_keep", "N", "--checkpoint-keep")] = None,
     checkpoint_hours: Annotated[float | None, _flag("checkpoint_hours", "H", "--checkpoint-hours")] = None,
@@ -81,11 +97,18 @@ def run(
     The first Ctrl-C leaves the swarm in order; a second one ends the node at once.
 
     swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join MULTIADDR --run RUN_ID joins one;
-    swarmnode run alone goes on with the only run in the data directory.
+    swarmnode run alone goes on with the only run in the data directory; swarmnode run --task digits-rl begins or joins
+    the swarm in which policies learn from one another's answers.
     """
+    if task is not None and (built_in := _built_in(task)) is not None:
+        if runspec is not None or run_id is not None:
+            raise _usage(f"--task {task} is a run by itself; leave out the run file and --run")
+        runspec, task = built_in, None
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
         raise _usage(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
+    if roster is not None and not _ROSTER.fullmatch(roster):
+        raise _usage(f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join prints it")
     if run_id is not None and runspec is not None:
         raise _usage("a run file and --run were both given; leave out --run, the file says which run it is")
     if runspec is not None:
@@ -105,8 +128,17 @@ def run(
         rounds=rounds,
         stay=stay,
         json_events=json_output,
+        roster=roster or "",
     )
     raise typer.Exit(code)
+
+
+def _built_in(task: str) -> Path | None:
+    """The run file of a built-in task that needs none of the user's."""
+    if not _NAME.fullmatch(task):
+        return None
+    path = Path(str(files("swarmnode.training.rl") / f"{task}.toml"))
+    return path if path.is_file() else None
 
 
 def _usage(text: str) -> ExpectedError:

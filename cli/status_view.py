@@ -75,7 +75,9 @@ def _head(status: dict[str, Any], colour: bool) -> str:
 def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> list[str]:
     phase = "paused" if paused else run["phase"]
     shown = style(phase, _PHASE_STYLE.get(phase, "yellow"), on=colour)
-    model = f"{count(run['parameters'])} parameters, {plain(run['codec'], 8)}"
+    model = "the trainer is starting"
+    if run["parameters"] is not None:
+        model = f"{count(run['parameters'])} parameters, {plain(run['codec'], 8)}"
     lines = [line("run", f"{plain(run['name'], 24)}  {run['run_id'][:12]}   {model}")]
     if run["rounds"]:
         progress = bar(run["round"] / run["rounds"], 28)
@@ -91,7 +93,11 @@ def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> li
         usual = f"   (a round takes {duration(took) if took >= 10 else f'{took:.2g} s'})" if took else ""
         due = run["next_round_s"]
         lines.append(line("next", (f"in {duration(due)}" if due >= 1 else "any moment") + usual))
-    lines.append(line("loss", _loss(run, colour)))
+    if run.get("learned"):
+        lines.append(line("reward", _reward(run, colour)))
+        lines.append(line("learned", learned(run["learned"])))
+    else:
+        lines.append(line("loss", _loss(run, colour)))
     members = f"{run['members']} in this round" if run.get("members") else "none yet"
     if run.get("missing"):
         members += f", missing: {', '.join(short_peer(p) for p in run['missing'][:2])}"
@@ -114,6 +120,25 @@ def _data(data: dict[str, Any]) -> str:
         return "this node's own text"
     fetched = f", {size(data['fetched'])} of it fetched" if data["fetched"] else ""
     return f"{data['shards']} of {data['wanted']} shards here, {size(data['bytes'])}{fetched}"
+
+
+def _reward(run: dict[str, Any], colour: bool) -> str:
+    history = [reward for _, reward in run["reward_history"]]
+    recent = history[-10:]
+    text = f"{sum(recent) / len(recent):.3f} of 1 in the last {len(recent)} rounds"
+    return text + (f"   {style(sparkline(history, SPARK), 'cyan', on=colour)}" if len(history) > 1 else "")
+
+
+def learned(told: dict[str, Any]) -> str:
+    """What the last update was made of: one sentence for a person."""
+    peers = f"{told['authors']} peer{'' if told['authors'] == 1 else 's'}"
+    text = (
+        f"from {told['taken']} groups of {peers} in the last round"
+        if told["taken"]
+        else "from itself in the last round"
+    )
+    refused = [f"{number} {reason}" for reason, number in sorted(told["refused"].items())]
+    return text + (f"; left out: {', '.join(refused)}" if refused else "")
 
 
 def _loss(run: dict[str, Any], colour: bool) -> str:

@@ -11,6 +11,7 @@ import math
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from swarmnode.node.control.server import ControlServer
 from swarmnode.node.datashards import release_forgotten
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.netcheck import report
+from swarmnode.node.rollouts_api import RolloutsApi
 from swarmnode.node.shards_api import ShardsApi
 from swarmnode.node.state_api import StateApi
 from swarmnode.node.successor_api import SuccessorApi
@@ -77,7 +79,7 @@ class Api:
         network = daemon.network
         state = StateApi(lambda: daemon.state, me=network.me, verify=network.verify, now=now_ms, runner=in_thread)
         methods |= state.methods()
-        methods |= SuccessorApi(daemon).methods()
+        methods |= SuccessorApi(daemon).methods() | RolloutsApi(daemon).methods()
         streams = {"logs": self.logs, "events": self.events, **state.streams()}
         return ControlServer(daemon.socket, methods, streams)
 
@@ -145,13 +147,16 @@ class Api:
             "arriving": list(session.arriving) if session is not None and session.arriving is not None else None,
             "members": len(place.members) if place is not None else 0,
             "parameters": daemon.parameters(),
-            "codec": chosen.spec.exchange.codec,
+            "codec": chosen.spec.exchange.codec if chosen.spec.needs_data else "rollouts",
             "data": daemon.data.status() if daemon.data is not None else None,
             "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
+            "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
+            "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
             "tokens_per_second": round(tokens / elapsed, 1) if elapsed else None,
             "compute_share": round(computed / elapsed, 4) if elapsed else None,
             "state_hash": place.state_hash if place is not None else None,
+            "roster": (place.roster or None) if place is not None else None,
             "outcome": type(outcome).__name__ if outcome is not None else None,
             "missing": list(outcome.missing) if isinstance(outcome, Partial) else [],
             "round_seconds": round(last.seconds, 2) if last is not None else None,
@@ -303,9 +308,12 @@ class Api:
         if trainer is None:
             raise Declined("this node has no trainer, so it cannot measure a loss")
         try:
-            return {"heldout_bits_per_byte": await trainer.evaluate(thorough=True)}
+            loss = await trainer.evaluate(thorough=True)
         except TrainerDied as error:
             raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
+        chosen = self._daemon.chosen
+        by_rollouts = chosen is not None and not chosen.spec.needs_data
+        return {"reward": 1.0 - loss} if by_rollouts else {"heldout_bits_per_byte": loss}
 
     # --- steering ---------------------------------------------------------------------------------------------------
 

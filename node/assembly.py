@@ -71,8 +71,8 @@ def make_data(
     store: ShardStore,
     emit: Callable[[dict[str, Any]], None],
 ) -> DataSet | None:
-    """The run's data on this node; None where a task of the owner's reads its own."""
-    if config.task:
+    """The run's data on this node; None where a task of the owner's reads its own, and where a run needs none."""
+    if config.task or not chosen.spec.needs_data:
         return None
     return DataSet(
         chosen.spec,
@@ -98,6 +98,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         texts=data.take() if data is not None else (),
         room=data.room if data is not None else 0,
         task=config.task,
+        policy=config.policy,
     )
     return TrainerProcess(chosen.spec, run_id=chosen.run_id, peer_id=me, settings=settings)
 
@@ -134,6 +135,7 @@ def make_session(
     config: NodeConfig,
     *,
     rounds: int | None,
+    roster: str,
     folder: Path,
     network: Network,
     rpc: Rpc,
@@ -146,7 +148,7 @@ def make_session(
     membership: Membership,
     emit: Callable[[dict[str, Any]], None],
 ) -> Session:
-    """This node's life in the run, for so many `rounds`. The trainer must have told its layout.
+    """This node's life in the run, for so many `rounds`, in the history with this roster. The trainer told its layout.
 
     Checkpoints lie below `folder`, the run's; `emit` is told what happens. From now on the run's exchange method
     answers its peers.
@@ -196,6 +198,7 @@ def make_session(
             wait_peers=config.wait_peers,
             wait_seconds=config.wait_seconds,
             checkpoint_every=config.checkpoint_every,
+            roster=roster,
         ),
         emit=emit,
         history=History(folder / HISTORY),

@@ -88,6 +88,7 @@ class RunOptions:
     rounds: int | None  # stop training after this many rounds
     stay: bool  # serve on after the last round
     json_events: bool  # one JSON object a line on standard output
+    roster: str = ""  # of the run's history that is to be joined, ROUND:ID
 
 
 def run_daemon(
@@ -99,6 +100,7 @@ def run_daemon(
     rounds: int | None,
     stay: bool,
     json_events: bool,
+    roster: str = "",
 ) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
     datadir = DataDir(config.directory).open()
@@ -108,7 +110,7 @@ def run_daemon(
         adopt("libp2p")
         for key, origin in origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
-        options = RunOptions(runspec, run_id, rounds, stay, json_events)
+        options = RunOptions(runspec, run_id, rounds, stay, json_events, roster)
         try:
             return trio.run(partial(_main, config, datadir, identity, logs, options))
         except BaseExceptionGroup as group:
@@ -303,6 +305,7 @@ class Daemon:
                 chosen,
                 self.config,
                 rounds=self.options.rounds,
+                roster=self.options.roster,
                 folder=folder,
                 network=self.network,
                 rpc=self.rpc,
@@ -390,7 +393,9 @@ class Daemon:
         """A command for another machine."""
         addresses = self.network.addresses
         chosen = f" --run {self.chosen.run_id}" if self.chosen is not None else ""
-        return f"swarmnode run --join {addresses[0]}{chosen}" if addresses else ""
+        place = self.place()
+        roster = f" --roster {place.roster}" if place is not None and place.roster else ""
+        return f"swarmnode run --join {addresses[0]}{chosen}{roster}" if addresses else ""
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""

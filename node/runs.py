@@ -26,13 +26,13 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import RunSpec, decode, encode, load_runspec
+from swarmnode.training.runspec import ROLLOUT_TASKS, RunSpec, decode, encode, load_runspec
 
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 ASK_EVERY = 1.0  # seconds
-BUILT_IN_TASKS = ("byte-lm",)
+BUILT_IN_TASKS = ("byte-lm", *ROLLOUT_TASKS)
 
 
 class RunUnavailable(ExpectedError):
@@ -164,6 +164,8 @@ class RunFinder:
             spec = await self._only_known_run()
         if custom_task:
             _refuse_built_in(spec)  # such a task reads its own data
+        elif not spec.needs_data:
+            pass
         elif creator:
             spec = await self._publish(spec)
         elif not spec.data.index:

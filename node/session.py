@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,22 @@ import trio
 from swarmnode.node.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.datadir import DataDirError
 from swarmnode.node.history import Entry, History
-from swarmnode.protocols.exchange.method import Begin, LostPlace, Method, Observer, Overtaken, Place, RoundResult
+from swarmnode.node.runs import RunUnavailable
+from swarmnode.protocols.exchange.method import (
+    Begin,
+    LostPlace,
+    Method,
+    Observer,
+    OtherHistory,
+    Overtaken,
+    Place,
+    RoundResult,
+)
 from swarmnode.protocols.exchange.outcomes import Abandoned, Outcome, Partial
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.network import Network, Traffic
 from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.trainer import Learned
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +53,7 @@ class SessionSettings:
     wait_peers: int  # a creator begins when this many others asked to join …
     wait_seconds: float  # … or after this long
     checkpoint_every: int
+    roster: str = ""  # of the run's history that was to be joined; see TrustedRoster
 
 
 class Session:
@@ -83,6 +95,7 @@ class Session:
         self.last: RoundResult | None = None
         self.outcome: Outcome | None = None  # of the last round, also of one that was abandoned
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
+        self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._arriving: tuple[int, int] | None = None
 
@@ -166,9 +179,13 @@ class Session:
             wait_seconds=settings.wait_seconds,
             last_round=settings.rounds,
             saved=newest,
+            roster=settings.roster,
         )
         with self._search:
-            await self.method.find_place(begin)
+            try:
+                await self.method.find_place(begin)
+            except OtherHistory as error:
+                raise RunUnavailable(str(error)) from error
 
     async def _take_part(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -279,11 +296,13 @@ class Session:
         spent = Traffic(now.bytes_in - before.bytes_in, now.bytes_out - before.bytes_out)
         outcome = result.outcome
         missing = outcome.missing if isinstance(outcome, Partial) else ()
+        if result.learned is not None:
+            self.rewards.append((result.round, result.learned.reward))
         logger.info(
-            "round %d: %s, held-out loss %.4f bits per byte, %s, %.2g s",
+            "round %d: %s, %s, %s, %.2g s",
             result.round,
             type(outcome).__name__,
-            result.loss,
+            f"held-out loss {result.loss:.4f} bits per byte" if result.learned is None else told(result.learned),
             "alone" if result.members == 1 else f"{result.members} members",
             result.seconds,
         )
@@ -302,5 +321,18 @@ class Session:
                 "tokens": result.worked.tokens,
                 "members": result.members,
                 "missing": list(missing),
+                **({"learned": asdict(result.learned)} if result.learned is not None else {}),
             }
         )
+
+
+def told(learned: Learned) -> str:
+    """What an update from rollouts came to, for people."""
+    groups, peers = _count(learned.taken, "group"), _count(learned.authors, "peer")
+    text = f"reward {learned.reward:.3f}, learned from {groups} of {peers}"
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(learned.refused.items()))
+    return f"{text} ({refused} left out)" if refused else text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -63,7 +63,7 @@ class SimTrainer:
         self._interrupted.set()
         await trio.lowlevel.checkpoint()
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
         return self.toy.heldout_loss(seed)
 

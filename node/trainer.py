@@ -27,8 +27,9 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.protocols.trainer import NOTHING, TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import NOTHING, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
+from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class TrainerSettings:
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
     room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
+    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
 
 
 class TrainerProcess:
@@ -127,11 +129,25 @@ class TrainerProcess:
             self._ready = trio.Event()
             await trio.lowlevel.checkpoint()
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        if self._child is None and not wait:
+            raise TrainerDied("the trainer is being started again")
         child = await self._ready_child()
         answer = await child.call("evaluate", thorough=thorough, seed=seed)
         self._note(answer["spent"])
         return float(answer["loss"])
+
+    async def rollouts(self, *, version: int) -> tuple[list[RolloutGroup], float]:
+        child = await self._ready_child()
+        answer = await child.call("rollouts", version=version)
+        self._note(answer["spent"])
+        return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
+
+    async def learn(self, pool: Sequence[tuple[str, RolloutGroup]]) -> Learned:
+        child = await self._ready_child()
+        answer = await child.call("learn", pool=[(author, group.to_map()) for author, group in pool])
+        self._note(answer.pop("spent"))
+        return Learned(**answer)
 
     def _note(self, spent: dict[str, float]) -> None:
         """Add what a child says it spent since it began; of calls that were cancelled as well."""

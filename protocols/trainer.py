@@ -5,13 +5,15 @@ Implementations: `node.trainer.TrainerProcess` (a child process that owns torch)
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.layout import Layout
+from swarmnode.training.rl.groups import RolloutGroup
 
 Vector = NDArray[np.float32]
 
@@ -32,6 +34,23 @@ class Worked:
 
 
 NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one update from rollouts came to."""
+
+    reward: float  # mean over the answers that this node asked itself for, 0 to 1
+    heldout: float  # expected reward on fresh questions, after the update
+    own: int  # groups
+    informative: int  # of these, with better and worse answers
+    taken: int  # others' groups that were learned from
+    authors: int  # whose they are
+    external: int  # others' groups that are taken where there are enough (J)
+    refused: Mapping[str, int]  # others' groups that were not, by reason
+    refused_answers: Mapping[str, int]  # others' answers that the gate refused, by author
+    tokens: int  # generated
+    seconds: float  # of the update, and of measuring it
 
 
 class Trainer(Protocol):
@@ -57,11 +76,26 @@ class Trainer(Protocol):
     async def interrupt(self) -> None:
         """Have the `train` that runs, if one does, end after the step in hand and tell what it did."""
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`.
 
-        With `seed` on a few sequences that it draws, the same ones on every node.
+        With `seed` on a few sequences that it draws, the same ones on every node. Raises TrainerDied; without `wait`
+        also where it died before and is not back yet.
         """
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """Let the model continue `prompt` by `length` bytes."""
+
+
+@runtime_checkable
+class RolloutTrainer(Trainer, Protocol):
+    """A trainer of a policy, in a run by rollouts."""
+
+    async def rollouts(self, *, version: int) -> tuple[list[RolloutGroup], float]:
+        """Answers to fresh questions by the present policy, to be learned from and shared; seconds that it took.
+
+        `version`: updates that the policy has seen. Raises TrainerDied.
+        """
+
+    async def learn(self, pool: Sequence[tuple[str, RolloutGroup]]) -> Learned:
+        """One update from the rollouts asked last, and from others' groups with their authors. Raises TrainerDied."""

@@ -29,6 +29,9 @@ SCHEMA = 1
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHARD = re.compile(r"[0-9a-f]{64}")
+_POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
+POLICY_HEADS = 2  # of a gpt policy
+ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,9 @@ class OuterSection:
 class ExchangeSection:
     method: str = option(
         "auto",
-        "how nodes exchange what they learned; auto is open where trust is open, else diloco",
-        choices=("auto", "diloco", "open"),
+        "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
+        "trust is open, else diloco",
+        choices=("auto", "diloco", "open", "sapo"),
     )
     codec: str = option(
         "auto",
@@ -163,6 +167,43 @@ class TrustSection:
 
 
 @dataclass(frozen=True)
+class RolloutsSection:
+    """How policies learn from rollouts (SAPO, 2509.08721). Each node may choose a policy of its own."""
+
+    policy: str = option(
+        "gpt:2x48",
+        "policy of a node that names no other: gpt or gru, layers x width",
+        since=2,
+    )
+    answers: int = option(
+        8, "answers to a question, which are compared with one another (G)", minimum=2, maximum=64, since=2
+    )
+    batch: int = option(8, "questions with their answers in an update (I + J)", minimum=1, maximum=256, since=2)
+    external: int = option(4, "of these, how many are others' rollouts at first (J)", minimum=0, maximum=256, since=2)
+    adaptive: bool = option(
+        True, "take more of others' rollouts where that helps on held-out questions, none where it hurts", since=2
+    )
+    share: float = option(0.25, "part of an update that one peer's rollouts may have", minimum=0, maximum=1, since=2)
+    difficulty: int = option(5, "of the questions: the base of the digits", minimum=2, maximum=10, since=2)
+    pace: float = option(
+        1.0,
+        "time of a round at the least: what others share meanwhile is learned from in the same round",
+        unit="s",
+        minimum=0,
+        maximum=3600,
+        since=2,
+    )
+    warm_up: int = option(
+        120,
+        "supervised steps before, which teach the form of an answer",
+        unit="steps",
+        minimum=0,
+        maximum=10**5,
+        since=2,
+    )
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """One training job. Immutable; two specs with equal `run_id` are the same run on every machine."""
 
@@ -174,11 +215,13 @@ class RunSpec:
     outer: OuterSection = field(default_factory=OuterSection)
     exchange: ExchangeSection = field(default_factory=ExchangeSection)
     trust: TrustSection = field(default_factory=TrustSection)
+    rollouts: RolloutsSection = field(default_factory=RolloutsSection)
 
     def __post_init__(self) -> None:
         method, codec = self.exchange.method, self.exchange.codec
         if method == "auto":
             method = "open" if self.run.trust == "open" else "diloco"
+            method = "sapo" if self.task.name in ROLLOUT_TASKS else method
         if codec == "auto":
             codec = "topk" if method == "open" else "int8"
         object.__setattr__(self, "exchange", dataclasses.replace(self.exchange, method=method, codec=codec))
@@ -187,6 +230,11 @@ class RunSpec:
     def run_id(self) -> str:
         """sha-256 of `encode(self)`, 64 hex digits."""
         return hashlib.sha256(encode(self)).hexdigest()
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it trains on text that its creator publishes: questions about rollouts make themselves."""
+        return self.exchange.method != "sapo"
 
     @property
     def owner(self) -> str:
@@ -217,6 +265,7 @@ SECTIONS: dict[str, type[Any]] = {
     "outer": OuterSection,
     "exchange": ExchangeSection,
     "trust": TrustSection,
+    "rollouts": RolloutsSection,
 }
 
 
@@ -278,12 +327,43 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
-    if spec.run.trust == "open" and spec.exchange.method != "open":
+    _check_rollouts(spec, source)
+    if spec.run.trust == "open" and spec.exchange.method not in ("open", "sapo"):
         raise SettingError(
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
     _check_trust(spec, source)
+
+
+def _check_rollouts(spec: RunSpec, source: str) -> None:
+    rollouts, method = spec.rollouts, spec.exchange.method
+    if (method == "sapo") != (spec.task.name in ROLLOUT_TASKS):
+        raise SettingError(
+            f"{source} [exchange]: method = {method!r} does not fit [task] name = {spec.task.name!r}; sapo is for "
+            f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out"
+        )
+    if rollouts != RolloutsSection() and method != "sapo":
+        raise SettingError(f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out")
+    if rollouts.external > rollouts.batch:
+        raise SettingError(
+            f"{source} [rollouts]: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a "
+            "part; lower the first or raise the second"
+        )
+    policy_shape(rollouts.policy, where=f"{source} [rollouts]")
+
+
+def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
+    """Kind, layers and width of a policy such as gpt:2x48. Raises SettingError."""
+    found = _POLICY.fullmatch(policy)
+    if found is None:
+        raise SettingError(
+            f"{where}: policy = {policy!r} is not valid; expected gpt:LAYERSxWIDTH or gru:LAYERSxWIDTH, as in gpt:2x48"
+        )
+    kind, layers, width = found[1], int(found[2]), int(found[3])
+    if kind == "gpt" and width % POLICY_HEADS:
+        raise SettingError(f"{where}: policy = {policy!r} has a width that is no multiple of {POLICY_HEADS} heads")
+    return kind, layers, width
 
 
 def _check_trust(spec: RunSpec, source: str) -> None:

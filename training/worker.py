@@ -11,6 +11,8 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     stop      -> nothing                               ends `train` after the step in hand
     evaluate  thorough, seed -> loss, spent            also between two steps of `train`
     sample    prompt, length, temperature, seed -> text    also between two steps
+    rollouts  version -> groups, seconds, spent        a task of rollouts: ask and answer
+    learn     pool -> reward, taken, ..., spent        a task of rollouts: one update from those and these
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
@@ -58,6 +60,8 @@ class Worker:
             "evaluate": self._evaluate,
             "sample": self._sample,
             "feed": self._feed,
+            "rollouts": lambda command: self._timed(self._task.rollouts(version=command["version"])),
+            "learn": lambda command: self._timed(self._task.learn(command["pool"])),
             "ping": lambda command: None,
             "stop": lambda command: None,
         }
@@ -85,8 +89,9 @@ class Worker:
 
         torch.set_num_threads(command["threads"] or os.cpu_count() or 1)
         torch.set_flush_denormal(True)
-        self._device = _device(command["device"], torch.cuda.is_available())
         spec = decode(command["spec"])
+        has_use = torch.cuda.is_available() and (spec.needs_data or command["device"] != "auto")
+        self._device = _device(command["device"], has_use)  # the policies of rollouts are tiny
         task_class = load_task(spec.task.name, command["task"])
         assignment = Assignment(
             command["run_id"],
@@ -95,6 +100,7 @@ class Worker:
             command["heldout"],
             tuple(command["texts"]),
             command["room"],
+            command["policy"],
         )
         self._task = task_class(spec, assignment, self._device)
         layout = layout_of(self._task.model)
@@ -142,6 +148,12 @@ class Worker:
         loss = self._task.evaluate(thorough=command["thorough"], **drawn)
         self._spent["evaluate"] += time.perf_counter() - began
         return {"loss": loss, "spent": self._spent}
+
+    def _timed(self, did: dict[str, Any]) -> dict[str, Any]:
+        """What a task of rollouts did, as seconds of training."""
+        self._push()
+        self._spent["train"] += did["seconds"]
+        return {**did, "spent": self._spent}
 
     def _sample(self, command: dict[str, Any]) -> dict[str, Any]:
         text = self._task.sample(

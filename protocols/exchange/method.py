@@ -38,7 +38,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statebackend import StateBackend
 from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.trainer import Trainer, Vector, Worked
+from swarmnode.protocols.trainer import Learned, Trainer, Vector, Worked
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 
@@ -52,6 +52,7 @@ class Place:
     members: tuple[PeerId, ...]  # whose work counted in the last round, or who may decide the next one
     newcomers: tuple[PeerId, ...] = ()  # who takes part from this round on
     elapsed: float = 0.0  # seconds since this round began
+    roster: str = ""  # a recent one that is settled, for join strings, where the method has a chain of them
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Begin:
     wait_seconds: float  # … or after this long
     last_round: int | None  # a swarm that has done so many rounds names nobody any more
     saved: Saved | None  # from the newest checkpoint
+    roster: str = ""  # of the run's history, which the join string named: only what contains it is joined
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,21 @@ class RoundResult:
     round: int
     outcome: Outcome
     state_hash: str  # of the shared state after the round
-    loss: float  # held-out loss of that state, bits per byte
+    loss: float  # held-out loss of that state, bits per byte; nan where that is not what is measured
     worked: Worked
     seconds: float  # wall time from the end of the round before
     members: int
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
     roster: str = ""  # id of the roster that led there, where the method has a chain of them
+    learned: Learned | None = None  # from rollouts, where the method shares those
 
 
 class LostPlace(Exception):
     """The round brought no result here, and this node must find its place again; says why. Its work is kept."""
+
+
+class OtherHistory(Exception):
+    """Members show another history of the run than the one that was to be joined. The message is for the owner."""
 
 
 class Overtaken(LostPlace):
@@ -165,7 +172,7 @@ class Method(Protocol):
         """Stand on a state and have a place: from members, from `begin.saved`, or by beginning the run.
 
         Looks for members for as long as it takes where this node may not begin. The residual of `begin.saved` is taken
-        over first, whatever else happens.
+        over first, whatever else happens. Raises OtherHistory where members show none that contains `begin.roster`.
         """
 
     async def run_round(self) -> RoundResult:

@@ -1,16 +1,19 @@
 """The exchange methods that a run may choose in `[exchange] method`: each one file, and one line here.
 
-A new name also joins the choices of `[exchange] method` in training/runspec.py; the conformance suite then holds the
-method to what `method.py` says.
+A new name also joins the choices of `[exchange] method` in training/runspec.py, and OF_ONE_HISTORY where its members
+share one model; the conformance suite then holds the method to what `method.py` says of those.
 """
 
 from __future__ import annotations
 
-from swarmnode.protocols.exchange import diloco
+from swarmnode.protocols.exchange import diloco, sapo
 from swarmnode.protocols.exchange import open as open_
 from swarmnode.protocols.exchange.method import Build
+
+OF_ONE_HISTORY = ("diloco", "open")  # their members go through the same states; with sapo each has a policy of its own
 
 METHODS: dict[str, Build] = {
     "diloco": diloco.build,
     "open": open_.build,
+    "sapo": sapo.build,
 }

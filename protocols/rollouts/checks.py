@@ -13,7 +13,7 @@ from swarmnode.training.rl.groups import Refused, score
 
 
 def informative(signed: SignedGroup) -> str:
-    """Empty where somebody can learn from the group; else uninformative, unknown-task, unknown-vocabulary or bad-token."""
+    """Empty where one can learn from the group; else uninformative, unknown-task, unknown-vocabulary or bad-token."""
     try:
         return "" if score(signed.author, signed.group).informative else "uninformative"
     except Refused as refused:

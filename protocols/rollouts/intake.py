@@ -229,7 +229,7 @@ class Intake:
         return False
 
     async def keep(self, peer: PeerId, signed: SignedHeader) -> SignedGroup | None:
-        """Put a group into the pool, its content fetched from `peer` where the header has none; None where it is not kept.
+        """Put a group into the pool, its content fetched from `peer` where the header has none; None if it is not kept.
 
         One that came from elsewhere meanwhile is returned as well: the copies that came with it are still to be spread.
         """

@@ -2,7 +2,7 @@
 
     rollouts.offer    these I have for you: ids, authors, sizes     Answer: send these, I have those
     rollouts.give     the groups that were asked for                Thanks
-    rollouts.recent   I was away: what is recent?                   Recent: some groups, of many authors
+    rollouts.recent   I have too few: what is recent?               Recent: some groups, of many authors
 
 Content that does not fit a header is offered by `protocols.bulk` under `content_key`, by whoever passes the group on.
 """
@@ -88,6 +88,11 @@ class Thanks:
 @dataclass(frozen=True)
 class RecentQuery:
     run_id: str
+    count: int = MAX_OFFERED
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count <= MAX_OFFERED:
+            raise WireError(f"RecentQuery: {self.count} groups, 1 to {MAX_OFFERED} allowed")
 
 
 @dataclass(frozen=True)

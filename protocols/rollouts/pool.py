@@ -119,6 +119,7 @@ class Pool:
         self._own_size = 0
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one active last at the end
         self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self.lacking = 0  # groups that the last who asked for candidates did not get
         self.refused: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
 
@@ -196,16 +197,24 @@ class Pool:
         return ""
 
     def candidates(
-        self, count: int, rng: random.Random, *, again: bool = False, policy: str | None = None, share: float = 1.0
+        self, count: int, rng: random.Random, *, policy: str | None = None, share: float = 1.0
     ) -> tuple[SignedGroup, ...]:
-        """Up to `count` groups of others, drawn so that authors take turns; each at most `share` of `count`.
+        """Up to `count` groups of others that `used` has not named, at most `share` of `count` of one author.
 
-        Only such as `used` has not named, unless `again`; only of `policy` where one is given.
+        Drawn so that authors take turns; only of `policy` where one is given. What is lacking is asked for by `Rollouts`.
         """
+        chosen = self.drawn(count, rng, used=False, policy=policy, share=share)
+        self.lacking = count - len(chosen)
+        return chosen
+
+    def drawn(
+        self, count: int, rng: random.Random, *, used: bool = True, policy: str | None = None, share: float = 1.0
+    ) -> tuple[SignedGroup, ...]:
+        """The same, with those `used` as well."""
         self.expire()
         by_author: dict[PeerId, list[SignedGroup]] = {}
         for held in self._held.values():
-            if (again or not held.used) and policy in (None, held.signed.group.policy):
+            if (used or not held.used) and policy in (None, held.signed.group.policy):
                 by_author.setdefault(held.signed.author, []).append(held.signed)
         most = max(1, int(count * share))
         decks = list(by_author.values())
@@ -213,11 +222,11 @@ class Pool:
         for deck in decks:
             rng.shuffle(deck)
             del deck[most:]
-        drawn: list[SignedGroup] = []
-        while decks and len(drawn) < count:
+        chosen: list[SignedGroup] = []
+        while decks and len(chosen) < count:
             decks = [deck for deck in decks if deck]
-            drawn += [deck.pop() for deck in decks]
-        return tuple(drawn[:count])
+            chosen += [deck.pop() for deck in decks]
+        return tuple(chosen[:count])
 
     def used(self, ids: Iterable[bytes]) -> None:
         """These were learned from, or looked at in vain: they are not drawn again, but still told to others."""

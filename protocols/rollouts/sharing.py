@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = "rollouts"
 TICK = 1.0  # seconds between two looks at what to pass on, jittered by a fifth: the time of one hop
-RECENT_GROUPS = 64  # told to who was away
+RECENT_GROUPS = MAX_OFFERED  # asked for by who was alone
+ASK_EVERY = 10.0  # seconds between two questions for what is recent, while too little comes by itself
 RECENT_BYTES = 128 * 1024  # of their headers
 ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
 ALL = Rates(groups=Allowance(32, 512), bytes=Allowance(40_000, 4 << 20))
@@ -139,7 +140,8 @@ class Rollouts:
         self._queries = Budget[PeerId](RECENT_QUERIES)
         self._offered: set[bytes] = set()  # groups whose content peers may fetch
         self._nursery: trio.Nursery | None = None
-        self._alone = True  # nobody has been asked for what is recent since nobody was there
+        self._ask_at = 0.0  # trio time at which a neighbour is asked what is recent, where that is of use
+        self._was_alone = True  # and nobody was asked since
         self._hurry = trio.Event()
         self._reception = Reception("this node does not share rollouts now")
         rpc.serve(OFFER, Offer, self._reception.while_open(self._on_offer))
@@ -190,7 +192,7 @@ class Rollouts:
                     self._turn(nursery)
         finally:
             self._nursery = None
-            self._alone = True
+            self._was_alone = True
 
     @property
     def me(self) -> PeerId:
@@ -224,11 +226,12 @@ class Rollouts:
         self.pool.expire()
         here = list(self._peers())
         if not here:
-            self._alone = True
+            self._was_alone, self._ask_at = True, 0.0
             return
-        if self._alone:
-            self._alone = False
-            nursery.start_soon(self._ask_recent, self._rng.choice(here))
+        wanted = RECENT_GROUPS if self._was_alone else min(RECENT_GROUPS, 2 * self.pool.lacking)
+        if wanted and trio.current_time() >= self._ask_at:
+            self._ask_at = trio.current_time() + ASK_EVERY
+            nursery.start_soon(self._ask_recent, self._rng.choice(here), wanted)
         self._spreader.turn(here, nursery)
 
     def _hand_on(self, group: SignedGroup, copies: int, giver: PeerId | None = None) -> None:
@@ -243,13 +246,13 @@ class Rollouts:
             self._offered.discard(id)
             self._bulk.withdraw(content_key(self._run_id, id))
 
-    async def _ask_recent(self, peer: PeerId) -> None:
+    async def _ask_recent(self, peer: PeerId, count: int) -> None:
         try:
-            recent = await self._rpc.call(peer, RECENT, RecentQuery(self._run_id), Recent, timeout=TIMEOUT)
+            recent = await self._rpc.call(peer, RECENT, RecentQuery(self._run_id, count), Recent, timeout=TIMEOUT)
         except CallError as error:
             log.debug("%s does not say what rollouts are recent: %s", peer, error)
-            self._alone = True  # somebody else is asked in the next turn
             return
+        self._was_alone, self.pool.lacking = False, 0
         for signed in await self._intake.solicited(peer, recent.groups):
             await self._take_in(peer, signed, 1)
         self.counts["asked_recent"] += 1
@@ -289,8 +292,8 @@ class Rollouts:
             raise Refuse("busy", "asked too often what is recent")
         told: list[Sealed] = []
         room = min(RECENT_BYTES, MAX_GIVEN)
-        own = list(self.pool.own())[-RECENT_GROUPS // 8 :]
-        for group in [*own, *self.pool.candidates(RECENT_GROUPS - len(own), self._rng, again=True)][:MAX_OFFERED]:
+        own = self.pool.own()[-max(1, query.count // 8) :]
+        for group in [*own, *self.pool.drawn(query.count, self._rng)][: query.count]:
             room -= len(group.signed.payload) + len(group.signed.signature)
             if room >= 0 and group.author != peer:
                 told.append((group.signed.payload, group.signed.signature))

@@ -1,8 +1,9 @@
-"""How groups travel: each has a budget of copies, of which whoever holds it hands half to a random neighbour.
+"""How groups travel: each has a budget of copies, of which whoever holds it hands half to a neighbour.
 
 Spray and wait in its binary form (Spyropoulos et al., WDTN 2005): a group with c copies is handed over c − 1 times in
 all and is with its last holder after log2(c) hops, however large the swarm. What a node sends in a turn goes to at most
-FAN peers, each group to one of them, so that calls do not grow with neighbours either.
+FAN peers, each group to one of them, so that calls do not grow with neighbours either. Neighbours have their turns in
+an order drawn anew each time: pure chance would leave some with a third of what others hear.
 
 A group is offered before it is given, so one that a peer has already costs a hundred bytes. A peer that says that it
 has no room is left alone for as long as it says. A copy that peers with room declined TRIES times is let go.
@@ -60,6 +61,7 @@ class Spreader:
         self._run_id, self._rpc, self._rng = run_id, rpc, rng
         self._offences, self._counts = offences, counts
         self._loads: OrderedDict[bytes, _Load] = OrderedDict()
+        self._deck: list[PeerId] = []  # whose turn is still to come, before everybody's comes again
         self._busy: set[PeerId] = set()
         self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
 
@@ -89,18 +91,31 @@ class Spreader:
         everybody = set(here)
         for id in [id for id, load in self._loads.items() if everybody <= load.known]:
             del self._loads[id]  # in a small swarm, before its copies are used up
-        free = [peer for peer in here if peer not in self._busy and peer not in self._until]
-        batches: dict[PeerId, list[_Load]] = {
-            peer: [] for peer in self._rng.sample(free, min(len(free), FAN)) if self._offences.refuses(peer) is None
-        }
+        batches: dict[PeerId, list[_Load]] = {peer: [] for peer in self._next(everybody)} if self._loads else {}
         for load in self._loads.values():
-            open_to = [peer for peer, batch in batches.items() if peer not in load.known and len(batch) < MAX_OFFERED]
+            open_to = [batch for peer, batch in batches.items() if peer not in load.known and len(batch) < MAX_OFFERED]
             if open_to:
-                batches[self._rng.choice(open_to)].append(load)
+                min(open_to, key=len).append(load)
         for peer, batch in batches.items():
             if batch:
                 self._busy.add(peer)
                 nursery.start_soon(self._tell, peer, batch)
+
+    def _next(self, here: set[PeerId]) -> list[PeerId]:
+        """The next peers in turn, at most FAN: everybody once, in an order drawn anew each time."""
+        self._deck = [peer for peer in self._deck if peer in here]
+        chosen: list[PeerId] = []
+        for fresh in (False, True):
+            if fresh and len(chosen) < FAN:
+                self._deck = sorted(here.difference(chosen))
+                self._rng.shuffle(self._deck)
+            for peer in [peer for peer in self._deck if self._may_be_told(peer)][: FAN - len(chosen)]:
+                self._deck.remove(peer)
+                chosen.append(peer)
+        return chosen
+
+    def _may_be_told(self, peer: PeerId) -> bool:
+        return peer not in self._busy and peer not in self._until and self._offences.refuses(peer) is None
 
     async def _tell(self, peer: PeerId, batch: list[_Load]) -> None:
         try:

@@ -60,6 +60,7 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
 def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
     fetching = {**answer["run"], "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}
     assert "43.0 MB of 400 MB fetched" in render({**answer, "run": fetching})
+    assert "the trainer is starting" in render({**answer, "run": {**answer["run"], "parameters": None}})
 
 
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:

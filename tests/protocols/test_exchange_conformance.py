@@ -1,8 +1,8 @@
 """What every exchange method promises, whatever it does: the contract of `protocols/exchange/method.py`, held.
 
-A method that is put into `METHODS` runs through all of this. The swarms are real sessions on a simulated network with
-virtual time, so nothing here waits; the time limits are for a swarm that would never end, not for a slow one. Of the
-messages of a round, swarms of three and more try a few; `make thorough` tries more of them.
+A method that is put into `OF_ONE_HISTORY` runs through all of this. The swarms are real sessions on a simulated network
+with virtual time, so nothing here waits; the time limits are for a swarm that would never end, not for a slow one. Of
+the messages of a round, swarms of three and more try a few; `make thorough` tries more of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simswarm import SimSwarm
 from tripwire import Tripwire, spread
 
 from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.exchange.methods import METHODS
+from swarmnode.protocols.exchange.methods import OF_ONE_HISTORY
 from swarmnode.training.options import describe
 from swarmnode.training.runspec import ExchangeSection
 
@@ -33,7 +33,7 @@ PHASES = {"waiting", "catching-up", "training", "exchanging"}
 ALL = 400  # messages of a round up to which each one is tried, where all are meant to be
 FEW = 5 if settings.default.max_examples < 1000 else 40  # of them are tried elsewhere
 
-pytestmark = pytest.mark.parametrize("method", sorted(METHODS))
+pytestmark = pytest.mark.parametrize("method", sorted(OF_ONE_HISTORY))
 Body = Callable[[SimSwarm], Awaitable[None]]
 
 

@@ -34,6 +34,7 @@ from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.trainer import Trainer
 from swarmnode.training.layout import Layout
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.toy import ToyModel
@@ -62,7 +63,7 @@ class SimNode:
     name: str
     network: SimNetwork
     session: Session
-    trainer: SimTrainer
+    trainer: Trainer
     bulk: Bulk
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -115,27 +116,29 @@ class SimSwarm:
         electors: tuple[str, ...] = (),
         participants: int | None = None,
         model: Callable[[str, PeerId], ToyModel] | None = None,
+        trainer: Callable[[str, PeerId], Trainer] | None = None,
     ) -> None:
         """`electors`: names of those who judge, where the method has judges; `participants`: in a round, None: as by
-        default. `model` makes a node's, by name and id."""
+        default. `model` makes a node's, by name and id, or `trainer` all that trains it."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
         self._method, self._electors, self._participants = method, electors, participants
-        self._model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
+        model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
+        self._trainer = trainer or (lambda name, peer: SimTrainer(model(name, peer), seconds_per_step=seconds_per_step))
         self.nodes: dict[str, SimNode] = {}
         self._nursery = nursery
-        self._steps, self._seconds_per_step, self._floor = steps, seconds_per_step, floor
+        self._steps, self._floor = steps, floor
         self._lives = 0  # nodes started so far
         self._news = trio.Event()
         self.checkpoints: Path | None = None  # where nodes save, each in a folder of its own; None: nowhere
         self.told: list[tuple[str, dict[str, Any]]] = []  # every round event: node, event with its roster
 
     async def start(
-        self, name: str, *, rounds: int | None = None, join: str | None = None, wait_peers: int = 0
+        self, name: str, *, rounds: int | None = None, join: str | None = None, wait_peers: int = 0, roster: str = ""
     ) -> SimNode:
-        """Start a node that creates the run, or joins it through the node called `join`."""
+        """Start a node that creates the run, or joins it through the node called `join`, by a string with `roster`."""
         network = self.world.node(name)
-        trainer = SimTrainer(self._model(name, network.me), seconds_per_step=self._seconds_per_step)
+        trainer = self._trainer(name, network.me)
         rpc = Rpc(network)
         bulk = Bulk(network, runner=inline)
         liveness = Liveness(rpc)
@@ -189,7 +192,12 @@ class SimSwarm:
             checkpoints=self._checkpoints_of(name, trainer.layout),
             runner=inline,
             settings=SessionSettings(
-                rounds=rounds, creator=join is None, wait_peers=wait_peers, wait_seconds=60.0, checkpoint_every=5
+                rounds=rounds,
+                creator=join is None,
+                wait_peers=wait_peers,
+                wait_seconds=60.0,
+                checkpoint_every=5,
+                roster=roster,
             ),
             emit=emit,
         )
@@ -228,6 +236,7 @@ class SimSwarm:
         trust = "open" if self._method == "open" else "known"
         tables = {
             "run": {"name": "simulated", "trust": trust},
+            "task": {"name": "digits-rl" if self._method == "sapo" else "byte-lm"},
             "inner": {"steps": self._steps},
             "exchange": {"method": self._method, "deadline_floor": self._floor, "deadline_ceiling": 60.0},
         }

@@ -1,7 +1,7 @@
 """What can be learned: the interface of a task, and how one is found.
 
 A task owns the model, its data and the measure of success; the inner loop and the daemon know only what stands here.
-Built in is `byte-lm`; any other one is a local file, `--task my_task.py:MyTask`. Code never comes from a peer.
+Built in are `byte-lm` and `digits-rl`; any other one is a local file, `--task my_task.py:MyTask`. Code never comes from a peer.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Assignment:
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus: shards of the run's data
     room: int = 0  # bytes that these and all that `feed` will bring have together at the most
+    policy: str = ""  # kind and shape of this node's policy, in a run by rollouts; empty takes the run's
 
 
 class Task(Protocol):
@@ -75,6 +76,10 @@ def load_task(name: str, local: str) -> type[Any]:
         from swarmnode.training.tasks.byte_lm import ByteLM
 
         return ByteLM
+    if name == "digits-rl":
+        from swarmnode.training.rl.trainee import DigitsRL
+
+        return DigitsRL
     raise TaskError(
         f"task {name!r} is not built in; the run needs a local file that defines it: --task my_task.py:MyTask"
     )

@@ -1,0 +1,123 @@
+"""Swarms of policies on simnet: each learns from the others' answers while they are there, and waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+from simpolicy import SimPolicy
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.exchange.sapo import Sapo
+
+PACE = 1.0  # s of a round, by default
+Body = Callable[[SimSwarm], Awaitable[None]]
+
+
+def simulate(body: Body, *names: str, checkpoints: Path | None = None) -> None:
+    """`body` with a swarm whose nodes have all begun."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            world = SimWorld(latency=0.05)
+            swarm = SimSwarm(nursery, world=world, method="sapo", trainer=lambda name, peer: SimPolicy(peer))
+            swarm.checkpoints = checkpoints
+            first, *others = names
+            await swarm.start(first)
+            for name in others:
+                await swarm.start(name, join=first)
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def policy_of(swarm: SimSwarm, name: str) -> SimPolicy:
+    trainer = swarm.nodes[name].trainer
+    assert isinstance(trainer, SimPolicy)
+    return trainer
+
+
+def taken(swarm: SimSwarm, name: str, rounds: range) -> list[int]:
+    """Others' groups that a node learned from in these rounds."""
+    return [swarm.nodes[name].rounds[round]["learned"]["taken"] for round in rounds]
+
+
+def test_policies_learn_from_one_another_and_stay_their_own() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(20, *"abcd")
+        for name in "abcd":
+            assert min(taken(swarm, name, range(5, 20))) > 0
+            assert policy_of(swarm, name).parameters().mean() > 0.3
+        assert len(swarm.hashes(20)) == 4
+        assert max(event["authors"] for event in learned(swarm, "a")) > 1
+
+    simulate(body, *"abcd")
+
+
+def learned(swarm: SimSwarm, name: str) -> list[dict[str, int]]:
+    return [event["learned"] for event in swarm.nodes[name].rounds.values()]
+
+
+def test_a_node_alone_learns_from_itself_and_from_others_once_they_are_there() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, "a")
+        assert taken(swarm, "a", range(6)) == [0] * 6
+        assert all(swarm.nodes["a"].rounds[round]["members"] == 1 for round in range(6))
+        await swarm.start("b", join="a")
+        await swarm.until(lambda: swarm.nodes["a"].rounds[max(swarm.nodes["a"].rounds)]["learned"]["taken"] > 0)
+        assert max(swarm.nodes["a"].rounds) < 15
+
+    simulate(body, "a")
+
+
+def test_who_dies_or_freezes_costs_nobody_any_time() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, *"abcd")
+        swarm.kill("a")
+        swarm.world.freeze(swarm.peer("b"))
+        await swarm.round_done(25, "c", "d")
+        for name in "cd":
+            assert max(swarm.nodes[name].rounds[round]["seconds"] for round in range(6, 26)) < 1.2 * PACE
+            assert min(taken(swarm, name, range(8, 25))) > 0
+
+    simulate(body, *"abcd")
+
+
+def test_a_trainer_that_dies_costs_the_round_in_hand() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(3, "a", "b")
+        policy_of(swarm, "a").dies = True
+        await swarm.round_done(8, "a", "b")
+        assert [event["event"] for event in swarm.nodes["a"].events].count("abandoned") == 1
+        assert sorted(swarm.nodes["a"].rounds) == list(range(max(swarm.nodes["a"].rounds) + 1))
+
+    simulate(body, "a", "b")
+
+
+def test_a_node_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(7, "a", "b")
+        await swarm.leave("b")
+        reached, knew = max(swarm.nodes["b"].rounds), policy_of(swarm, "b").parameters()
+        again = await swarm.start("b", join="a")
+        await swarm.until(lambda: bool(again.rounds))
+        assert min(again.rounds) == reached + 1
+        assert (policy_of(swarm, "b").parameters() >= knew).all()
+
+    simulate(body, "a", "b", checkpoints=tmp_path)
+
+
+def test_what_teaches_nothing_is_neither_shared_nor_kept() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(3, "a", "b")
+        policy_of(swarm, "a").load(policy_of(swarm, "a").parameters() * 0 + 1)  # all of its answers are right now
+        method = swarm.nodes["a"].method
+        assert isinstance(method, Sapo)
+        published = method.rollouts.stats().events["published"]
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 5, "a")
+        assert method.rollouts.stats().events["published"] == published
+
+    simulate(body, "a", "b")

@@ -1,0 +1,101 @@
+"""A `RolloutTrainer` for simulations: a policy that knows, for each rule about digits, a share of the answers.
+
+trainer = SimPolicy(peer_id, seconds=0.2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.trainer import Learned, TrainerDied, Vector, Worked
+from swarmnode.training.layout import Layout
+from swarmnode.training.rl.groups import RolloutGroup, score
+from swarmnode.training.rl.tasks import TaskRef, regenerate
+from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
+from swarmnode.training.rl.vocabulary import DIGITS
+
+OWN, EXTERNAL, ANSWERS = 4, 4, 8
+STEP = 0.01  # of a rule's share, for each informative group
+
+
+class SimPolicy:
+    """Asking takes `seconds` of virtual time, learning none. `dies` makes the next call raise TrainerDied."""
+
+    def __init__(self, peer_id: str, *, seconds: float = 0.2, knows: float = 0.2) -> None:
+        self._peer_id, self._seconds = peer_id, seconds
+        self._shares = np.full(len(NAMES), knows, np.float32)  # of right answers, by rule
+        self._own: list[RolloutGroup] = []
+        self.dies = False
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of([("shares", (len(NAMES),))])
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def parameters(self) -> Vector:
+        return self._shares.copy()
+
+    def load(self, vector: Vector) -> None:
+        np.copyto(self._shares, vector)
+
+    async def rollouts(self, *, version: int) -> tuple[list[RolloutGroup], float]:
+        await self._work()
+        rng = np.random.default_rng([version, *self._peer_id.encode()])
+        self._own = [self._group(rng, version) for _ in range(OWN)]
+        return self._own, self._seconds
+
+    def _group(self, rng: np.random.Generator, version: int) -> RolloutGroup:
+        rule = int(rng.integers(len(NAMES)))
+        task = TaskRef(NAMES[rule], DEFAULT_BASE, int(rng.integers(1 << 40)))
+        key = regenerate(task).key
+        answers = [key if rng.random() < self._shares[rule] else "ii" for _ in range(ANSWERS)]
+        tokens = tuple((*DIGITS.encode(answer), DIGITS.end) for answer in answers)
+        return RolloutGroup(task, tokens, version, f"shares of {self._peer_id[-8:]}", DIGITS.id)
+
+    async def learn(self, pool: Sequence[tuple[str, RolloutGroup]]) -> Learned:
+        if self.dies:
+            await self._work()
+        scored = [score(author, group) for author, group in pool]
+        taken = [each for each in scored if each.informative][:EXTERNAL]
+        own = [score(self._peer_id, group) for group in self._own]
+        for each in (*own, *taken):
+            if each.informative:
+                self._shares[NAMES.index(each.group.task.name)] += STEP
+        return Learned(
+            reward=float(np.mean([each.rewards.mean() for each in own])),
+            heldout=float(self._shares.mean()),
+            own=len(own),
+            informative=sum(each.informative for each in own),
+            taken=len(taken),
+            authors=len({each.author for each in taken}),
+            external=EXTERNAL,
+            refused={},
+            refused_answers={},
+            tokens=3 * OWN * ANSWERS,
+            seconds=0.0,
+        )
+
+    async def _work(self) -> None:
+        await trio.sleep(self._seconds)
+        if self.dies:
+            self.dies = False
+            raise TrainerDied("the simulation says so")
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+        raise AssertionError("a policy has no batches")
+
+    async def interrupt(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        await trio.lowlevel.checkpoint()
+        return 1.0 - float(self._shares.mean())
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        raise AssertionError("nobody asks a simulated policy")
