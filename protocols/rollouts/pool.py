@@ -201,7 +201,7 @@ class Pool:
     ) -> tuple[SignedGroup, ...]:
         """Up to `count` groups of others that `used` has not named, at most `share` of `count` of one author.
 
-        Drawn so that authors take turns; only of `policy` where one is given. What is lacking is asked for by `Rollouts`.
+        Authors take turns; only groups of `policy` where one is given. `Rollouts` asks others for what is lacking.
         """
         chosen = self.drawn(count, rng, used=False, policy=policy, share=share)
         self.lacking = count - len(chosen)

@@ -322,6 +322,26 @@ def test_nobody_asks_for_what_is_recent_on_and_on(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_who_has_too_few_to_draw_from_asks_a_neighbour_now_and_then(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        first, second = await start(nursery, world, 2, limits=RolloutLimits(copies=1))  # nothing spreads by itself
+        await connect([(first, second)])
+        await trio.sleep(3)
+        await first.rollouts.publish([group(seed) for seed in range(8)])
+        await trio.sleep(30)
+        pool = second.rollouts.pool
+        assert pool.candidates(4, random.Random(1)) == ()
+        await trio.sleep(3)
+        assert len(pool.candidates(1, random.Random(1))) == 1
+        for _ in range(30):
+            pool.candidates(99, random.Random(1))
+            await trio.sleep(1)
+        assert second.rollouts.counts["asked_recent"] <= 1 + 1 + 30 / 10 + 1
+        assert not first.rollouts.offences.totals.total()
+
+    simulated(main)
+
+
 def test_a_silent_peer_holds_up_nobody(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         nodes = await start(nursery, world, 5)
