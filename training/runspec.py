@@ -113,7 +113,14 @@ class ExchangeSection:
         "encoding of pseudo-gradients on the wire; auto is topk for open, int8 for diloco",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "topk"),
     )
-    group_size: int = option(64, "members that exchange in one round at the most", unit="nodes", minimum=1, maximum=256)
+    group_size: int = option(
+        16,
+        "members that exchange parts with one another in a round of diloco; more of them make several groups, drawn "
+        "anew for each round, whose sums are added up to one mean",
+        unit="nodes",
+        minimum=1,
+        maximum=256,
+    )
     weight_cap: float = option(
         2.0, "weight of a member at the most, as a multiple of the median member's", minimum=1, maximum=1000
     )

@@ -36,6 +36,7 @@ RUN, PARENT = "ab" * 32, "00" * 32
 PATIENCE = 120.0  # seconds that a reduction may wait
 DEADLINES = (2.0, 60.0)  # floor and ceiling in seconds: the defaults of a RunSpec
 PATIENT = LivenessSettings(timeout=30.0)  # a machine that is busy with other things is no reason to give up on a member
+GROUP = 16  # members that exchange directly
 WORK = 8  # samples that each claims to have trained on: equal weights
 
 Vector = Any
@@ -80,6 +81,7 @@ class Member:
             codec=self.codec,
             parameters=parameters,
             patience=PATIENCE,
+            group_size=GROUP,
         )
         return {"prepared": True}
 
@@ -99,7 +101,7 @@ class Member:
     async def begin(self, **_: Any) -> dict[str, Any]:
         """Stand before round 0 of a run of all members."""
         floor, ceiling = DEADLINES
-        settings = AgreementSettings(group_size=32, weight_cap=4.0, floor=floor, ceiling=ceiling)
+        settings = AgreementSettings(weight_cap=4.0, floor=floor, ceiling=ceiling)
         self.agreement = Agreement(
             me=self.network.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings
         )

@@ -101,9 +101,7 @@ class Agreement:
         self._rpc = rpc
         self._liveness = liveness
         self._settings = settings
-        self._standing = Standing(
-            me=me, run_id=run_id, rpc=rpc, liveness=liveness, group_size=settings.group_size, admits=admits
-        )
+        self._standing = Standing(me=me, run_id=run_id, rpc=rpc, liveness=liveness, admits=admits)
         self._leader = Leader(
             me=me, standing=self._standing, rpc=rpc, liveness=liveness, settings=settings, admits=admits
         )

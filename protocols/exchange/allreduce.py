@@ -1,11 +1,16 @@
 """Butterfly all-reduce: every owner reduces one part of the vector and hands the same bytes of it to everybody.
 
-Order, for a roster with parts cut by `roster.parts`:
+Order, for a roster that fits into one group (`grid.py`):
 
 1. each member encodes its values part by part, error feedback added, and offers each part to its owner;
 2. each owner fetches its part from all seats, decodes, takes the weighted mean in the roster's order, encodes the mean
    *once* (with a residual of its own, dropped when ownership moves) and offers it to all seats;
 3. each member fetches all reduced parts and decodes them: all hold the same bytes, so all compute the same state.
+
+In a grid of several groups the owner of a column adds up, in step 2, the weighted values of its group alone, encodes
+these sums (with one more residual) and offers them to the owners of the column's parts; the owner of a part adds up
+the sums of all groups, in their order, encodes the mean once and offers it to the others; each passes the bytes of the
+whole column on to its group. So the mean is that of all, and the same bits for all, however many groups there are.
 
 All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`growing.py`), so a cell is on
 its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced. The
@@ -15,23 +20,24 @@ Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill i
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
 changed: the residuals of the attempt are pending until `commit`. A peer that shows no sign of life is given up within a
 part of a reduction's usual time, whatever it is waited for (`arrivals.py`). Where it lives, owners give up on members
-first, after `within` seconds, and members on owners after twice that, so that the first complaint names the one that
-held all up. In cells
-whose values cannot be encoded, because they and the residual overflow, the values count as zeros and the residual ends.
+first, after `within` seconds, and members on owners after twice that, those between them in between, so that the first
+complaint names the one that held all up. In cells whose values cannot be encoded, because they and the residual
+overflow, the values count as zeros and the residual ends.
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
-Wire, per parameter and member: 2 (N−1)/N times the codec's bytes. Memory: beside values, mean and residuals, the
-encoded vector and the encoded means twice, for two rounds; all of it is used again.
+Wire, per parameter and member: 2 (N−1)/N times the codec's bytes, in a full grid too. Memory: beside values, mean and
+residuals, the encoded vector and the encoded means twice, for two rounds; all of it is used again.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 import trio
@@ -39,30 +45,43 @@ import trio
 from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.exchange.arrivals import Arrivals, silence_allowed
-from swarmnode.protocols.exchange.cells import BATCH, Cells, Pool
+from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
+from swarmnode.protocols.exchange.flow import all_or_missing, next_batch, pass_on
+from swarmnode.protocols.exchange.grid import Column, Grid, grid_of
 from swarmnode.protocols.exchange.outcomes import PartsMissing
-from swarmnode.protocols.exchange.reduction import Reduction, Undecodable, Vector
-from swarmnode.protocols.exchange.roster import Part, Roster, parts
+from swarmnode.protocols.exchange.reduction import Reduction, Summing, Undecodable, Vector
+from swarmnode.protocols.exchange.roster import Part, Roster, Seat
 from swarmnode.protocols.growing import Growing
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import Codec, CodecError
+from swarmnode.training.outer import shares_of
 
 logger = logging.getLogger(__name__)
+
+Work = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One reduction under way."""
+    """One reduction under way. Times are trio's, by which to give up on peers that live."""
 
     roster: Roster
-    cut: tuple[Part, ...]
+    grid: Grid
+    group: tuple[Seat, ...]  # this node's
+    shares: dict[PeerId, np.float32]  # of those whose values count, in the roster's order
     values: Vector
     mean: Vector
-    sent: tuple[Growing, ...]  # this node's values, encoded, one a part; none where it has no weight
-    sent_by: float  # trio time
+    sent: tuple[Growing, ...]  # this node's values, encoded, one a column; none where it has no weight
+    sent_by: float
+    sums_by: float
+    parts_by: float
     means_by: float
+
+    def owner(self, column: Column) -> PeerId:
+        """Who takes in a column for this node's group."""
+        return column.owners[self.grid.groups.index(self.group)]
 
 
 class AllReduce:
@@ -79,6 +98,7 @@ class AllReduce:
         codec: Codec,
         parameters: int,
         patience: float,
+        group_size: int,
     ) -> None:
         """`patience`: seconds to wait at the most for a part of a peer that keeps answering pings."""
         self._me = me
@@ -88,13 +108,13 @@ class AllReduce:
         self._runner = runner
         self._codec = codec
         self._parameters = parameters
+        self._group_size = group_size
         self._patience = patience
         self._pace = AdaptiveDeadline(floor=0.0, ceiling=patience)  # of reductions that succeeded
         self._silence: float | None = None  # seconds without a sign of life in the attempt at hand
         self._failed: list[int] = []  # the round at hand, once for each attempt at it that failed
         self._reduction = Reduction(codec, parameters)
         self.sent = self._reduction.sent  # the residual of this node's own work
-        self.reduced = self._reduction.reduced  # that of the means it computed
         self._attempt: str | None = None  # roster id of what is pending
         self._offered: list[Roster] = []  # attempts whose offers stand
         self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
@@ -121,7 +141,7 @@ class AllReduce:
         self._failed = [round for round in self._failed if round == roster.round]
         self._silence = silence_allowed(self._pace.usual, len(self._failed))
         self._failed.append(roster.round)
-        async with _all_or_missing() as start:
+        async with all_or_missing() as start:
             for work in self._work_of(attempt):
                 start(work)
         self._failed.pop()
@@ -131,38 +151,41 @@ class AllReduce:
     def _begin(self, roster: Roster, values: Vector, allowed: float) -> _Attempt:
         """Offer what is going to be encoded."""
         now = trio.current_time()
-        cut = parts(roster, self._parameters)
-        sent: tuple[Growing, ...] = ()
-        if self._weight_in(roster):
-            sent = tuple(self._lend(roster, self._cells(part).size) for part in cut)
-        for index, (part, growing) in enumerate(zip(cut, sent, strict=False)):
-            if part.owner != self._me:
-                key = self._key(roster, "sent", index)
-                self._bulk.offer(key, growing, dtype=self._codec.name, to=frozenset([part.owner]))
+        grid = grid_of(roster, self._parameters, self._group_size)
+        group = grid.groups[grid.group_of(self._me)]
+        working = [seat for seat in roster.seats if seat.weight > 0]
+        shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
         if self._mean.size != self._parameters:
             self._mean = np.empty(self._parameters, np.float32)
-        return _Attempt(roster, cut, values, self._mean, sent, now + allowed, now + 2 * allowed)
+        columns = grid.columns if self._me in shares else ()
+        sent = tuple(self._lend(roster, self._cells(column).size) for column in columns)
+        by = (now + allowed * factor for factor in (1, 4 / 3, 5 / 3, 2))
+        attempt = _Attempt(roster, grid, group, shares, values, self._mean, sent, *by)
+        for index, (column, growing) in enumerate(zip(grid.columns, sent, strict=False)):
+            self._offer(attempt, ("sent", index), growing, (attempt.owner(column),))
+        return attempt
 
-    def _work_of(self, attempt: _Attempt) -> Iterator[Callable[[], Awaitable[None]]]:
+    def _work_of(self, attempt: _Attempt) -> Iterator[Work]:
         """What has to be done at once."""
         if attempt.sent:
             yield partial(self._encode, attempt)
-        for index, part in enumerate(attempt.cut):
-            if part.owner == self._me:
-                means = self._lend(attempt.roster, self._cells(part).size)
-                key = self._key(attempt.roster, "mean", index)
-                self._bulk.offer(key, means, dtype=self._codec.name, to=frozenset(attempt.roster.peers))
-                yield partial(self._reduce, attempt, index, self._cells(part), means)
+        for index, column in enumerate(attempt.grid.columns):
+            owner = attempt.owner(column)
+            if owner != self._me:
+                yield partial(self._gather, attempt, index, owner, self._cells(column))
+            elif len(attempt.grid.groups) == 1:
+                yield from self._own_part(attempt, index, column)
             else:
-                yield partial(self._gather, attempt, index, part.owner, self._cells(part))
+                yield from self._own_column(attempt, index, column)
 
     # -- this node's values
 
     async def _encode(self, attempt: _Attempt) -> None:
-        """Encode the parts side by side, so that all owners have something to reduce from the start."""
-        mine = next((i for i, part in enumerate(attempt.cut) if part.owner == self._me), 0)
-        order = [(mine + 1 + i) % len(attempt.cut) for i in range(len(attempt.cut))]
-        cut = [self._cells(part) for part in attempt.cut]
+        """Encode the columns side by side, so that all owners have something to reduce from the start."""
+        columns = attempt.grid.columns
+        mine = next((i for i, column in enumerate(columns) if attempt.owner(column) == self._me), 0)
+        order = [(mine + 1 + i) % len(columns) for i in range(len(columns))]
+        cut = [self._cells(column) for column in columns]
         lost = 0
         for first in range(0, max(cells.count for cells in cut), BATCH):
             for cells, growing in ((cut[i], attempt.sent[i]) for i in order):
@@ -175,67 +198,163 @@ class AllReduce:
         if lost:
             logger.error("round %d: %d cells of this node's work cannot be sent", attempt.roster.round, lost)
 
-    # -- my part
+    # -- my part, where all are one group
 
-    async def _reduce(self, attempt: _Attempt, index: int, cells: Cells, means: Growing) -> None:
-        """Fetch everybody's values of my part; reduce, hand out and keep the mean of each cell that all have sent."""
-        roster = attempt.roster
-        self._reduction.own(cells)
-        working = [seat for seat in roster.seats if seat.weight > 0]
-        others = [seat.peer for seat in working if seat.peer != self._me]
-        with self._borrow(cells.size, len(others)) as borrowed:
+    def _own_part(self, attempt: _Attempt, index: int, column: Column) -> Iterator[Work]:
+        """Take the mean of everybody's values of my part, and hand it out."""
+        (part,) = column.parts
+        means = self._lend(attempt.roster, self._cells(column).size)
+        self._offer(attempt, ("mean", index), means, attempt.roster.peers)
+        self._reduction.means.own(part.start, part.stop)
+        yield partial(self._take_in, attempt, index, column, [means], self._reduction.means, attempt.mean)
+
+    # -- my column, where there are several
+
+    def _own_column(self, attempt: _Attempt, index: int, column: Column) -> Iterator[Work]:
+        """Add my group's values up for the owners of the parts; take the mean of my part; pass all means on."""
+        means = self._lend(attempt.roster, self._cells(column).size)
+        self._offer(attempt, ("mean", index), means, [seat.peer for seat in attempt.group])
+        offsets = (0, *accumulate(self._cells(part).size for part in column.parts))
+        pieces = [Growing(means.buffer[a:b]) for a, b in pairwise(offsets)]
+        sums: list[Growing] = []
+        if any(seat.weight for seat in attempt.group):
+            sums = [self._lend(attempt.roster, piece.size) for piece in pieces]
+            for number, (part, growing) in enumerate(zip(column.parts, sums, strict=True)):
+                self._offer(attempt, ("sum", index, number), growing, (part.owner,))
+            self._reduction.sums.own(column.start, column.stop)
+            yield partial(self._take_in, attempt, index, column, sums, self._reduction.sums, None)
+        checked: list[Growing] = []
+        for number, (part, piece) in enumerate(zip(column.parts, pieces, strict=True)):
+            key = ("part", index, number)
+            if part.owner == self._me:
+                self._offer(attempt, key, piece, column.owners)
+                self._reduction.means.own(part.start, part.stop)
+                own = sums[number] if sums else None
+                yield partial(self._take_sums, attempt, (index, number), column, part, own, piece)
+                checked.append(piece)
+            else:
+                checked.append(Growing(piece.buffer))
+                yield partial(self._take_mean, attempt, key, part, piece, checked[-1])
+        yield partial(pass_on, checked, means, step=BATCH * self._codec.encoded_size(CELL))
+
+    async def _take_in(
+        self,
+        attempt: _Attempt,
+        index: int,
+        column: Column,
+        outs: Sequence[Growing],
+        summing: Summing,
+        into: Vector | None,
+    ) -> None:
+        """Fetch my group's values of a column, and add them up in `outs`, one for each of its parts."""
+        working = [seat.peer for seat in attempt.group if seat.peer in attempt.shares]
+        others = [peer for peer in working if peer != self._me]
+        with self._borrow(self._cells(column).size, len(others)) as borrowed:
             place = dict(zip(others, borrowed, strict=True))
-            arriving = [place[seat.peer] if seat.peer in place else attempt.sent[index] for seat in working]
+            arriving = {peer: place[peer] if peer in place else attempt.sent[index] for peer in working}
 
-            raw = [growing.buffer for growing in arriving]
-            weights = [seat.weight for seat in working]
-
-            async def reduce() -> None:
-                done = lost = 0
-                while done < cells.count:
-                    goal = cells.bytes_until(min(done + BATCH, cells.count))
-                    for growing in arriving:
-                        await growing.reach(goal)
-                    batch = range(done, min(cells.whole_in(growing.ready) for growing in arriving))
-                    reduce_batch = partial(
-                        self._reduction.reduce, cells, batch, raw, weights, means.buffer, attempt.mean
+            async def add_up() -> None:
+                at = 0
+                for part, out in zip(column.parts, outs, strict=True):
+                    await self._add_up(
+                        attempt.roster,
+                        summing,
+                        part,
+                        arriving,
+                        [attempt.shares[peer] for peer in working],
+                        out,
+                        into,
+                        at,
                     )
-                    try:
-                        lost += await self._runner(reduce_batch)
-                    except Undecodable as error:
-                        raise PartsMissing((working[error.index].peer,)) from error
-                    means.grow(cells.bytes_until(batch.stop))
-                    done = batch.stop
-                if lost:
-                    logger.error("round %d: the mean of %d cells moves nothing", roster.round, lost)
+                    at += out.size
 
-            async with _all_or_missing() as start:
-                key = self._key(roster, "sent", index)
+            async with all_or_missing() as start:
+                key = self._key(attempt.roster, "sent", index)
                 for peer, growing in place.items():
                     start(partial(self._fetch, peer, key, growing, attempt.sent_by, measured=True))
-                start(reduce)
+                start(add_up)
 
-    # -- the others' parts
+    async def _take_sums(
+        self,
+        attempt: _Attempt,
+        place: tuple[int, int],
+        column: Column,
+        part: Part,
+        own: Growing | None,
+        out: Growing,
+    ) -> None:
+        """Fetch the other groups' sums of my part, `own` beside them; their sum is the mean."""
+        groups = zip(column.owners, attempt.grid.groups, strict=True)
+        working = [owner for owner, seats in groups if any(seat.weight for seat in seats)]
+        others = [owner for owner in working if owner != self._me]
+        with self._borrow(out.size, len(others)) as borrowed:
+            fetched = dict(zip(others, borrowed, strict=True))
+            sums = {owner: growing for owner in working if (growing := fetched.get(owner, own)) is not None}
+            async with all_or_missing() as start:
+                key = self._key(attempt.roster, "sum", *place)
+                for owner, growing in fetched.items():
+                    start(partial(self._fetch, owner, key, growing, attempt.sums_by))
+                whole = [np.float32(1)] * len(sums)
+                means = self._reduction.means
+                start(partial(self._add_up, attempt.roster, means, part, sums, whole, out, attempt.mean, 0))
+
+    async def _take_mean(
+        self, attempt: _Attempt, key: tuple[str, int, int], part: Part, piece: Growing, checked: Growing
+    ) -> None:
+        """Fetch another owner's part of my column; what could be decoded is `checked`."""
+        async with all_or_missing() as start:
+            start(partial(self._fetch, part.owner, self._key(attempt.roster, *key), piece, attempt.parts_by))
+            start(partial(self._decode, attempt, self._cells(part), part.owner, piece, checked))
+
+    async def _add_up(
+        self,
+        roster: Roster,
+        summing: Summing,
+        part: Part,
+        arriving: Mapping[PeerId, Growing],
+        shares: Sequence[np.float32],
+        out: Growing,
+        into: Vector | None,
+        at: int,
+    ) -> None:
+        """Add up each cell of a part that all have sent, which begins `at` bytes into what arrives."""
+        cells, sources = self._cells(part), list(arriving.values())
+        raw = [growing.buffer[at : at + cells.size] for growing in sources]
+        done = lost = 0
+        while done < cells.count:
+            batch = await next_batch(cells, done, sources, at=at)
+            try:
+                lost += await self._runner(partial(summing.sum, cells, batch, raw, shares, out.buffer, into))
+            except Undecodable as error:
+                raise PartsMissing((list(arriving)[error.index],)) from error
+            done = batch.stop
+            out.grow(cells.bytes_until(done))
+        if lost:
+            logger.error("round %d: the mean of %d cells moves nothing", roster.round, lost)
+
+    # -- the others' means
 
     async def _gather(self, attempt: _Attempt, index: int, owner: PeerId, cells: Cells) -> None:
-        """Fetch a reduced part from its owner, and keep each cell as it comes."""
+        """Fetch the means of a column from its owner in my group, and keep each cell as it comes."""
         with self._borrow(cells.size, 1) as (arriving,):
-
-            async def decode() -> None:
-                done = 0
-                while done < cells.count:
-                    await arriving.reach(cells.bytes_until(min(done + BATCH, cells.count)))
-                    batch = range(done, cells.whole_in(arriving.ready))
-                    try:
-                        await self._runner(partial(self._reduction.decode, cells, batch, arriving.buffer, attempt.mean))
-                    except CodecError as error:
-                        raise PartsMissing((owner,)) from error
-                    done = batch.stop
-
-            async with _all_or_missing() as start:
+            async with all_or_missing() as start:
                 key = self._key(attempt.roster, "mean", index)
                 start(partial(self._fetch, owner, key, arriving, attempt.means_by))
-                start(decode)
+                start(partial(self._decode, attempt, cells, owner, arriving, None))
+
+    async def _decode(
+        self, attempt: _Attempt, cells: Cells, sender: PeerId, arriving: Growing, checked: Growing | None
+    ) -> None:
+        done = 0
+        while done < cells.count:
+            batch = await next_batch(cells, done, [arriving])
+            try:
+                await self._runner(partial(self._reduction.decode, cells, batch, arriving.buffer, attempt.mean))
+            except CodecError as error:
+                raise PartsMissing((sender,)) from error
+            done = batch.stop
+            if checked is not None:
+                checked.grow(cells.bytes_until(done))
 
     async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, measured: bool = False) -> None:
         """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
@@ -312,30 +431,17 @@ class AllReduce:
             for memory in taken:
                 self._pool.give(memory)
 
-    def _cells(self, part: Part) -> Cells:
-        return Cells(part.start, part.stop, self._codec)
+    def _cells(self, part: Part | Column) -> Cells:
+        cuts = tuple(piece.start for piece in part.parts[1:]) if isinstance(part, Column) else ()
+        return Cells(part.start, part.stop, self._codec, cuts)
 
     def _weight_in(self, roster: Roster) -> int:
         return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
 
-    def _key(self, roster: Roster, stage: str, index: int) -> Key:
-        return ("parts", self._run_id, roster.roster_id, stage, index)
+    def _offer(self, attempt: _Attempt, name: tuple[str | int, ...], growing: Growing, to: Iterable[PeerId]) -> None:
+        peers = frozenset(to) - {self._me}
+        if peers:
+            self._bulk.offer(self._key(attempt.roster, *name), growing, dtype=self._codec.name, to=peers)
 
-
-@asynccontextmanager
-async def _all_or_missing() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
-    """A nursery for tasks that may raise PartsMissing: the first to do so ends the others, and all are named."""
-    failed: list[PeerId] = []
-    async with trio.open_nursery() as nursery:
-
-        async def run(work: Callable[[], Awaitable[None]]) -> None:
-            try:
-                await work()
-            except PartsMissing as error:
-                logger.debug("%s: %r", error, error.__cause__)
-                failed.extend(error.peers)
-                nursery.cancel_scope.cancel()
-
-        yield lambda work: nursery.start_soon(run, work)
-    if failed:
-        raise PartsMissing(tuple(sorted(set(failed))))
+    def _key(self, roster: Roster, *name: str | int) -> Key:
+        return ("parts", self._run_id, roster.roster_id, *name)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import WireError
 
-MAX_PEERS = 1024  # in any list of peers in a message; groups have 256 members at the most
+MAX_PEERS = 1024  # in any list of peers in a message
+MAX_SEATS = 256  # in a roster: its leader waits for all of them, and everybody holds its bytes
 MAX_PEER_ID = 128  # characters; that of an Ed25519 key has 52
 MAX_ROUND = 1 << 48  # rounds and ballots: far from the end of wire integers, however they are added to
 MAX_WEIGHT = 1 << 53

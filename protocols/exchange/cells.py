@@ -6,7 +6,10 @@ the next is encoded, and reduced while the next arrives; and its 512 KiB stay in
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,40 +23,53 @@ BATCH = 8  # cells that are worth waking a thread for: about 2 ms of work
 
 @dataclass(frozen=True)
 class Cells:
-    """Elements `start` to `stop` of the vector, cut into cells of CELL elements; the last may be shorter."""
+    """Elements `start` to `stop` of the vector, cut into cells of CELL elements; the last may be shorter.
+
+    So may those before one of the `cuts`, elements at which cells begin as well: what lies between two of them is
+    encoded as if it stood alone.
+    """
 
     start: int
     stop: int
     codec: Codec
+    cuts: tuple[int, ...] = ()  # ascending, between start and stop
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        """The elements at which cells begin, and `stop`."""
+        stretches = pairwise((self.start, *self.cuts, self.stop))
+        return [edge for first, end in stretches for edge in range(first, end, CELL)] + [self.stop]
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """The bytes at which encoded cells begin, and `size`."""
+        sizes = (self.codec.encoded_size(end - first) for first, end in pairwise(self._edges))
+        return [0, *accumulate(sizes)]
 
     @property
     def count(self) -> int:
-        return -(-(self.stop - self.start) // CELL)
+        return len(self._edges) - 1
 
     @property
     def size(self) -> int:
         """Bytes of the encoded part."""
-        return self.bytes_until(self.count)
+        return self._offsets[-1]
 
     def bytes_until(self, cell: int) -> int:
         """Bytes of the first `cell` cells."""
-        if cell < self.count:
-            return cell * self.codec.encoded_size(CELL)
-        whole, rest = divmod(self.stop - self.start, CELL)
-        return whole * self.codec.encoded_size(CELL) + (self.codec.encoded_size(rest) if rest else 0)
+        return self._offsets[cell]
 
     def whole_in(self, ready: int) -> int:
         """How many whole cells the first `ready` bytes hold."""
-        return self.count if ready >= self.size else ready // self.codec.encoded_size(CELL)
+        return bisect_right(self._offsets, ready) - 1
 
     def elements(self, cell: int) -> slice:
         """The elements of a cell, in the vector."""
-        first = self.start + cell * CELL
-        return slice(first, min(first + CELL, self.stop))
+        return slice(self._edges[cell], self._edges[cell + 1])
 
     def raw(self, cell: int, encoded: memoryview) -> memoryview:
         """The bytes of a cell within those of the part."""
-        return encoded[self.bytes_until(cell) : self.bytes_until(cell + 1)]
+        return encoded[self._offsets[cell] : self._offsets[cell + 1]]
 
 
 class Pool:

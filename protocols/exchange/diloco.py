@@ -44,7 +44,6 @@ class Diloco:
             rpc=parts.rpc,
             liveness=parts.liveness,
             settings=AgreementSettings(
-                group_size=exchange.group_size,
                 weight_cap=exchange.weight_cap,
                 floor=exchange.deadline_floor,
                 ceiling=exchange.deadline_ceiling,
@@ -61,6 +60,7 @@ class Diloco:
             codec=codec(exchange.codec),
             parameters=parts.trainer.layout.parameters,
             patience=exchange.deadline_ceiling,
+            group_size=exchange.group_size,
         )
         self.rounds = DilocoRounds(
             me=parts.me,

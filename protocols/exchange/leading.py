@@ -29,6 +29,7 @@ from swarmnode.protocols.exchange.ballots import (
     seats_of,
     without_broken_links,
 )
+from swarmnode.protocols.exchange.bounds import MAX_SEATS
 from swarmnode.protocols.exchange.messages import Decision, Head, Ready, Report, Ruling, Summon, Verdict
 from swarmnode.protocols.exchange.outcomes import Behind
 from swarmnode.protocols.exchange.roster import Roster, majority
@@ -43,6 +44,8 @@ PROBE_EVERY = 2.0  # seconds between looks at candidates that should be ready an
 REPORT_MARGIN = 5.0  # seconds that a leader waits for reports beyond the time that a reduction may take
 FAILURES_AS_LEADER = 3  # ballots in a row that one leader may fail before another candidate tries
 
+MANY = 16  # others from which on a leader pings each of them less often, and notices silence later than its neighbours
+
 TakePart = Callable[[Verdict], Awaitable[Report]]
 
 
@@ -50,7 +53,6 @@ TakePart = Callable[[Verdict], Awaitable[Report]]
 class AgreementSettings:
     """From the RunSpec's `[exchange]`."""
 
-    group_size: int
     weight_cap: float
     floor: float  # seconds
     ceiling: float  # seconds
@@ -113,7 +115,7 @@ class Leader:
                         verdict = self._close_roster(desk, candidates, ready.ballot)
                         desk.close(verdict)
                         nursery.start_soon(self._report_own, desk, verdict, take_part)
-                        with self._liveness.watching(others, within=silence):
+                        with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
                             decision = await self._collect(desk, verdict, within)
                     nursery.cancel_scope.cancel()
             match found:
@@ -240,11 +242,11 @@ class Leader:
         if self._me not in able:
             able = (self._me,)
         desk.away.update(set(present) - set(able))
-        members = able[: settings.group_size]
+        members = able[:MAX_SEATS]
         readies = {p: desk.readies[p] for p in members}
         window = next_window(readies.values(), floor=settings.floor, present=here.window, elapsed=standing.elapsed())
         asked = {j for r in readies.values() for j in r.joiners} | set(standing.waiting_to_join())
-        room = max(0, settings.group_size - len(members))
+        room = MAX_SEATS - len(members)
         joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)
         return Verdict(

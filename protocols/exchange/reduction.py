@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from swarmnode.protocols.exchange.cells import CELL, Cells
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.outer import fold_in, shares_of
+from swarmnode.training.outer import fold_in
 
 Vector = NDArray[np.float32]
 
@@ -26,51 +26,38 @@ class Undecodable(Exception):
         self.index = index
 
 
-class Reduction:
-    """The arithmetic of one node, with the two residuals that live across rounds.
+class Summing:
+    """Adds up what others sent of a part, and encodes the sum: with a residual of its own, that of the part it owns.
 
-    `encode`, `reduce` and `decode` may run at the same time, each in one thread.
+    One thread at a time.
     """
 
     def __init__(self, codec: Codec, parameters: int) -> None:
         self._codec = codec
-        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
-        self.reduced = ErrorFeedback(codec, parameters)  # what the re-encoding of its reduced part left out
-        self._owned: tuple[int, int] | None = None  # range that `reduced` belongs to
+        self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
+        self._owned: tuple[int, int] | None = None  # range that it belongs to
         self._scratch = np.empty((2, min(CELL, parameters)), np.float32)
 
-    def own(self, cells: Cells) -> None:
-        """This node reduces this part now: of its residual, what lies elsewhere is dropped."""
-        if self._owned != (cells.start, cells.stop):
-            self.reduced.keep_only(cells.start, cells.stop)
-            self._owned = (cells.start, cells.stop)
+    def own(self, start: int, stop: int) -> None:
+        """This node sums these elements now: of its residual, what lies elsewhere is dropped."""
+        if self._owned != (start, stop):
+            self.residual.keep_only(start, stop)
+            self._owned = (start, stop)
 
-    def encode(self, cells: Cells, batch: range, values: Vector, out: memoryview) -> int:
-        """Encode this node's `values`, float32 (P,), into the part's bytes `out`.
-
-        Returns how many cells could not be encoded and are sent as zeros.
-        """
-        lost = 0
-        for cell in batch:
-            place = cells.elements(cell)
-            lost += not self._encoded(self.sent, place, values[place], cells.raw(cell, out))
-        return lost
-
-    def reduce(
+    def sum(
         self,
         cells: Cells,
         batch: range,
         contributions: Sequence[memoryview],
-        weights: Sequence[int],
+        shares: Sequence[np.float32],
         out: memoryview,
-        mean: Vector,
+        into: Vector | None = None,
     ) -> int:
-        """Encode the weighted mean of all `contributions` to the part into `out`, and decode that into `mean` (P,).
+        """Encode the sum of share · contribution, in their order, into the part's bytes `out`; decode it `into` (P,).
 
-        Returns how many cells have a mean that cannot be encoded and counts as zeros. Raises Undecodable.
+        Returns how many cells have a sum that cannot be encoded and counts as zeros. Raises Undecodable.
         """
         lost = 0
-        shares = shares_of(weights)
         for cell in batch:
             place = cells.elements(cell)
             size = place.stop - place.start
@@ -82,8 +69,33 @@ class Reduction:
                 except CodecError as error:
                     raise Undecodable(index) from error
                 fold_in(total, share, decoded, decoded)
-            lost += not self._encoded(self.reduced, place, total, cells.raw(cell, out))
-            self._codec.decode(cells.raw(cell, out), size, mean[place])
+            lost += not encoded(self._codec, self.residual, place, total, cells.raw(cell, out))
+            if into is not None:
+                self._codec.decode(cells.raw(cell, out), size, into[place])
+        return lost
+
+
+class Reduction:
+    """The arithmetic of one node, with the residuals that live across rounds.
+
+    `encode`, `decode` and what each of the two sums computes may run at the same time, each in one thread.
+    """
+
+    def __init__(self, codec: Codec, parameters: int) -> None:
+        self._codec = codec
+        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
+        self.sums = Summing(codec, parameters)  # of a group's values
+        self.means = Summing(codec, parameters)  # of all values, or of the sums of groups
+
+    def encode(self, cells: Cells, batch: range, values: Vector, out: memoryview) -> int:
+        """Encode this node's `values`, float32 (P,), into the part's bytes `out`.
+
+        Returns how many cells could not be encoded and are sent as zeros.
+        """
+        lost = 0
+        for cell in batch:
+            place = cells.elements(cell)
+            lost += not encoded(self._codec, self.sent, place, values[place], cells.raw(cell, out))
         return lost
 
     def decode(self, cells: Cells, batch: range, raw: memoryview, mean: Vector) -> None:
@@ -94,20 +106,21 @@ class Reduction:
 
     def commit(self) -> None:
         """The round counted: what its encodings left out is sent with the next."""
-        self.sent.commit()
-        self.reduced.commit()
+        for residual in (self.sent, self.sums.residual, self.means.residual):
+            residual.commit()
 
     def rollback(self) -> None:
         """The attempt did not count: its encodings never happened."""
-        self.sent.rollback()
-        self.reduced.rollback()
+        for residual in (self.sent, self.sums.residual, self.means.residual):
+            residual.rollback()
 
-    def _encoded(self, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
-        """Encode `values`, which stand at `place`, into `out`; zeros, and False, where that is not possible."""
-        try:
-            feedback.encode_range(place.start, place.stop, values, out)
-        except CodecError:
-            feedback.drop_range(place.start, place.stop)
-            self._codec.encode(np.zeros(values.size, np.float32), out)
-            return False
-        return True
+
+def encoded(codec: Codec, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
+    """Encode `values`, which stand at `place`, into `out`; zeros, and False, where that is not possible."""
+    try:
+        feedback.encode_range(place.start, place.stop, values, out)
+    except CodecError:
+        feedback.drop_range(place.start, place.stop)
+        codec.encode(np.zeros(values.size, np.float32), out)
+        return False
+    return True

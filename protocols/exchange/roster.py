@@ -141,11 +141,19 @@ def parts(roster: Roster, parameters: int) -> tuple[Part, ...]:
     owners = sorted((seat for seat in roster.seats if seat.share > 0), key=lambda seat: seat.peer)
     if not owners:
         raise ValueError(f"roster of round {roster.round} has no seat that owns a part")
-    blocks = -(-parameters // PART_ALIGNMENT)
+    return cut(owners, 0, parameters)
+
+
+def cut(owners: Sequence[Seat], start: int, stop: int) -> tuple[Part, ...]:
+    """Elements `start` to `stop`, a part for each owner, sized by share, at multiples of PART_ALIGNMENT from `start`.
+
+    An owner has none where there are fewer blocks than owners.
+    """
+    blocks = -(-(stop - start) // PART_ALIGNMENT)
     total = sum(seat.share for seat in owners)
-    edges, taken = [0], 0
+    edges, taken = [start], 0
     for seat in owners:
         taken += seat.share
-        edges.append(min(parameters, blocks * taken // total * PART_ALIGNMENT))
-    edges[-1] = parameters
+        edges.append(min(stop, start + blocks * taken // total * PART_ALIGNMENT))
+    edges[-1] = stop
     return tuple(Part(seat.peer, a, b) for seat, (a, b) in zip(owners, pairwise(edges), strict=True) if b > a)

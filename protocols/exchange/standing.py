@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
+from swarmnode.protocols.exchange.bounds import MAX_SEATS
 from swarmnode.protocols.exchange.messages import (
     Accepted,
     Decision,
@@ -110,13 +111,11 @@ class Standing:
         run_id: str,
         rpc: Rpc,
         liveness: Liveness,
-        group_size: int,
         admits: Callable[[PeerId], bool],
     ) -> None:
         self.run_id = run_id
         self._me = me
         self._liveness = liveness
-        self._group_size = group_size
         self._admits = admits
         self._position: Position | None = None
         self._began = 0.0  # trio time at which this round began here
@@ -261,7 +260,7 @@ class Standing:
         return (
             self.continues(roster)
             and roster.ballot == ballot
-            and len(roster.seats) <= self._group_size
+            and len(roster.seats) <= MAX_SEATS
             and all(p in known for p in roster.peers)
         )
 

@@ -50,7 +50,7 @@ class Member:
         self.me = network.me
         self.rpc = Rpc(network)
         self.liveness = Liveness(self.rpc)
-        settings = AgreementSettings(group_size=8, weight_cap=2.0, floor=FLOOR, ceiling=CEILING)
+        settings = AgreementSettings(weight_cap=2.0, floor=FLOOR, ceiling=CEILING)
         self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings)
         self.cannot_reach: set[PeerId] = set()
         self.obtained: list[str] = []

@@ -13,6 +13,7 @@ from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.agreement import PartsMissing
 from swarmnode.protocols.exchange.allreduce import AllReduce, Vector
 from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
+from swarmnode.protocols.exchange.grid import grid_of
 from swarmnode.protocols.exchange.roster import Roster, Seat, parts
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.rpc import Rpc
@@ -25,7 +26,7 @@ RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
 
 
 class Peer:
-    def __init__(self, network: SimNetwork, codec_name: str, size: int) -> None:
+    def __init__(self, network: SimNetwork, codec_name: str, size: int, group_size: int) -> None:
         self.me, self.rpc = network.me, Rpc(network)
         self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
         self.allreduce = AllReduce(
@@ -37,6 +38,7 @@ class Peer:
             codec=codec(codec_name),
             parameters=size,
             patience=30.0,
+            group_size=group_size,
         )
         self.values: Vector = (
             np.random.default_rng(len(network.me) + ord(network.me[-1])).normal(size=size).astype("f4")
@@ -44,12 +46,17 @@ class Peer:
 
 
 async def peers(
-    world: SimWorld, nursery: trio.Nursery, count: int, codec_name: str = "int8", size: int = P
+    world: SimWorld,
+    nursery: trio.Nursery,
+    count: int,
+    codec_name: str = "int8",
+    size: int = P,
+    group_size: int = 16,
 ) -> list[Peer]:
     found = []
     for i in range(count):
         network = world.node(i)
-        peer = Peer(network, codec_name, size)
+        peer = Peer(network, codec_name, size, group_size)
         for part in (network.run, peer.rpc.run, peer.bulk.run, peer.liveness.run):
             await nursery.start(part)
         found.append(peer)
@@ -61,8 +68,10 @@ def a_roster(members: list[Peer], *, round: int = 0, ballot: int = 0, weights: t
     return Roster(RUN, round, ballot, PARENT, seats, (), 1.0)
 
 
-async def reduce_all(members: list[Peer], roster: Roster, within: float = 10.0) -> dict[str, Vector | PartsMissing]:
-    results: dict[str, Vector | PartsMissing] = {}
+async def reduce_all(
+    members: list[Peer], roster: Roster, within: float = 10.0, results: dict[str, Vector | PartsMissing] | None = None
+) -> dict[str, Vector | PartsMissing]:
+    results = {} if results is None else results
 
     async def reduce(peer: Peer) -> None:
         try:
@@ -87,6 +96,73 @@ def test_every_seat_gets_the_same_bits_of_the_weighted_mean(simulated: Simulated
         assert all(isinstance(r, np.ndarray) and r.tobytes() == first.tobytes() for r in others)
         exact = sum(w * m.values for w, m in zip(weights, members, strict=True)) / 6
         assert np.abs(first - exact).max() < {"fp32": 1e-6, "fp16": 1e-2, "int8": 0.1}[codec_name]
+
+    simulated(main)
+
+
+@pytest.mark.parametrize(
+    ("count", "group_size", "weights"),
+    [
+        (4, 2, (1, 2, 3, 4)),
+        (7, 3, (3, 0, 1, 2, 2, 0, 5)),  # a column with a hole, and some who only listen
+        (9, 2, (1, 2, 0, 0, 0, 0, 0, 0, 0)),  # groups in which nobody worked
+        (5, 1, (1, 2, 3, 4, 5)),
+    ],
+)
+@pytest.mark.parametrize("codec_name", ["fp32", "topk"])
+def test_all_groups_get_the_same_bits_of_the_mean_of_all(
+    simulated: Simulated, codec_name: str, count: int, group_size: int, weights: tuple[int, ...]
+) -> None:
+    size = 12_000
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, count, codec_name, size, group_size)
+        for round in range(3):
+            roster = a_roster(members, round=round, weights=weights)
+            grid = grid_of(roster, size, group_size)
+            assert len(grid.groups) == -(-count // group_size)
+            results = list((await reduce_all(members, roster)).values())
+            assert all(isinstance(r, np.ndarray) for r in results)
+            assert len({np.asarray(r).tobytes() for r in results}) == 1
+            if codec_name == "fp32":
+                exact = weighted_sum([m.values for m in members], weights)
+                assert np.abs(np.asarray(results[0]) - exact).max() < 1e-6
+            assert [m.allreduce.commit(roster) for m in members] == [w > 0 for w in weights]
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("codec_name", ["int8", "int4"])
+def test_what_groups_leave_out_of_their_sums_comes_with_a_later_round(simulated: Simulated, codec_name: str) -> None:
+    size, rounds = 16_384, 12
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 6, codec_name, size, 2)
+        exact = np.mean([m.values for m in members], axis=0)
+        total, errors = np.zeros(size), []
+        for round in range(rounds):
+            roster = a_roster(members, round=round)
+            results = await reduce_all(members, roster)
+            total += np.asarray(results[members[0].me])
+            errors.append(float(np.abs(total / (round + 1) - exact).mean()))
+            assert all(m.allreduce.commit(roster) for m in members)
+        assert errors[-1] < errors[0] / 4
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("victim", range(6))
+def test_whoever_dies_in_a_grid_is_named_by_those_who_need_it(simulated: Simulated, victim: int) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 6, group_size=2)
+        lost = members[victim]
+        world.kill(lost.me)
+        rest = [m for m in members if m is not lost]
+        results: dict[str, Vector | PartsMissing] = {}
+        with trio.move_on_after(9.0):  # those who have nothing to do with it are told by the leader
+            await reduce_all(rest, a_roster(members), 60.0, results)
+        named = {p for r in results.values() if isinstance(r, PartsMissing) for p in r.peers}
+        assert named == {lost.me}
 
     simulated(main)
 

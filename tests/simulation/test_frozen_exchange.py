@@ -37,7 +37,7 @@ class Member:
         self.network, self.me = network, network.me
         self.rpc = Rpc(network)
         self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
-        settings = AgreementSettings(group_size=8, weight_cap=2.0, floor=2.0, ceiling=60.0)
+        settings = AgreementSettings(weight_cap=2.0, floor=2.0, ceiling=60.0)
         self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings)
         self.allreduce = AllReduce(
             me=self.me,
@@ -48,6 +48,7 @@ class Member:
             codec=codec("int8"),
             parameters=P,
             patience=60.0,
+            group_size=16,
         )
         self.values = np.random.default_rng(number).normal(size=P).astype("f4")
         self.attempts: list[float] = []  # trio times at which those of the present round began
