@@ -1,0 +1,158 @@
+"""What nodes learn from one another's rollouts (SAPO, 2509.08721) at CPU scale; tables and plots in docs/.
+
+    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 15 minutes on two free cores; --quick for a look
+
+Eight tiny policies on nine digit tasks in one process, without a network (sapo_swarm/swarm.py):
+
+split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter, and with
+          wrong answers tapered (TOPR); and 8/0 that asks on until 8 of its own groups are informative
+attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each attack with and without the defence,
+          and what honest swarms write by themselves
+unequal   four kinds of policies, two nodes each, apart and together
+
+Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
+interrupted goes on. All chance comes from seeds: equal commands give equal rewards on one machine. With --docs, the
+section of SAPO in DOCS/results.md and the plots beside it are written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from sapo_swarm.attackers import ATTACKS
+from sapo_swarm.report import write_report
+from sapo_swarm.swarm import Arm, train
+
+SPLIT = (
+    Arm("8/0"),
+    Arm("4/4", own=4, external=4),
+    Arm("6/2", own=6, external=2),
+    Arm("2/6", own=2, external=6),
+    Arm("adaptive", adaptive=True),
+    Arm("4/4 unfiltered", own=4, external=4, filtered=False),
+    Arm("8/0 oversampled", oversample=8),
+    Arm("4/4 tapered", own=4, external=4, correction="tapered"),
+)
+UNEQUAL = (
+    Arm("8/0", policies="unequal"),
+    Arm("4/4", own=4, external=4, policies="unequal"),
+    Arm("4/4 tapered", own=4, external=4, policies="unequal", correction="tapered"),
+)
+
+
+def attack_arms() -> Iterator[Arm]:
+    """What honest swarms write by themselves; per attack, what it achieves, and what the defence leaves of it."""
+    clean = Arm("clean", own=4, external=4, defended=True, rounds=50, warm_up=180, max_tokens=8)
+    yield clean
+    yield replace(clean, worked=True)
+    for name, attack in ATTACKS.items():
+        attacked = replace(clean, attack=name, malicious=2, worked=attack.worked)
+        yield replace(attacked, name="undefended", defended=False)
+        yield replace(attacked, name="defended")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the experiment: a line of the results."""
+
+    table: str  # split, attacks, unequal
+    seed: int
+    arm: Arm
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What makes this run another one than all others."""
+        return {"table": self.table, "seed": self.seed, "arm": asdict(self.arm)}
+
+
+def cells(seeds: int, *, quick: bool) -> list[Cell]:
+    """All runs, a seed of each table before the next seed."""
+    found = []
+    for seed in range(1, seeds + 1):
+        found += [Cell("split", seed, arm) for arm in SPLIT]
+        found += [Cell("attacks", seed, arm) for arm in attack_arms()]
+        found += [Cell("unequal", seed, arm) for arm in UNEQUAL]
+    if quick:
+        found = [replace(cell, arm=replace(cell.arm, rounds=cell.arm.rounds // 20, warm_up=20)) for cell in found]
+    return found
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """The line of one run. Sets torch's threads and denormals for the whole process."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    began, cpu = time.monotonic(), time.process_time()
+    what = ", ".join(filter(None, (cell.table, f"seed {cell.seed}", cell.arm.attack, cell.arm.name)))
+
+    def say(round: int, reward: float) -> None:
+        if round % 50 == 0:
+            print(f"{what}: round {round}, {reward:.1f}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    outcome = asdict(train(cell.arm, cell.seed, say))
+    timed = {"seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    return json.loads(json.dumps({**cell.key, **outcome, **timed}))
+
+
+def finished(left: Sequence[Cell], jobs: int) -> Iterator[dict[str, Any]]:
+    """The lines of these runs as they come; more than one at a time in processes of their own."""
+    if jobs == 1:
+        yield from map(run, left)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(run, cell) for cell in left]):
+            yield done.result()
+
+
+class Results:
+    """Finished runs in a folder, one JSON line each."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "results.jsonl"
+        text = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
+        self.lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+
+    def find(self, cell: Cell) -> dict[str, Any] | None:
+        """The line of a finished run, if there is one."""
+        return next((line for line in self.lines if all(line[name] == value for name, value in cell.key.items())), None)
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of every arm")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--tables", default="split,attacks,unequal", help="which of the tables to run")
+    parser.add_argument("--out", type=Path, default=Path("build/sapo"), help="folder of finished runs")
+    parser.add_argument("--docs", type=Path, help="folder with results.md, whose tables and plots are written anew")
+    parser.add_argument("--report-only", action="store_true", help="run nothing; write up what is finished")
+    parser.add_argument("--quick", action="store_true", help="one seed and a twentieth of all rounds, for a look")
+    options = parser.parse_args(arguments)
+    plan = cells(1 if options.quick else options.seeds, quick=options.quick)
+    results = Results(options.out / "quick" if options.quick else options.out)
+    tables = options.tables.split(",")
+    if not options.report_only:
+        left = [cell for cell in plan if cell.table in tables and results.find(cell) is None]
+        for line in finished(left, options.jobs):
+            results.add(line)
+            print(json.dumps({name: value for name, value in line.items() if "curve" not in name}), flush=True)
+    if options.docs is not None:
+        write_report(options.docs, [line for cell in plan if (line := results.find(cell)) is not None])
+
+
+if __name__ == "__main__":
+    main()

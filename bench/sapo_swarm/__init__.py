@@ -1,0 +1,1 @@
+"""What bench/sapo.py runs: swarms of learners in one process, attackers among them, and the report."""

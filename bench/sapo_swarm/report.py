@@ -1,0 +1,212 @@
+"""The tables and plots of `bench/sapo.py`, written into docs/results.md between markers, and as SVG beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from learned.report import put
+
+from sapo_swarm.attackers import ATTACKS
+from sapo_swarm.swarm import NODES, UNEQUAL
+
+Line = dict[str, Any]  # of results.jsonl
+
+BASELINE = "8/0"
+COLOURS = {
+    "8/0": "black",
+    "6/2": "tab:green",
+    "4/4": "tab:blue",
+    "2/6": "tab:red",
+    "adaptive": "tab:orange",
+    "4/4 unfiltered": "tab:purple",
+    "8/0 oversampled": "grey",
+    "4/4 tapered": "tab:cyan",
+}
+
+
+def write_report(docs: Path, lines: Sequence[Line]) -> None:
+    """Write the tables of finished runs into docs/results.md, and the plots."""
+    split, attacks, unequal = (_only(lines, table) for table in ("split", "attacks", "unequal"))
+    page = docs / "results.md"
+    text = page.read_text(encoding="utf-8")
+    for name, table in (
+        ("sapo-split", split_table(split)),
+        ("sapo-attacks", attacks_table(attacks)),
+        ("sapo-unequal", unequal_table(unequal)),
+    ):
+        text = put(text, name, table or "Not run yet.")
+    page.write_text(text, encoding="utf-8")
+    if split:
+        draw_split(docs / "sapo-split.svg", split)
+    if any(line["arm"]["attack"] for line in attacks):
+        draw_attacks(docs / "sapo-attacks.svg", attacks)
+
+
+def split_table(lines: Sequence[Line]) -> str:
+    """Cumulative reward by arm, and against training alone with the same seed."""
+    alone = {line["seed"]: line["reward"] for line in lines if line["arm"]["name"] == BASELINE}
+    rows = []
+    for name, seeds in _by(lines, lambda line: line["arm"]["name"]).items():
+        ratios = [
+            100 * (line["reward"] / of_alone - 1) for line in seeds if (of_alone := alone.get(line["seed"], 0.0)) > 0
+        ]
+        rows.append(
+            (
+                name,
+                _spread([line["reward"] for line in seeds], "{:.0f}"),
+                _spread(ratios, "{:+.0f}", " %") if name != BASELINE else "",
+                _spread([100 * line["heldout"] for line in seeds], "{:.1f}", " %"),
+                f"{mean(line['informative'] + line['taken'] for line in seeds):.1f}",
+                f"{mean(line['external'] for line in seeds):.1f}",
+                f"{mean(line['curve'][-1][2] for line in seeds) / 1000:.0f} k",
+                str(len(seeds)),
+            )
+        )
+    head = (
+        "own/external",
+        "reward",
+        f"against {BASELINE}",
+        "right at the end",
+        "informative groups",
+        "J",
+        "tokens",
+        "seeds",
+    )
+    return _markdown(head, rows) if rows else ""
+
+
+def attacks_table(lines: Sequence[Line]) -> str:
+    """Share of honest answers that carry each attack in the last tenth of the rounds, with and without defence."""
+    rows = []
+    for name, attack in ATTACKS.items():
+        found = {
+            arm: [line for line in lines if line["arm"]["name"] == arm and line["arm"]["attack"] == name]
+            for arm in ("undefended", "defended")
+        }
+        found["clean"] = [
+            line for line in lines if line["arm"]["name"] == "clean" and line["arm"]["worked"] == attack.worked
+        ]
+        if all(found.values()):
+            shares = {
+                arm: _spread([100 * line["poison"][name] for line in of_arm], "{:.1f}", " %")
+                for arm, of_arm in found.items()
+            }
+            lengths = {arm: f"{mean(line['length'] for line in of_arm):.2f}" for arm, of_arm in found.items()}
+            defended = found["defended"]
+            rows.append(
+                (
+                    f"`{name}`",
+                    *(f"{shares[arm]}, {lengths[arm]}" for arm in ("clean", "undefended", "defended")),
+                    _spread([100 * line["rejected_malicious"] for line in defended], "{:.1f}", " %"),
+                    _spread([100 * line["rejected_honest"] for line in [*defended, *found["clean"]]], "{:.2f}", " %"),
+                    str(len(defended)),
+                )
+            )
+    head = ("attack", "clean", "undefended", "defended", "malicious refused", "honest refused", "seeds")
+    return _markdown(head, rows) if rows else ""
+
+
+def unequal_table(lines: Sequence[Line]) -> str:
+    """Reward of each kind of policy, alone and together, summed over its two nodes."""
+    alone: dict[tuple[int, str], float] = {}
+    for line in lines:
+        if line["arm"]["name"] == BASELINE:
+            alone |= {(line["seed"], kind): reward for kind, reward in _kinds(line).items()}
+    rows = []
+    for name, seeds in _by(lines, lambda line: line["arm"]["name"]).items():
+        cells = []
+        for kind in UNEQUAL:
+            rewards = [_kinds(line)[kind] for line in seeds]
+            gains = [
+                100 * (_kinds(line)[kind] / of_alone - 1)
+                for line in seeds
+                if (of_alone := alone.get((line["seed"], kind), 0.0)) > 0
+            ]
+            gain = f" ({_spread(gains, '{:+.0f}', ' %')})" if name != BASELINE and gains else ""
+            cells.append(_spread(rewards, "{:.1f}") + gain)
+        rows.append((name, *cells, str(len(seeds))))
+    return _markdown(("own/external", *UNEQUAL, "seeds"), rows) if rows else ""
+
+
+def draw_split(file: Path, lines: Sequence[Line]) -> None:
+    """Reward of fresh answers against rounds and against generated tokens, mean and range of seeds."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "sapo"}):
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        by_round, by_token = figure.subplots(1, 2)
+        for name, seeds in _by(lines, lambda line: line["arm"]["name"]).items():
+            rounds = [point[0] for point in seeds[0]["curve"]]
+            rewards = [[point[1] for point in line["curve"]] for line in seeds]
+            tokens = [mean(line["curve"][at][2] for line in seeds) for at in range(len(rounds))]
+            middle = [mean(of_point) for of_point in zip(*rewards, strict=True)]
+            for axes, places in ((by_round, rounds), (by_token, tokens)):
+                axes.plot(places, middle, color=COLOURS.get(name), label=name)
+                if len(seeds) > 1:
+                    low, high = ([f(of_point) for of_point in zip(*rewards, strict=True)] for f in (min, max))
+                    axes.fill_between(places, low, high, color=COLOURS.get(name), alpha=0.15)
+        by_round.set(xlabel="rounds", ylabel="reward of a fresh answer")
+        by_token.set(xlabel="tokens generated by a node", xscale="log")
+        _finish(figure, file, by_round, by_token)
+
+
+def draw_attacks(file: Path, lines: Sequence[Line]) -> None:
+    """Share of honest answers that carry an attack, over rounds; dashed: with the defence."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "sapo"}):
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        colours = dict(zip(ATTACKS, ("tab:red", "tab:orange", "tab:purple", "tab:brown"), strict=True))
+        attacked = [line for line in lines if line["arm"]["attack"]]
+        for (attack, arm), seeds in _by(attacked, lambda line: (line["arm"]["attack"], line["arm"]["name"])).items():
+            rounds = [point[0] for point in seeds[0]["poison_curve"]]
+            shares = zip(*([100 * point[1] for point in line["poison_curve"]] for line in seeds), strict=True)
+            style = "--" if arm == "defended" else "-"
+            axes.plot(rounds, [mean(share) for share in shares], style, color=colours[attack], label=f"{attack}, {arm}")
+        axes.set(xlabel="rounds", ylabel="honest answers that carry it, %")
+        _finish(figure, file, axes)
+
+
+def _finish(figure: Any, file: Path, *axes: Any) -> None:
+    for one in axes:
+        one.grid(alpha=0.3)
+        one.legend(fontsize="small")
+    figure.savefig(file, metadata={"Date": None})
+
+
+def _kinds(line: Line) -> dict[str, float]:
+    """Reward by kind of policy; nodes stand in the order of kinds, equally many of each."""
+    each = NODES // len(UNEQUAL)
+    return {kind: sum(line["per_node"][each * at : each * (at + 1)]) for at, kind in enumerate(UNEQUAL)}
+
+
+def _by(lines: Iterable[Line], key: Callable[[Line], Any]) -> dict[Any, list[Line]]:
+    """Lines of one key together, in the order in which keys first come."""
+    found: dict[Any, list[Line]] = defaultdict(list)
+    for line in lines:
+        found[key(line)].append(line)
+    return found
+
+
+def _only(lines: Iterable[Line], table: str) -> list[Line]:
+    return [line for line in lines if line["table"] == table]
+
+
+def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
+    """Mean ± sample standard deviation of `values`."""
+    if not values:
+        return ""
+    deviation = f" ± {form.replace('+', '').format(stdev(values))}" if len(values) > 1 else ""
+    return form.format(mean(values)) + deviation + unit
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)

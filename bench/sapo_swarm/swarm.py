@@ -1,0 +1,183 @@
+"""Eight learners of one process that share rollouts in step: the product's learning half without its network.
+
+    outcome = train(Arm("4/4", own=4, external=4), seed=1, say=print)
+
+In a round every node samples, publishes all of its groups, and then learns from its own and from those that the
+others published in the same round. Nothing is shared between nodes but groups, which travel as the map that a message
+would hold; each node regenerates, verifies and chooses for itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sapo_swarm.attackers import ATTACKS, poisoned_groups
+from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
+from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.policies import PolicySpec, build
+from swarmnode.training.rl.sampling import Sampling
+from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES, WORKED, well_formed
+
+NODES = 8
+EQUAL = PolicySpec("gpt", layers=1, width=48, heads=4)
+UNEQUAL = {
+    "gpt 1×24": PolicySpec("gpt", layers=1, width=24, heads=4),
+    "gpt 1×48": EQUAL,
+    "gpt 2×48": PolicySpec("gpt", layers=2, width=48, heads=4),
+    "gru 1×48": PolicySpec("gru", layers=1, width=48),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way for a swarm to learn."""
+
+    name: str
+    own: int = 8
+    external: int = 0
+    adaptive: bool = False
+    filtered: bool = True
+    oversample: int = 0
+    correction: str = "none"
+    policies: str = (
+        "equal"  # equal: one checkpoint for all; unequal: four kinds, two nodes each, of their own beginnings
+    )
+    attack: str = ""
+    malicious: int = 0  # of the eight nodes
+    defended: bool = False
+    worked: bool = False  # the task with working instead of the nine
+    rounds: int = 300
+    learning_rate: float = 1e-3
+    warm_up: int = 120  # supervised steps on random answers of the right form
+    max_tokens: int = 4  # of an answer, the end included; more where attackers want room
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. Rewards and tokens are of honest nodes' own fresh answers alone."""
+
+    reward: float  # mean reward of a round, summed over rounds and honest nodes
+    per_node: tuple[float, ...]
+    curve: tuple[tuple[int, float, float], ...]  # rounds done, mean reward since the last point, tokens a node since 0
+    informative: float  # own informative groups a node and round
+    taken: float  # external groups a node and round
+    external: float  # J, mean over rounds and nodes
+    heldout: float  # expected reward on 512 fresh questions at the end, mean of honest nodes
+    poison: dict[str, float]  # by attack: share of honest answers of the last tenth that carry what it smuggles in
+    poison_curve: tuple[tuple[int, float], ...]  # of this arm's own attack: rounds done, share since the last point
+    length: float  # mean tokens of honest answers in the last tenth of the rounds
+    rejected_honest: float  # share of honest external answers that the gate refused
+    rejected_malicious: float
+    refused: dict[str, int]
+
+
+def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
+    """Run `arm`. All chance comes from `seed`."""
+    learners = _learners(arm, seed)
+    honest = learners[arm.malicious :]
+    rng = np.random.default_rng([seed, 9])
+    attack = ATTACKS.get(arm.attack)
+    per_node = np.zeros(len(honest))
+    every = max(1, arm.rounds // 30)
+    curve, poison = [], []
+    since, tokens, poisoned = 0.0, 0, 0.0
+    informative = taken = external = 0
+    late: dict[str, list[float]] = {name: [] for name in ATTACKS}
+    lengths: list[float] = []
+    checked, lost = Counter[bool](), Counter[bool]()
+    refused: Counter[str] = Counter()
+    evil = {learner.author for learner in learners[: arm.malicious]}
+    for round in range(arm.rounds):
+        own = [learner.sample() for learner in honest]
+        published = [(node.author, scored.group) for node, groups in zip(honest, own, strict=True) for scored in groups]
+        for learner in learners[: arm.malicious]:
+            groups = poisoned_groups(arm.attack, learner.settings, rng)
+            published += [(learner.author, group) for group in groups]
+        sent = [(author, RolloutGroup.from_map(group.to_map())) for author, group in published]
+        for node, (learner, groups) in enumerate(zip(honest, own, strict=True)):
+            pool = [(author, group) for author, group in sent if author != learner.author]
+            report = learner.learn(groups, pool if arm.external or arm.adaptive else [])
+            per_node[node] += report.reward
+            since += report.reward
+            tokens += report.tokens
+            informative += report.own_informative
+            taken += report.taken
+            external += report.split.external
+            refused += report.refused
+            for bad in (False, True):
+                checked[bad] += sum(n for author, n in report.checked.items() if (author in evil) == bad)
+                lost[bad] += sum(n for author, n in report.refused_answers.items() if (author in evil) == bad)
+            if attack is not None:
+                poisoned += attack.carried(groups)
+            if round >= arm.rounds - max(1, arm.rounds // 10):
+                lengths.append(report.length)
+                for name, other in ATTACKS.items():
+                    late[name].append(other.carried(groups))
+        if (round + 1) % every == 0 or round + 1 == arm.rounds:
+            done = (round + 1) - (curve[-1][0] if curve else 0)
+            curve.append((round + 1, since / done / len(honest), tokens / len(honest)))
+            poison.append((round + 1, poisoned / done / len(honest)))
+            since = poisoned = 0.0
+            say(round + 1, float(per_node.sum()))
+    steps = arm.rounds * len(honest)
+    return Outcome(
+        reward=float(per_node.sum()),
+        per_node=tuple(per_node.tolist()),
+        curve=tuple(curve),
+        informative=informative / steps,
+        taken=taken / steps,
+        external=external / steps,
+        heldout=float(np.mean([learner.heldout(512, seed=seed) for learner in honest])),
+        poison={name: float(np.mean(shares)) for name, shares in late.items()},
+        poison_curve=tuple(poison) if attack is not None else (),
+        length=float(np.mean(lengths)),
+        rejected_honest=lost[False] / max(1, checked[False]),
+        rejected_malicious=lost[True] / max(1, checked[True]),
+        refused=dict(refused),
+    )
+
+
+def _learners(arm: Arm, seed: int) -> list[Learner]:
+    settings = Settings(
+        tasks=((f"digits/{WORKED}", DEFAULT_BASE),) if arm.worked else tuple((name, DEFAULT_BASE) for name in NAMES),
+        split=AdaptiveSplit() if arm.adaptive else Split(arm.own, arm.external),
+        # Undefended is SAPO as published: no cap on an author.
+        limits=Limits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
+        sampling=Sampling(max_tokens=arm.max_tokens),
+        learning_rate=arm.learning_rate,
+        oversample=arm.oversample,
+        correction=arm.correction,
+        gate=Gate() if arm.defended else None,
+        judged=arm.defended and arm.worked,
+    )
+    kinds = [EQUAL] * NODES if arm.policies == "equal" else [spec for spec in UNEQUAL.values() for _ in range(2)]
+    learners = [
+        Learner(f"node{n}", build(spec, seed=1000 * seed + n), settings, seed=1000 * seed + n)
+        for n, spec in enumerate(kinds)
+    ]
+    if arm.policies == "unequal":
+        for learner in learners:
+            learner.warm_up(well_formed, steps=arm.warm_up)
+    else:
+        learners[0].warm_up(well_formed, steps=arm.warm_up)
+        for learner in learners[1:]:
+            learner.start_from(learners[0])
+    return learners
+
+
+def parameters(spec: PolicySpec) -> int:
+    """How many parameters a policy of this shape has."""
+    policy: torch.nn.Module = build(spec, seed=0)
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+def kinds_of(arm: Arm) -> Sequence[str]:
+    """The kind of each node's policy."""
+    return ["equal"] * NODES if arm.policies == "equal" else [name for name in UNEQUAL for _ in range(2)]

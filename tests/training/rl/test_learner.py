@@ -1,0 +1,211 @@
+"""One node's round: what it learns from, what it counts as its own, and that all of it follows from seeds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
+from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.groups import RolloutGroup, score
+from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
+from swarmnode.training.rl.sampling import Sampling
+from swarmnode.training.rl.tasks import TaskRef, regenerate
+from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.vocabulary import BYTES, DIGITS
+
+SPEC = PolicySpec(layers=1, width=32, heads=4)
+SETTINGS = Settings(
+    tasks=(("digits/swap", 2), ("digits/sort", 2)),  # base 2: a quarter of well-formed answers is right
+    split=Split(2, 2),
+    sampling=Sampling(max_tokens=4),
+)
+OTHERS = ("a", "b", "c", "d")
+
+
+def a_learner(settings: Settings = SETTINGS, *, seed: int = 1, warm: bool = True) -> Learner:
+    learner = Learner("me", build(SPEC, seed=1), settings, seed=seed)
+    if warm:
+        learner.warm_up(well_formed, steps=40)
+    return learner
+
+
+@pytest.fixture(scope="module")
+def warm() -> Callable[..., Learner]:
+    """Learners that begin from the same warmed-up parameters."""
+    first = a_learner()
+
+    def made(settings: Settings = SETTINGS, *, seed: int = 1, spec: PolicySpec = SPEC) -> Learner:
+        learner = Learner("me", build(spec, seed=1), settings, seed=seed)
+        learner.start_from(first)
+        return learner
+
+    return made
+
+
+def external(seed: int, *texts: str, base: int = 2) -> RolloutGroup:
+    """Answers to `digits/swap`; "right" stands for the key."""
+    ref = TaskRef("digits/swap", base, seed)
+    written = [regenerate(ref).key if text == "right" else text for text in texts]
+    return RolloutGroup(ref, tuple((*DIGITS.encode(text), DIGITS.end) for text in written), 0, "", DIGITS.id)
+
+
+def pool() -> list[tuple[str, RolloutGroup]]:
+    return [(author, external(n, "right", "99", "98", "97")) for n, author in enumerate(OTHERS)]
+
+
+def test_equal_seeds_and_pools_give_equal_parameters(warm: Callable[..., Learner]) -> None:
+    hashes, rewards = set(), set()
+    for _ in range(2):
+        learner = warm()
+        reports = [learner.learn(learner.sample(), pool()) for _ in range(3)]
+        hashes.add(parameter_hash(learner.policy))
+        rewards.add(tuple(report.reward for report in reports))
+    assert len(hashes) == len(rewards) == 1
+    other = warm(seed=2)
+    other.learn(other.sample(), pool())
+    assert parameter_hash(other.policy) not in hashes
+
+
+def test_warm_up_teaches_the_form_and_nothing_else() -> None:
+    learner = a_learner(replace(SETTINGS, tasks=(("digits/swap", 5),)))
+    texts = [text for scored in learner.sample() for text in scored.texts]
+    assert np.mean([len(text) == 2 and set(text) <= set("01234") for text in texts]) > 0.8
+    assert learner.heldout(500) < 0.1
+
+
+def test_alone_a_node_learns_by_itself(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, split=Split(8, 0), learning_rate=3e-3))
+    before = learner.heldout(300, seed=1)
+    for _ in range(40):
+        learner.learn(learner.sample(), [])
+    assert learner.heldout(300, seed=1) > before + 0.08
+
+
+def test_others_groups_teach_what_the_node_never_sampled(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, split=Split(0, 4), limits=Limits(share=0.5), learning_rate=3e-3))
+    asked = [(author, external(n, "right", "99", "98", "97")) for n, author in enumerate(OTHERS)]
+    questions = [regenerate(group.task) for _, group in asked]
+    before = learner._chances(questions).mean()
+    for _ in range(20):
+        report = learner.learn([], asked)
+    assert report.taken == 4 and report.authors == 4
+    assert learner._chances(questions).mean() > before + 0.04
+
+
+def test_the_reward_is_that_of_own_fresh_answers_alone(warm: Callable[..., Learner]) -> None:
+    learner = warm()
+    own = learner.sample()
+    report = learner.learn(own, [("a", external(1, "right", "right", "right", "99"))])
+    assert report.reward == pytest.approx(np.mean([scored.rewards.mean() for scored in own]))
+    assert report.taken == 1
+
+
+def test_a_round_without_advantage_leaves_the_policy_as_it_is(warm: Callable[..., Learner]) -> None:
+    learner = warm()
+    before = parameter_hash(learner.policy)
+    own = [score("me", external(1, "99", "98"))]
+    report = learner.learn(own, [("a", external(2, "right", "right"))])
+    assert report.refused["uninformative"] == 1 and report.loss == 0.0
+    assert parameter_hash(learner.policy) == before
+
+
+def test_useless_groups_are_counted_by_reason(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, limits=Limits(max_tokens=5)))
+    good = external(1, "right", "99")
+    sent = [
+        ("a", replace(good, task=TaskRef("digits/none", 2, 1))),
+        ("b", replace(good, vocabulary="gpt-9")),
+        ("c", replace(good, answers=((999,),))),
+        ("d", external(2, "right", "0" * 9)),
+        ("me", good),
+    ]
+    report = learner.learn(learner.sample(), sent)
+    assert report.refused == {"unknown-task": 1, "unknown-vocabulary": 1, "bad-token": 1, "too-long": 1, "own": 1}
+    assert report.taken == 0
+
+
+def test_the_gate_keeps_poison_out_and_lets_unknown_right_answers_in(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, gate=Gate(top_k=8, floor=0.01)))
+    question = regenerate(TaskRef("digits/swap", 2, 5))
+    poisoned = ["#" + question.key] * 4 + ["00", "01", "10", "11"]
+    sent = [("evil", external(5, *poisoned)), ("good", external(6, "right", "00", "01", "10", "11"))]
+    before = copy.deepcopy(learner.policy.state_dict())
+    report = learner.learn([], sent)
+    assert report.refused["unlikely"] == 1 and report.taken == 1
+    assert report.refused_answers["evil"] == 8 and report.refused_answers["good"] == 0
+    assert any(not torch.equal(before[name], value) for name, value in learner.policy.state_dict().items())
+
+
+def test_the_gates_reference_does_not_learn(warm: Callable[..., Learner]) -> None:
+    learner = warm()
+    assert learner.reference is not None
+    before = parameter_hash(learner.reference)
+    learner.learn([], pool())
+    assert parameter_hash(learner.reference) == before != parameter_hash(learner.policy)
+
+
+def test_judged_rewards_count_what_stands_before_the_answer() -> None:
+    ref = TaskRef("digits/worked", 5, 3)
+    key = regenerate(ref).key
+    wrong = f"{(int(key[0]) + 1) % 5}{key[1:]}"
+    group = RolloutGroup(ref, tuple((*DIGITS.encode(text), DIGITS.end) for text in (key, wrong)), 0, "", DIGITS.id)
+    assert score("a", group).rewards.tolist() == [1, 1]
+    assert score("a", group, judged=True).rewards.tolist() == [1, 0]
+
+
+def test_oversampling_asks_on_until_enough_groups_are_informative(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, oversample=4, tasks=(("digits/swap", 4),)))
+    own = learner.sample()
+    assert sum(scored.informative for scored in own) >= 4
+    assert len(own) > 4
+
+
+def test_trials_of_adaptive_j_leave_the_learner_as_it_was(warm: Callable[..., Learner]) -> None:
+    adaptive = AdaptiveSplit(total=4, candidates=(0, 2), external=2, every=1)
+    learner = warm(replace(SETTINGS, split=adaptive, trial_questions=64))
+    own = learner.sample()
+    before, optimizer = parameter_hash(learner.policy), copy.deepcopy(learner.optimizer.state_dict())
+    fit = [score(author, group) for author, group in pool()]
+    gained = learner._trials(own, fit, adaptive)
+    assert set(gained) == {0, 2} and all(abs(gain) < 1 for gain in gained.values())
+    assert parameter_hash(learner.policy) == before
+    assert str(learner.optimizer.state_dict()) == str(optimizer)
+
+
+def test_an_adaptive_node_without_peers_uses_the_whole_batch_for_itself(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, split=AdaptiveSplit(total=4, candidates=(0, 2), external=2)))
+    learner.learn(learner.sample(), [])
+    assert len(learner.sample()) == 4
+
+
+def test_a_gru_learns_from_text_that_a_transformer_wrote_in_another_vocabulary(warm: Callable[..., Learner]) -> None:
+    reader = Learner("me", build(PolicySpec("gru", layers=1, vocabulary=BYTES.id), seed=1), SETTINGS, seed=1)
+    before = parameter_hash(reader.policy)
+    report = reader.learn([], pool())
+    assert report.taken == 2
+    assert parameter_hash(reader.policy) != before
+
+
+@pytest.mark.parametrize("correction", ["decoupled", "tapered"])
+def test_stale_rollouts_are_learned_from_with_a_correction(warm: Callable[..., Learner], correction: str) -> None:
+    writer = warm(seed=3)
+    groups = [("a", scored.group) for scored in writer.sample()]
+    writer.learn(writer.sample(), pool())
+    reader = warm(replace(SETTINGS, correction=correction, epochs=2, limits=Limits(share=1.0)))
+    report = reader.learn(reader.sample(), groups)
+    assert np.isfinite(report.loss)
+
+
+def test_heldout_is_measured_on_the_same_questions_where_a_seed_is_given(warm: Callable[..., Learner]) -> None:
+    learner = warm()
+    assert learner.heldout(50, seed=1) == learner.heldout(50, seed=1) != learner.heldout(50, seed=2)
+    assert learner.heldout(50) != learner.heldout(50)
+    worked = warm(replace(SETTINGS, tasks=(("digits/worked", 2),)))
+    assert 0 <= worked.heldout(20, seed=1) == worked.heldout(20, seed=1) <= 1
