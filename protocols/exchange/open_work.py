@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DECAY = 0.95  # of the residual in each round (SparseLoCo)
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
+LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
 BREATH = 0.05  # seconds between two looks, where training takes no time
 
 
@@ -69,7 +70,10 @@ class Work:
     # --- training ---------------------------------------------------------------------------------------------------
 
     async def run(self, round: int, progress: Callable[[], None]) -> None:
-        """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so."""
+        """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so.
+
+        The steps of a call that is cancelled count as well, unless the one in hand takes longer than LET_GO.
+        """
         while True:
             await self._free.wait()
             async with self._hands:
@@ -77,18 +81,40 @@ class Work:
                     continue
                 began = trio.current_time()
                 left = self._steps - self.since_offer.steps
-                try:
-                    done = await self._trainer.train(
-                        round=round, steps=left if left > 0 else self._steps, seconds=float("inf")
-                    )
-                except TrainerDied as error:
-                    logger.warning("round %d: the trainer died and is restarted: %s", round, error)
-                    done = NOTHING
-            self.since_offer = _together(self.since_offer, done)
+                await self._train(round, left if left > 0 else self._steps)
             if self.enough:
                 progress()
             if trio.current_time() == began:
                 await trio.sleep(BREATH)
+
+    async def _train(self, round: int, steps: int) -> None:
+        """Add what one call does to `since_offer`; where it is cancelled, what it did until its step in hand ended."""
+        over = trio.Event()
+        failure: Exception | None = None
+
+        async def let_go(call: trio.CancelScope) -> None:
+            try:
+                await over.wait()
+            finally:
+                if not over.is_set():
+                    with trio.CancelScope(shield=True), trio.move_on_after(LET_GO):
+                        await self._trainer.interrupt()
+                        await over.wait()
+                    call.shield = False
+
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope(shield=True) as call:
+                nursery.start_soon(let_go, call)
+                try:
+                    done = await self._trainer.train(round=round, steps=steps, seconds=float("inf"))
+                    self.since_offer = _together(self.since_offer, done)
+                except TrainerDied as error:
+                    logger.warning("round %d: the trainer died and is restarted: %s", round, error)
+                except Exception as error:  # raised below, as it is and in no group
+                    failure = error
+                over.set()
+        if failure is not None:
+            raise failure
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -180,9 +206,9 @@ class Work:
             local = self._trainer.parameters()
             self._trainer.load(state.parameters)
             try:
-                loss = await self._trainer.evaluate(thorough=False)
+                loss = await self._trainer.evaluate(thorough=False, wait=False)
             except TrainerDied as error:
-                logger.warning("the trainer died while measuring the loss and is restarted: %s", error)
+                logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
                 loss = float("nan")
             finally:
                 onwards = state.parameters + (local - since)

@@ -170,6 +170,8 @@ def test_who_waits_for_a_trainer_gets_the_next_that_is_ready_however_many_die_be
         os.kill(trainer.pid or 0, signal.SIGKILL)
         while trainer.restarts < 1:  # noqa: ASYNC110 (processes end: there is no event)
             await trio.sleep(0.005)
+        with pytest.raises(TrainerDied, match="started again"):
+            await trainer.evaluate(thorough=False, wait=False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(evaluate)
             while not (starting := _children()):  # noqa: ASYNC110
