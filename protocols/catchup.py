@@ -8,7 +8,8 @@ replaces it.
 
 Many may join at once and not choke the members: every source tells who else asked for the state of late, each joiner
 offers the chunks that it has verified, and takes from members first what no other joiner has (`catchup_fetch`). And
-whoever serves states serves a bounded number of chunks at a time, joiner by joiner in a circle (`protocols.turns`).
+whoever serves states serves a bounded number of chunks at a time, joiner by joiner in a circle (`protocols.turns`), and
+few of them while its own exchange of a round is under way (`eased`).
 
 Messages:
 - `catchup.manifest`: ManifestQuery -> Manifest; refused where the state is not here whole;
@@ -30,6 +31,7 @@ import logging
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -168,6 +170,10 @@ class CatchUp:
         """Serve this state no longer."""
         if self._served.pop(hash, None) is not None:
             self._bulk.withdraw(("state", self._run_id, hash))
+
+    def eased(self) -> AbstractContextManager[None]:
+        """While in the block this node has something to exchange itself: it serves little, for some seconds."""
+        return self._turns.eased()
 
     async def _on_manifest(self, peer: PeerId, query: ManifestQuery) -> Manifest:
         if query.run_id != self._run_id or not self._served:

@@ -7,14 +7,16 @@ for much waits longer, and does not make the others wait.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
 from swarmnode.protocols.network import PeerId
 
-LOOK_EVERY = 1.0  # seconds after which one that waits looks whether a turn has become old
+LOOK_EVERY = 1.0  # seconds after which one that waits looks whether a turn has become old, or may be had again
+EASED_FOR = 10.0  # seconds, at most, for which turns are held back: whatever goes before them, they go on
+BREATH = 0.25  # seconds between two turns while they are held back
 
 
 class Turns:
@@ -28,6 +30,7 @@ class Turns:
         self._at_once, self._each, self._longest = at_once, each, longest
         self._waiting: OrderedDict[PeerId, deque[trio.Event]] = OrderedDict()  # who is next in the circle first
         self._having: dict[trio.Event, tuple[PeerId, float]] = {}  # and since when, trio time
+        self._eased_until = self._last = -float("inf")  # trio time; `_last`: when a turn was given
 
     @asynccontextmanager
     async def turn(self, peer: PeerId) -> AsyncIterator[None]:
@@ -48,17 +51,31 @@ class Turns:
                     del self._waiting[peer]
             self._hand_out()
 
+    @contextmanager
+    def eased(self) -> Iterator[None]:
+        """In the block few turns, one at a time, as something goes before; for EASED_FOR seconds and no longer."""
+        self._eased_until = trio.current_time() + EASED_FOR
+        try:
+            yield
+        finally:
+            self._eased_until = -float("inf")
+            self._hand_out()
+
     def _hand_out(self) -> None:
         now = trio.current_time()
+        at_once = self._at_once
+        if now < self._eased_until:
+            at_once = 1 if now >= self._last + BREATH else 0
         held = Counter(peer for peer, _ in self._having.values())
         taken = sum(now - since < self._longest for _, since in self._having.values())
-        while taken < self._at_once:
+        while taken < at_once:
             peer = next((peer for peer in self._waiting if held[peer] < self._each), None)
             if peer is None:
                 return
             mine = self._waiting[peer].popleft()
             mine.set()
             self._having[mine] = peer, now
+            self._last = now
             held[peer] += 1
             taken += 1
             self._waiting.move_to_end(peer)

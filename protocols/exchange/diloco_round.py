@@ -165,13 +165,14 @@ class DilocoRounds:
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
             gradient, worked = np.zeros_like(gradient), NOTHING
         self.phase = "exchanging"
-        decision = await self._agreement.agree(
-            samples=worked.samples,
-            train_seconds=worked.seconds,
-            rates=dict(self._allreduce.rates),
-            reduce=lambda roster, within: self._reduce(roster, gradient, within),
-            obtain=self._obtain,
-        )
+        with self._catch_up.eased():  # those who wait for this round go before those who join
+            decision = await self._agreement.agree(
+                samples=worked.samples,
+                train_seconds=worked.seconds,
+                rates=dict(self._allreduce.rates),
+                reduce=lambda roster, within: self._reduce(roster, gradient, within),
+                obtain=self._obtain,
+            )
         outcome = await self._apply(decision, gradient, worked)
         loss = await self._evaluate()
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
@@ -203,9 +204,9 @@ class DilocoRounds:
 
     async def _evaluate(self) -> float:
         try:
-            return await self._trainer.evaluate(thorough=False)
+            return await self._trainer.evaluate(thorough=False, wait=False)
         except TrainerDied as error:
-            logger.warning("the trainer died while measuring the loss and is restarted: %s", error)
+            logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
             return float("nan")
 
     async def _unsettled(self) -> Vector:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import trio
 
 from swarmnode.node.simnet import SimWorld
-from swarmnode.protocols.turns import Turns
+from swarmnode.protocols.turns import BREATH, EASED_FOR, LOOK_EVERY, Turns
 
 Simulated = Callable[..., None]
 
@@ -77,5 +77,37 @@ def test_who_gives_up_waiting_or_dies_with_its_turn_leaves_it_to_the_next(simula
             async with turns.turn("next"):
                 pass
         assert not turns._waiting and not turns._having
+
+    simulated(main)
+
+
+def test_turns_are_few_while_something_goes_before_them_and_not_for_long(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        turns, ended, having = Turns(8, 4, longest=20.0), Counter[str](), Counter[str]()
+
+        async def want(peer: str) -> None:
+            async with turns.turn(peer):
+                having[peer] += 1
+                assert having.total() == 1 or trio.current_time() - began >= eased
+                await trio.sleep(0.01)
+                having[peer] -= 1
+                ended[peer] += 1
+
+        def start() -> None:
+            for number in range(400):
+                nursery.start_soon(want, f"peer {number % 2}")
+
+        began, eased = trio.current_time(), 5.0
+        with turns.eased():
+            start()
+            await trio.sleep(eased)
+            assert 5 <= ended.total() <= eased / BREATH + 1
+        await trio.sleep(2)
+        assert ended.total() == 400  # what waited goes on at once
+        began, eased = trio.current_time(), EASED_FOR
+        with turns.eased():
+            start()
+            await trio.sleep(EASED_FOR + 2 * LOOK_EVERY)
+            assert ended.total() == 800
 
     simulated(main)
