@@ -50,8 +50,15 @@ venv: .venv/.installed
 swarm: .venv/.installed
 	$(BIN)/swarmnode local --nodes 4 --solo $(SWARM_ARGS)
 
+# First what computes, on two cores; then what times out, measures or starts processes, one test after another. Code 5 of
+# pytest: nothing was selected there.
+SIDE_BY_SIDE := tests/crdt tests/fuzz tests/protocols tests/simulation tests/training
+ALONE := $(filter-out $(SIDE_BY_SIDE) tests/support tests/conftest.py,$(wildcard tests/*))
+
 test: check typecheck
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	@echo "what computes:"; $(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) $(TEST_ARGS); computed=$$?; \
+	echo "what runs for real:"; $(BIN)/python -m pytest $(ALONE) $(TEST_ARGS); ran=$$?; \
+	for code in $$computed $$ran; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
 check: .venv/.installed
 	$(BIN)/ruff check .
