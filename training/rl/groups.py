@@ -116,7 +116,7 @@ def _is_int(value: object, least: int, most: int) -> bool:
 
 def _is_logprob(value: object) -> bool:
     # A little above 0 is rounding; -inf is no chance that a sampled token can have had.
-    return type(value) in (int, float) and math.isfinite(value) and value < 1e-3  # type: ignore[arg-type]
+    return (type(value) is int or type(value) is float) and math.isfinite(value) and value < 1e-3
 
 
 @dataclass(frozen=True)

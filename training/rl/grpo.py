@@ -54,7 +54,8 @@ def pack(
     N, T = len(lengths), max(lengths)
     mask, chances = torch.zeros(N, T - 1), torch.zeros(N, T - 1)
     known = torch.zeros(N, dtype=torch.bool)
-    rows, columns = [], []
+    rows: list[int] = []
+    columns: list[int] = []
     padded = [[*prompt, *answer, *[0] * (T - n)] for prompt, answer, n in zip(prompts, answers, lengths, strict=True)]
     tokens = torch.tensor(padded)
     for row, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):

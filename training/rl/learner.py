@@ -240,10 +240,24 @@ class Learner:
         fit = []
         for author, group in pool:
             try:
-                fit.append(score(author, group, judged=self.settings.judged))
+                scored = score(author, group, judged=self.settings.judged)
+                self._check_readable(scored)
             except Refused as refusal:
                 refused[refusal.reason] += 1
+            else:
+                fit.append(scored)
         return fit
+
+    def _check_readable(self, scored: Scored) -> None:
+        """Raises Refused for a group with text that this policy has no tokens for, or no room."""
+        source, vocabulary = KNOWN[scored.group.vocabulary], self.policy.vocabulary
+        try:
+            longest = max(len(translate(answer, source, vocabulary)) for answer in scored.group.answers)
+            prompt = self._prompt(scored.question)
+        except ValueError as error:
+            raise Refused("unreadable", str(error)) from error
+        if longest == 0 or len(prompt) + longest > self.policy.context:
+            raise Refused("too-long", f"an answer of {longest} tokens does not fit into {self.policy.context}")
 
     def _gated(self, fit: Sequence[Scored], refused: Counter[str]) -> tuple[list[Scored], Counter[str], Counter[str]]:
         """What the gate lets through; only groups that could be chosen are read, since reading is the cost."""
@@ -276,14 +290,11 @@ class Learner:
             for index, advantage in enumerate(scored.advantages.tolist()):
                 if not advantage:
                     continue
-                tokens = translate(scored.group.answers[index], source, vocabulary)
-                if len(prompt) + len(tokens) > self.policy.context:
-                    continue
-                same = source.id == vocabulary.id and scored.group.logprobs is not None
+                logprobs = scored.group.logprobs if source.id == vocabulary.id else None
                 prompts.append(prompt)
-                answers.append(tokens)
+                answers.append(translate(scored.group.answers[index], source, vocabulary))
                 advantages.append(advantage)
-                behaviour.append(scored.group.logprobs[index] if same else None)
+                behaviour.append(None if logprobs is None else logprobs[index])
         return (
             pack(prompts, answers, advantages, behaviour if self.settings.correction != "none" else None)
             if prompts

@@ -124,10 +124,19 @@ def test_useless_groups_are_counted_by_reason(warm: Callable[..., Learner]) -> N
         ("b", replace(good, vocabulary="gpt-9")),
         ("c", replace(good, answers=((999,),))),
         ("d", external(2, "right", "0" * 9)),
+        ("e", external(3, "right", "0" * 12)),
+        ("f", replace(good, vocabulary=BYTES.id, answers=((120, BYTES.end), (48, BYTES.end)))),
         ("me", good),
     ]
     report = learner.learn(learner.sample(), sent)
-    assert report.refused == {"unknown-task": 1, "unknown-vocabulary": 1, "bad-token": 1, "too-long": 1, "own": 1}
+    assert report.refused == {
+        "unknown-task": 1,
+        "unknown-vocabulary": 1,
+        "bad-token": 1,
+        "too-long": 2,
+        "unreadable": 1,
+        "own": 1,
+    }
     assert report.taken == 0
 
 
