@@ -182,6 +182,7 @@ class Daemon:
         self.forgetting = False  # `leave` deletes what was saved
         self._stopping = trio.Event()
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
+        self._serving = trio.CancelScope()  # after the last round; what was opened for the run is then closed in order
 
     async def run(self) -> int:
         """Start everything, take part until stopped, stop everything; the exit code."""
@@ -235,7 +236,8 @@ class Daemon:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        if self.session is not None and not self.session.finished.is_set():
+        self._serving.cancel()
+        if self.session is not None:
             self.session.stop()
             self._life.deadline = trio.current_time() + STOP_WITHIN
         else:
@@ -323,8 +325,9 @@ class Daemon:
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
             self.emit({"event": "finished", "rounds": self.rounds_done()})
             self.left.set()
-            if self.options.stay and not self._stopping.is_set():
-                await self.session.serve_forever()
+            if self.options.stay:
+                with self._serving:
+                    await self.session.serve_forever()
 
     def _forget_state(self) -> None:
         """The state closes next: from now on nobody can ask for it."""

@@ -197,3 +197,11 @@ def test_leave_ends_the_node_in_order_and_deletes_the_run(fourth: Node) -> None:
     assert fourth.wait() == 0
     assert fourth.events[-2] == {"event": "stopped", "code": 0} and not run.exists()
     assert swarmnode("status", "--data-dir", fourth.home).returncode == 9
+
+
+def test_a_node_that_stays_after_its_last_round_ends_in_order(tmp_path: Path, run_file: Path, corpus: Path) -> None:
+    with Node(tmp_path / "alone", run_file, "--rounds", "1", "--stay", corpus=corpus) as node:
+        node.wait_for("finished")
+        node.send(signal.SIGINT)
+        assert node.wait() == 0
+        assert "WARNING" not in node.log()
