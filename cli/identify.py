@@ -52,7 +52,14 @@ def _print_join(home: Path, json_output: bool) -> None:
         )
     if json_output:
         run = answer["run"] or {}
-        print_json({"join": answer["join"], "addresses": answer["addresses"], "run_id": run.get("run_id")})
+        print_json(
+            {
+                "join": answer["join"],
+                "addresses": answer["addresses"],
+                "run_id": run.get("run_id"),
+                "roster": run.get("roster"),
+            }
+        )
     else:
         print(answer["join"])
 

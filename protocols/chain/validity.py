@@ -67,15 +67,9 @@ def check(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
     `quoted` has exactly the cuts and scores that the roster quotes; `state` is the state hash at its parent.
     """
     made = roster.what
-    if (made.round, made.parent) != (chain.round, chain.tip):
-        raise InvalidRoster("it does not build on this chain")
+    check_quotes(chain, rules, roster, quoted)
     if made.state != state or made.chain != chain.digest:
         raise InvalidRoster("its leader derived another state from the same chain")
-    order = leaders(chain, rules)
-    if made.attempt >= len(order) or order[made.attempt] != roster.author:
-        raise InvalidRoster(f"attempt {made.attempt} belongs to another leader")
-    _check_preimage(chain, roster.author, made.preimage)
-    _check_quotes(chain, rules, made, quoted)
     derived = derive(chain, rules, quoted)
     if (derived.entries, derived.total, derived.revert, derived.window) != (
         made.entries,
@@ -84,6 +78,18 @@ def check(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
         made.window,
     ):
         raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
+
+
+def check_quotes(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Quoted) -> None:
+    """Raises InvalidRoster unless a roster builds on this chain, is its leader's, and quotes enough of the judges."""
+    made = roster.what
+    if (made.round, made.parent) != (chain.round, chain.tip):
+        raise InvalidRoster("it does not build on this chain")
+    order = leaders(chain, rules)
+    if made.attempt >= len(order) or order[made.attempt] != roster.author:
+        raise InvalidRoster(f"attempt {made.attempt} belongs to another leader")
+    _check_preimage(chain, roster.author, made.preimage)
+    _check_quotes(chain, rules, made, quoted)
 
 
 def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quoted: Quoted) -> ChainState:

@@ -46,9 +46,9 @@ class Keeper:
         self, *, run_id: str, held: Held, network: Network, rpc: Rpc, state: StateBackend, rng: random.Random
     ) -> None:
         self.held, self._state = held, state
-        self._sources = Sources(run_id=run_id, held=held, network=network, rpc=rpc, rng=rng)
+        self.sources = Sources(run_id=run_id, held=held, network=network, rpc=rpc, rng=rng)
         self._examiner = Examiner(
-            me=network.me, held=held, sources=self._sources, rng=rng, hear=self.hear, open_round=self._open
+            me=network.me, held=held, sources=self.sources, rng=rng, hear=self.hear, open_round=self._open
         )
         self._nursery: trio.Nursery | None = None
 
@@ -158,4 +158,4 @@ class Keeper:
     def fetch_listed(self, book: Book | None) -> None:
         """Fetch contributions that the cuts of a round list, as soon as they are revealed."""
         if book is not None and self._nursery is not None:
-            self._sources.fetch_listed(book, self._nursery)
+            self.sources.fetch_listed(book, self._nursery)

@@ -6,7 +6,9 @@
 3. From there on the keeper replays the rosters, checking each.
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
-tell, and says so. A creator that finds nobody begins the run; a node with a checkpoint goes on from it alone.
+tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
+from it (`open_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
+finds nobody begins the run; a node with a checkpoint goes on from it alone.
 """
 
 from __future__ import annotations
@@ -19,8 +21,20 @@ import trio
 
 from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
 from swarmnode.protocols.chain.chainstate import ChainState, decode, genesis
-from swarmnode.protocols.exchange.method import Begin, Observer
+from swarmnode.protocols.chain.forks import DEPTH
+from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.exchange.method import Begin, Observer, OtherHistory
 from swarmnode.protocols.exchange.open_keeper import Keeper
+from swarmnode.protocols.exchange.open_lineage import (
+    CannotTell,
+    OtherLineage,
+    Shown,
+    show,
+    told_of_another,
+    told_of_few,
+    told_of_nobody,
+    told_of_too_old,
+)
 from swarmnode.protocols.exchange.open_wire import TIMEOUT, TIP, Tip, TipQuery
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.membership import Membership
@@ -36,6 +50,7 @@ ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
+DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
 LATELY = 60.0  # seconds
 REMEMBERED = 256  # peers that asked
@@ -80,13 +95,18 @@ class OpenPlace:
         self._catch_up, self._observer = catch_up, observer
         self._genesis = genesis(run_id, electors or (me,), window=first_window)
         self._initial: OuterState | None = None
+        self._trusted: TrustedRoster | None = None  # while no history was shown to follow from it
+        self._shown: Shown | None = None  # by the member that was followed
+        self._doubted: dict[PeerId, OtherLineage | CannotTell] = {}
+        self._furthest = 0  # rounds done where those stand who cannot show it
         self._asked: OrderedDict[PeerId, float] = OrderedDict()  # who asked where this node stands -> trio time
         self.arrived = trio.current_time()  # trio time at which the round of the tip began, as far as is known
         self.phase: str | None = None
         rpc.serve(TIP, TipQuery, self._on_tip)
 
     async def find(self, begin: Begin) -> None:
-        """Stand somewhere; see `Method.find_place`."""
+        """Stand somewhere; see `Method.find_place`. Raises OtherHistory."""
+        self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
         self._initial = OuterState.start(self._trainer.parameters())
         saved = self._chain_of(begin)
         if saved is not None and begin.saved is not None:
@@ -101,6 +121,9 @@ class OpenPlace:
             while not await self._join_others():
                 if trio.current_time() >= until:
                     break
+                if self._doubted:
+                    await self._go_on_without_trust()
+                    continue
                 self._observer.warn("alone", "no member of the run answers yet; looking for them")
                 await trio.sleep(ASK_EVERY)
             self._observer.warn("alone", None)
@@ -153,9 +176,46 @@ class OpenPlace:
             if self._held.stands and self._is_near(found):
                 await self._catch_up_by_replay(found)
                 return True
-            if await self._go_to(found):
+            if await self._is_trusted(found) and await self._go_to(found):
                 return True
         return False
+
+    async def _is_trusted(self, found: Found) -> bool:
+        """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
+        if self._trusted is None:
+            return True
+        rules, trusted = self._held.rules, self._trusted
+        try:
+            shown = await show(self._keeper.sources, rules, trusted, peer=found.peer, tip=found.tip, base=found.base)
+        except (OtherLineage, CannotTell) as doubt:
+            if found.peer not in self._doubted:
+                logger.warning("%s does not show that its history contains roster %s: %s", found.peer, trusted, doubt)
+            self._doubted[found.peer] = doubt
+            if isinstance(doubt, CannotTell):
+                self._furthest = max(self._furthest, found.tip.round)
+            return False
+        logger.info("%s shows %d rosters since the trusted one", found.peer, shown.rosters)
+        if shown.shrunken:
+            self._observer.warn("roster", told_of_few(shown))
+        self._trusted, self._shown = None, shown
+        self._doubted.clear()
+        return True
+
+    async def _go_on_without_trust(self) -> None:
+        """Give others time to answer; then say what could not be checked, or raise OtherHistory."""
+        began, trusted = trio.current_time(), self._trusted
+        assert trusted is not None
+        while trio.current_time() < began + DOUBT_FOR:
+            await trio.sleep(ASK_EVERY)
+            if await self._join_others():
+                return
+        if any(isinstance(doubt, OtherLineage) for doubt in self._doubted.values()):
+            raise OtherHistory(told_of_another(trusted, self._doubted))
+        if self._furthest <= trusted.round + DEPTH:
+            raise OtherHistory(told_of_nobody(trusted, self._doubted))
+        logger.warning(unchecked := told_of_too_old(trusted, self._furthest))
+        self._observer.warn("roster", unchecked)
+        self._trusted = None
 
     def _is_near(self, found: Found) -> bool:
         """Whether what a member follows is here, or so near that replaying rosters leads there."""
@@ -198,10 +258,11 @@ class OpenPlace:
         await self._catch_up_by_replay(found)
         here = self._held.block
         self._observer.caught_up(here.chain.round, self._held.states.hashes[here.id], trio.current_time() - began)
-        logger.warning(
-            "stands at round %d with those who answered; were all of them one person's, this node could not tell",
-            here.chain.round,
-        )
+        if self._shown is None:
+            logger.warning(
+                "stands at round %d with those who answered; were all of them one person's, this node could not tell",
+                here.chain.round,
+            )
         return True
 
     async def _catch_up_by_replay(self, found: Found) -> None:

@@ -20,11 +20,14 @@ from swarmnode.protocols.exchange.open_book import Book
 from swarmnode.protocols.exchange.open_contributions import Missing
 from swarmnode.protocols.exchange.open_held import Held
 from swarmnode.protocols.exchange.open_wire import (
+    BEFORE,
     MAX_BYTES,
     MAX_PATH,
     PATH,
     RECORDS,
     TIMEOUT,
+    Before,
+    BeforeQuery,
     Path,
     PathQuery,
     Records,
@@ -52,6 +55,7 @@ class Sources:
         self._limit = trio.CapacityLimiter(FETCHES)
         rpc.serve(PATH, PathQuery, self._on_path)
         rpc.serve(RECORDS, RecordsQuery, self._on_records)
+        rpc.serve(BEFORE, BeforeQuery, self._on_before)
 
     def who_holds(self, said: Said[Roster]) -> list[PeerId]:
         """Who should hold what a roster rests on: its leader, who follows it, and neighbours."""
@@ -91,13 +95,28 @@ class Sources:
         """The rosters that lead to one, by who follows it or a neighbour. Raises Lost."""
         for peer in self._others([author, *self._held.followers(id), *self._neighbours()])[:SOURCES]:
             try:
-                path = await self._rpc.call(peer, PATH, PathQuery(self._run_id, id), Path, timeout=TIMEOUT)
-            except CallError as error:
-                logger.debug("%s does not know the way to a roster: %s", peer, error)
-                continue
-            if path.ids and path.ids[-1] == id:
-                return path
+                return await self.path_of(peer, id)
+            except Lost as error:
+                logger.debug("%s", error)
         raise Lost("nobody who was asked knows the way to it")
+
+    async def path_of(self, peer: PeerId, id: bytes) -> Path:
+        """The rosters that lead to one, as a peer tells them. Raises Lost."""
+        try:
+            path = await self._rpc.call(peer, PATH, PathQuery(self._run_id, id), Path, timeout=TIMEOUT)
+        except CallError as error:
+            raise Lost(f"{peer} does not know the way to a roster: {error}") from None
+        if not path.ids or path.ids[-1] != id:
+            raise Lost(f"{peer} tells the way to another roster")
+        return path
+
+    async def chain_before(self, peer: PeerId, roster: bytes) -> bytes:
+        """The encoded chain that a roster builds on, as a peer tells it. Raises Lost."""
+        try:
+            answer = await self._rpc.call(peer, BEFORE, BeforeQuery(self._run_id, roster), Before, timeout=TIMEOUT)
+        except CallError as error:
+            raise Lost(f"{peer} does not tell the chain before a roster: {error}") from None
+        return answer.chain
 
     # --- contributions ----------------------------------------------------------------------------------------------
 
@@ -150,6 +169,13 @@ class Sources:
             raise Refuse("unknown-roster", "this node does not know that roster")
         path = self._held.tree.path(query.tip)[-MAX_PATH:]
         return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path))
+
+    async def _on_before(self, peer: PeerId, query: BeforeQuery) -> Before:
+        self._admit(query.run_id)
+        tree = self._held.tree
+        if query.roster not in tree or tree[query.roster].parent not in tree:
+            raise Refuse("unknown-roster", "this node does not know that roster, or not what it builds on")
+        return Before(tree[tree[query.roster].parent].chain.encode())
 
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
         self._admit(query.run_id)

@@ -3,6 +3,7 @@
     chain.tip       where do you stand?                 Tip: its id, and a chain from a few rounds before to start from
     chain.path      how do I get to this roster?        Path: the ids of the rosters up to it
     chain.records   send me these records               Records: as many as are held, in no order
+    chain.before    what was the chain before this one? Before: the chain that a roster builds on
 
 Every answer can be checked: rosters by their rules, a chain by its digest in the roster that follows, records by their
 signatures. Who lies costs its caller one call.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from swarmnode.protocols.exchange.bounds import MAX_ROUND, check_hash, check_range, check_seconds
 from swarmnode.protocols.wire import WireError
 
-TIP, PATH, RECORDS = "chain.tip", "chain.path", "chain.records"
+TIP, PATH, RECORDS, BEFORE = "chain.tip", "chain.path", "chain.records", "chain.before"
 MAX_ASKED = 256  # ids in one question
 MAX_PATH = 160  # rosters in one path; more than the rounds that can be gone back
 MAX_BYTES = 900_000  # of records in one answer
@@ -80,6 +81,22 @@ class RecordsQuery:
 @dataclass(frozen=True)
 class Records:
     sealed: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class BeforeQuery:
+    run_id: str
+    roster: bytes
+
+    def __post_init__(self) -> None:
+        _check_id(self.roster)
+
+
+@dataclass(frozen=True)
+class Before:
+    """An encoded ChainState; the roster that was asked about has its digest."""
+
+    chain: bytes
 
 
 def _check_id(id: bytes) -> None:

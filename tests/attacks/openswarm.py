@@ -127,7 +127,7 @@ class Scene:
 
     async def tell(self, name: str, record: Record, *others: str) -> None:
         """Push a record to some nodes, past what the node's own state allows."""
-        rpc = self.method(name).keeper._sources._rpc
+        rpc = self.method(name).keeper.sources._rpc
         for other in others:
             try:
                 await rpc.call(self.peer(other), "state.push", Push(RUN, (record.sealed,)), Pushed, timeout=5)

@@ -1,0 +1,99 @@
+"""Whether a history goes back to a roster that a newcomer trusts: rosters on rosters, each by enough of its electors.
+
+A newcomer without such a roster believes whom it reaches. One whose join string names a recent roster takes the
+`ChainState` before it from anybody, as the roster has its digest, and folds what follows:
+
+    chain = begin(rules, trusted, said, state)            the roster with the trusted id, and the state before it
+    chain = after(chain, rules, roster, quoted)           or `empty`; until the chain that a member gives as its base
+
+That checks all that does not rest on the bytes of contributions: who leads, which judges cut and scored, that there are
+enough of them, which work counts, who is an elector next. What does rest on bytes, clip factors and state hashes, is
+left to the rosters that are replayed in full afterwards, as the history of norms is (`ChainState.norms` is empty here).
+
+What it proves: that more than half of the electors took part in each round, but for `shrunken` ones, where several
+empty rounds before let fewer decide. A newcomer that sees only one elector's forgery sees such rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, decode
+from swarmnode.protocols.chain.derive import Quoted, derive
+from swarmnode.protocols.chain.electorate import majority, quorum
+from swarmnode.protocols.chain.forks import Block, empty_block
+from swarmnode.protocols.chain.statements import HASH, Roster, Said
+from swarmnode.protocols.chain.validity import InvalidRoster, advance, check_quotes
+
+
+@dataclass(frozen=True)
+class TrustedRoster:
+    """A roster that a newcomer trusts, as join strings give it: ROUND:ID, the id in hex."""
+
+    round: int  # that it ended, from 0
+    id: bytes
+
+    def __str__(self) -> str:
+        return f"{self.round}:{self.id.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> TrustedRoster:
+        """Raises ValueError."""
+        round, colon, id = text.partition(":")
+        if not (colon and round.isascii() and round.isdecimal() and len(round) <= 8 and len(id) == 2 * HASH):
+            raise ValueError(f"{text!r} is not ROUND:ID, a number and 64 hex digits, as swarmnode id --join prints it")
+        return cls(int(round), bytes.fromhex(id))
+
+
+def settled(path: list[Block], rounds: int) -> TrustedRoster | None:
+    """The newest roster of a node's chain that is not empty and has as many rounds on it; None where there is none."""
+    old = [block for block in path[: max(0, len(path) - rounds)] if block.roster is not None]
+    return TrustedRoster(old[-1].chain.round - 1, old[-1].id) if old else None
+
+
+def begin(trusted: TrustedRoster, said: Said[Roster], state: bytes) -> ChainState:
+    """The chain before a trusted roster, from its bytes by anybody. Raises InvalidRoster where it is not that one."""
+    if said.id != trusted.id or said.what.round != trusted.round:
+        raise InvalidRoster("another roster than the trusted one")
+    try:
+        chain = decode(state)
+    except ValueError as error:
+        raise InvalidRoster(str(error)) from None
+    if chain.digest != said.what.chain or chain.tip != said.what.parent:
+        raise InvalidRoster("another history before the trusted roster than it has the digest of")
+    return _light(chain)
+
+
+def after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Quoted) -> ChainState:
+    """The chain after a roster, without its norms. Raises InvalidRoster, or NotHeld."""
+    check_quotes(chain, rules, roster, quoted)
+    unmeasured = replace(quoted, norms=dict.fromkeys(quoted.commits, 1.0))
+    derived, made = derive(chain, rules, unmeasured), roster.what
+    told = tuple(replace(entry, clip=0) for entry in made.entries)
+    if (tuple(replace(entry, clip=0) for entry in derived.entries), derived.total, derived.revert, derived.window) != (
+        told,
+        made.total,
+        made.revert,
+        made.window,
+    ):
+        raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
+    return _light(advance(chain, rules, roster.id, made, unmeasured))
+
+
+def empty(chain: ChainState) -> ChainState:
+    """The chain after an empty roster."""
+    return empty_block(chain).chain
+
+
+def shrunken(chain: ChainState, rules: ChainRules) -> bool:
+    """Whether fewer than half of the judges may decide this round, as several rounds before it ended empty."""
+    return quorum(chain, rules) < majority(chain, rules)
+
+
+def leads_to(chain: ChainState, other: ChainState) -> bool:
+    """Whether this is the chain of a member, but for the norms, which only bytes of contributions tell."""
+    return chain == _light(other)
+
+
+def _light(chain: ChainState) -> ChainState:
+    return replace(chain, norms=())

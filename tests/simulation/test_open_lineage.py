@@ -1,0 +1,145 @@
+"""Joining by a string that names a roster: only a history that contains it is joined, whatever all neighbours show."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.runs import RunUnavailable
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.exchange import open_place, open_sources
+from swarmnode.protocols.exchange.open import Open
+
+HONEST, LIARS = ("a", "b"), ("x", "y")
+
+
+def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
+    """`body` with two swarms of one run that cannot reach one another; the second is made of one person's nodes.
+
+    One elector of the run is on either side, so each side's history keeps all rules: rounds end by half of the judges
+    after some empty ones.
+    """
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            world = SimWorld(latency=0.02)
+            swarm = SimSwarm(nursery, world=world, method="open", electors=("a", "x"))
+            world.partition([[world.node(name).me for name in side] for side in (HONEST, (*LIARS, "new"))])
+            for side in (HONEST, LIARS):
+                await swarm.start(side[0])
+                await swarm.start(side[1], join=side[0])
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def method_of(swarm: SimSwarm, name: str) -> Open:
+    method = swarm.nodes[name].method
+    assert isinstance(method, Open)
+    return method
+
+
+def roster_of(swarm: SimSwarm, name: str) -> str:
+    """The roster that the node's join line names."""
+    place = method_of(swarm, name).place
+    assert place is not None
+    return place.roster
+
+
+async def settle(swarm: SimSwarm, *names: str) -> None:
+    """Until the join lines of these nodes name a roster."""
+    await swarm.until(lambda: all(roster_of(swarm, name) for name in names), within=300)
+
+
+async def joined(swarm: SimSwarm, roster: str, *, by: str) -> str:
+    """What a newcomer is told that joins by a string with `roster`; nothing where it trains two rounds with the others.
+
+    Its session would end the swarm with it: a nursery of its own catches that.
+    """
+    usual, told = swarm._nursery, ""
+    try:
+        async with trio.open_nursery() as swarm._nursery:
+            node = await swarm.start("new", join=by, roster=roster)
+            await swarm.until(lambda: len(node.rounds) >= 2, within=120)
+            swarm._nursery.cancel_scope.cancel()
+    except* RunUnavailable as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        told = str(error)
+    finally:
+        swarm._nursery = usual
+    return told
+
+
+def test_a_newcomer_joins_the_history_that_contains_the_roster_of_its_join_string() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await settle(swarm, "x")
+        assert await joined(swarm, roster_of(swarm, "x"), by="x") == ""
+        warnings = swarm.nodes["new"].session.warnings
+        assert "decided by fewer than half" in warnings["roster"], "each side has one elector of two"
+
+    simulate(body)
+
+
+def test_a_newcomer_all_of_whose_neighbours_show_a_made_up_history_takes_nothing_from_them() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await settle(swarm, "a", "x")
+        text = await joined(swarm, roster_of(swarm, "a"), by="x")
+        assert "does not contain roster" in text and "Ask somebody whom you trust" in text
+        assert method_of(swarm, "new").place is None
+
+    simulate(body)
+
+
+def test_without_a_roster_the_same_newcomer_believes_them() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await settle(swarm, "x")
+        assert await joined(swarm, "", by="x") == ""
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("kept", [64, 1])
+def test_a_roster_that_nobody_keeps_is_refused_where_it_is_recent_and_else_said_to_be_unchecked(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members show the last two rosters only, as where they joined later; `kept`: how many they are known to keep."""
+    monkeypatch.setattr(open_sources, "MAX_PATH", 2)
+    monkeypatch.setattr(open_place, "DEPTH", kept)
+
+    async def body(swarm: SimSwarm) -> None:
+        await settle(swarm, "x")
+        text = await joined(swarm, str(TrustedRoster(0, bytes(32))), by="x")
+        if kept == 64:
+            assert "nobody who answers can show" in text
+        else:
+            assert text == ""
+            assert "could not be checked" in swarm.nodes["new"].session.warnings["roster"]
+
+    simulate(body)
+
+
+def test_a_history_whose_records_are_not_shown_is_not_joined() -> None:
+    """A path of ids alone shows nothing."""
+
+    async def body(swarm: SimSwarm) -> None:
+        await settle(swarm, "x")
+        for name in LIARS:
+            hide_cuts(method_of(swarm, name))
+        text = await joined(swarm, roster_of(swarm, "x"), by="x")
+        assert "nobody who answers can show" in text
+
+    simulate(body)
+
+
+def hide_cuts(method: Open) -> None:
+    """Answer no question about cuts."""
+    for book in method.held.books.values():
+        for id in book.cuts:
+            book.sealed.pop(id, None)
