@@ -7,9 +7,9 @@
     rollouts.pool.note(author, "gated")              # what became of them, for statistics and, later, reputation
 
 - `signed`: a group on the wire: a signed header, with its tokens or with the shard id of them;
-- `messages`: the calls `rollouts.offer`, `rollouts.give`, `rollouts.recent`;
+- `messages`: the calls `rollouts.offer`, `rollouts.give`, `rollouts.recent`, `rollouts.get`;
 - `spreading`: a budget of copies, halved at each hop: what a node sends and gets does not grow with the swarm;
-- `intake`: what is taken of whom, checked before it is kept or passed on;
+- `gate`, `intake`: how much is taken of whom; what comes is checked before it is kept or passed on;
 - `pool`: what is held, with quotas and ages;
 - `sharing`: `Rollouts`, which puts these together.
 
@@ -25,7 +25,8 @@ true:
 - a receiver has no room: it says for how long, and is left alone.
 """
 
-from swarmnode.protocols.rollouts.intake import Check, Rates
+from swarmnode.protocols.rollouts.gate import Rates
+from swarmnode.protocols.rollouts.intake import Check
 from swarmnode.protocols.rollouts.pool import AuthorStats, Held, Pool, PoolLimits, PoolStats, Standing, full_standing
 from swarmnode.protocols.rollouts.sharing import RolloutLimits, Rollouts, RolloutStats
 from swarmnode.protocols.rollouts.signed import InvalidGroup, SignedGroup, SignedHeader

@@ -1,10 +1,8 @@
 """What a node takes of others' rollout groups: offers are weighed before a byte moves, groups are checked before they
 count.
 
-Three allowances stand before each group: of its author, of who brings it, and of all together, in groups and in bytes a
-second. A group counts against its author's by 1 / standing. So whoever floods uses up his own, and a swarm of many does
-not cost more than `RolloutLimits.rate`. What was not asked for, is forged, or is not what was offered is an offence of
-the peer that sent it: an honest one checks a group before it passes it on.
+What comes in is bounded by the `gate`, in groups and in bytes a second. What was not asked for, is forged, or is not
+what was offered is an offence of the peer that sent it: an honest one checks a group before it passes it on.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.protocols.budget import Allowance, Budget
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.offences import Kind, Offences
+from swarmnode.protocols.rollouts.gate import Gate
 from swarmnode.protocols.rollouts.messages import LONGEST_WAIT, Answer, Offer, Offered, Sealed, content_key
 from swarmnode.protocols.rollouts.pool import Pool
 from swarmnode.protocols.rollouts.signed import (
@@ -45,60 +43,6 @@ FETCH_WITHIN = 60.0  # seconds
 LARGEST = MAX_CONTENT + MAX_HEADER + SIGNATURE
 
 Check = Callable[[SignedGroup], str]  # "" or the word for why a group is of no use, as from verifying its answers
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Groups and bytes; `burst` may come at once after a pause, and is at least the largest group."""
-
-    groups: Allowance
-    bytes: Allowance
-
-
-class _Purses:
-    """Groups and bytes of each holder."""
-
-    def __init__(self, rates: Rates) -> None:
-        self._groups, self._bytes = Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)
-
-    def wait(self, holder: PeerId, groups: float, size: float) -> float:
-        """Seconds until so much is there."""
-        return max(self._groups.wait(holder, groups), self._bytes.wait(holder, size))
-
-    def take(self, holder: PeerId, groups: float, size: float) -> None:
-        """Take what is there."""
-        self._groups.take(holder, groups)
-        self._bytes.take(holder, size)
-
-
-class Gate:
-    """How much of groups may come in, by author, by who brings them, and in all."""
-
-    def __init__(self, *, author: Rates, sender: Rates, total: Rates) -> None:
-        self._author, self._sender, self._total = _Purses(author), _Purses(sender), _Purses(total)
-
-    def wait_for_author(self, author: PeerId, groups: int, size: int, standing: float) -> float:
-        """Seconds until so many groups of that author's, and so many bytes, may come; 0 where they may now."""
-        return self._author.wait(author, groups / standing, size / standing)
-
-    def wait_for_all(self, size: int) -> float:
-        """Seconds until a group of anybody's may come."""
-        return self._total.wait("", 1.0, size)
-
-    def take_from(self, sender: PeerId, size: int) -> bool:
-        """Take a group's worth of its sender's allowance and of all; where one lacks it, False and nothing is taken."""
-        if self._sender.wait(sender, 1.0, size) or self._total.wait("", 1.0, size):
-            return False
-        self._sender.take(sender, 1.0, size)
-        self._total.take("", 1.0, size)
-        return True
-
-    def take_of(self, author: PeerId, size: int, standing: float) -> bool:
-        """Take a group's worth of its author's allowance, once it is known to be the author's."""
-        if self.wait_for_author(author, 1, size, standing):
-            return False
-        self._author.take(author, 1.0 / standing, size / standing)
-        return True
 
 
 @dataclass(frozen=True)
@@ -163,7 +107,7 @@ class Intake:
                 self._grants[offered.id] = Grant(peer, offered, now + GRANTED_FOR)
             else:
                 self._counts["no_room"] += 1
-                wait = max(wait, self._gate.wait_for_all(offered.size), LEAST_WAIT)
+                wait = max(wait, self._gate.wait(offered.size), LEAST_WAIT)
         self._counts["had"] += len(has)
         return Answer(tuple(wants), tuple(has), min(LONGEST_WAIT, wait))
 
@@ -209,12 +153,13 @@ class Intake:
                 taken.append((signed, min(grant.offered.copies, self._copies)))
         return taken
 
-    async def solicited(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[SignedHeader]:
-        """Headers that `peer` told when it was asked what is recent, those that are new."""
+    async def solicited(self, peer: PeerId, sealed: Sequence[Sealed], ids: frozenset[bytes]) -> list[SignedHeader]:
+        """Headers that `peer` sent when it was asked for these."""
         return [
             signed
             for signed in await self._opened(peer, sealed)
-            if not self._pool.saw(signed.id)
+            if signed.id in ids
+            and not self._pool.saw(signed.id)
             and self._admits(signed.author)
             and self._gate.take_from(peer, size_of(signed))
             and self._affords(signed)

@@ -2,7 +2,8 @@
 
     rollouts.offer    these I have for you: ids, authors, sizes     Answer: send these, I have those
     rollouts.give     the groups that were asked for                Thanks
-    rollouts.recent   I have too few: what is recent?               Recent: some groups, of many authors
+    rollouts.recent   I have too few: what is recent?               Recent: the ids of some, of many authors
+    rollouts.get      send me these                                 Got
 
 Content that does not fit a header is offered by `protocols.bulk` under `content_key`, by whoever passes the group on.
 """
@@ -16,7 +17,7 @@ from swarmnode.protocols.bulk import Key
 from swarmnode.protocols.rollouts.signed import MAX_AUTHOR, MAX_CONTENT, MAX_HEADER, SIGNATURE
 from swarmnode.protocols.wire import WireError
 
-OFFER, GIVE, RECENT = "rollouts.offer", "rollouts.give", "rollouts.recent"
+OFFER, GIVE, RECENT, GET = "rollouts.offer", "rollouts.give", "rollouts.recent", "rollouts.get"
 MAX_OFFERED = 64  # groups in one offer
 MAX_COPIES = 1024  # that may be spoken of; each node allows far fewer
 MAX_GIVEN = 512 * 1024  # bytes of headers in one message
@@ -97,6 +98,25 @@ class RecentQuery:
 
 @dataclass(frozen=True)
 class Recent:
+    ids: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _check_ids(self.ids)
+
+
+@dataclass(frozen=True)
+class Get:
+    run_id: str
+    ids: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _check_ids(self.ids)
+
+
+@dataclass(frozen=True)
+class Got:
+    """As many of those as are here and fit."""
+
     groups: tuple[Sealed, ...]
 
     def __post_init__(self) -> None:
@@ -106,6 +126,11 @@ class Recent:
 def content_key(run_id: str, id: bytes) -> Key:
     """Where the content of a group is offered."""
     return ("rollout", run_id, id.hex())
+
+
+def _check_ids(ids: tuple[bytes, ...]) -> None:
+    if len(ids) > MAX_OFFERED or any(len(id) != 32 for id in ids):
+        raise WireError(f"{len(ids)} ids, or such as are none; at most {MAX_OFFERED} of 32 bytes")
 
 
 def _check_given(groups: tuple[Sealed, ...]) -> None:

@@ -16,16 +16,19 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.reception import Reception
-from swarmnode.protocols.rollouts.intake import LARGEST, Check, Gate, Intake, Rates
+from swarmnode.protocols.rollouts.gate import Gate, Rates
+from swarmnode.protocols.rollouts.intake import LARGEST, Check, Intake
 from swarmnode.protocols.rollouts.messages import (
+    GET,
     GIVE,
-    MAX_GIVEN,
     MAX_OFFERED,
     OFFER,
     RECENT,
     TIMEOUT,
     Answer,
+    Get,
     Give,
+    Got,
     Offer,
     Recent,
     RecentQuery,
@@ -48,10 +51,10 @@ RECENT_GROUPS = MAX_OFFERED  # asked for by who was alone
 ASK_EVERY = 10.0  # seconds between two questions for what is recent, while too little comes by itself
 RECENT_BYTES = 128 * 1024  # of their headers
 ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
-ALL = Rates(groups=Allowance(32, 512), bytes=Allowance(40_000, 4 << 20))
-EACH_AUTHOR = Rates(groups=Allowance(2, 64), bytes=Allowance(10_000, 2 << 20))
-EACH_SENDER = Rates(groups=Allowance(8, 256), bytes=Allowance(20_000, 3 << 20))
-RECENT_QUERIES = Allowance(rate=1 / 30, burst=4)  # of one peer
+IN_ALL = Rates(groups=Allowance(100, 1000), bytes=Allowance(40_000, 8 << 20))  # within 50 kB/s with all calls
+EACH_AUTHOR = Rates(groups=Allowance(8, 256), bytes=Allowance(10_000, 3 << 20))  # of a fast tiny policy
+EACH_SENDER = Rates(groups=Allowance(32, 512), bytes=Allowance(20_000, 4 << 20))
+RECENT_QUERIES = Allowance(rate=0.3, burst=8)  # of one peer: two calls in ASK_EVERY, and some
 
 HELD = Metric("swarmnode_rollouts", GAUGE, "rollout groups held", "whose")
 HELD_BYTES = Metric("swarmnode_rollout_bytes", GAUGE, "bytes of rollout groups held", "whose")
@@ -68,7 +71,7 @@ class RolloutLimits:
     """
 
     copies: int = 8  # nodes that hold a group in the end, its author included
-    total: Rates = ALL
+    total: Rates = IN_ALL
     author: Rates = EACH_AUTHOR
     sender: Rates = EACH_SENDER
     pool: PoolLimits = field(default_factory=PoolLimits)
@@ -76,8 +79,8 @@ class RolloutLimits:
     def __post_init__(self) -> None:
         if not 1 <= self.copies <= 64:
             raise ValueError(f"copies = {self.copies}: 1 (keep groups to oneself) to 64")
-        if min(rates.bytes.burst for rates in (self.total, self.author, self.sender)) < LARGEST:
-            raise ValueError(f"a burst below {LARGEST} bytes lets the largest group never in")
+        if min(rates.bytes.burst for rates in (self.total, self.author, self.sender)) < 2 * LARGEST:
+            raise ValueError(f"with a burst below {2 * LARGEST} bytes the largest group may never come in")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class Rollouts:
         rpc.serve(OFFER, Offer, self._reception.while_open(self._on_offer))
         rpc.serve(GIVE, Give, self._reception.while_open(self._on_give))
         rpc.serve(RECENT, RecentQuery, self._reception.while_open(self._on_recent))
+        rpc.serve(GET, Get, self._reception.while_open(self._on_get))
 
     # -- what this node does
 
@@ -249,13 +253,17 @@ class Rollouts:
     async def _ask_recent(self, peer: PeerId, count: int) -> None:
         try:
             recent = await self._rpc.call(peer, RECENT, RecentQuery(self._run_id, count), Recent, timeout=TIMEOUT)
+            self._was_alone, self.pool.lacking = False, 0
+            self.counts["asked_recent"] += 1
+            new = tuple(id for id in recent.ids if not self.pool.saw(id))
+            if not new:
+                return
+            got = await self._rpc.call(peer, GET, Get(self._run_id, new), Got, timeout=TIMEOUT)
         except CallError as error:
             log.debug("%s does not say what rollouts are recent: %s", peer, error)
             return
-        self._was_alone, self.pool.lacking = False, 0
-        for signed in await self._intake.solicited(peer, recent.groups):
+        for signed in await self._intake.solicited(peer, got.groups, frozenset(new)):
             await self._take_in(peer, signed, 1)
-        self.counts["asked_recent"] += 1
 
     async def _take_in(self, peer: PeerId, signed: SignedHeader, copies: int) -> None:
         group = await self._intake.keep(peer, signed)
@@ -288,13 +296,22 @@ class Rollouts:
 
     async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Recent:
         self._admit(peer, query.run_id)
+        self._admit_query(peer)
+        own = self.pool.own()[-max(1, query.count // 8) :]
+        told = [*own, *self.pool.drawn(query.count, self._rng)]
+        return Recent(tuple(group.id for group in told if group.author != peer)[: query.count])
+
+    async def _on_get(self, peer: PeerId, get: Get) -> Got:
+        self._admit(peer, get.run_id)
+        self._admit_query(peer)
+        got: list[Sealed] = []
+        room = RECENT_BYTES
+        for group in filter(None, map(self.pool.get, get.ids)):
+            room -= len(group.signed.payload) + len(group.signed.signature)
+            if room >= 0:
+                got.append((group.signed.payload, group.signed.signature))
+        return Got(tuple(got))
+
+    def _admit_query(self, peer: PeerId) -> None:
         if not self._queries.take(peer, 1):
             raise Refuse("busy", "asked too often what is recent")
-        told: list[Sealed] = []
-        room = min(RECENT_BYTES, MAX_GIVEN)
-        own = self.pool.own()[-max(1, query.count // 8) :]
-        for group in [*own, *self.pool.drawn(query.count, self._rng)][: query.count]:
-            room -= len(group.signed.payload) + len(group.signed.signature)
-            if room >= 0 and group.author != peer:
-                told.append((group.signed.payload, group.signed.signature))
-        return Recent(tuple(told))
