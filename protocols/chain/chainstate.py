@@ -41,7 +41,8 @@ class ChainRules:
     revert_every: int = 8  # rounds from one revert to the next
     norms: int = 16  # rosters that bound the norm to which the next one clips …
     norms_least: int = 4  # … where there are so many
-    norm_growth: int = 2  # times the median of theirs
+    norm_growth: int = 2  # times the median of theirs at the most …
+    norm_fall: int = 750_000  # … and at least this share of it
 
     @property
     def remembered(self) -> int:

@@ -15,8 +15,9 @@
    their share; nothing that an author says of itself is read.
 5. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules"). Both
    medians are those of the electors' contributions, where any is accepted: many strangers move neither. Where liars can
-   have honest work refused, they are most of what is accepted and the median norm is theirs: so it is bounded, by twice
-   the median of what the last sixteen rosters clipped to. Norms may grow by so much in eight rounds.
+   have honest work refused, they are most of what is accepted and the median norm is theirs. So it is at most twice the
+   median of what the last sixteen rosters clipped to, else one strike goes as far as they like; and at least three
+   quarters of it, else they shrink everybody's steps to nothing. Norms may grow or fall by so much in eight rounds.
 6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
 7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 
@@ -25,7 +26,6 @@ All of it is in integers, but for the norms, which every machine computes alike 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     proven = [id for id in accepted if quoted.commits[id].author in chain.electors]
     units = _units(found, accepted, proven or accepted)
     weights, total = _weights(found, units, set(proven), probation_share(chain, rules))
-    norm = min(median_norm([quoted.norms[id] for id in proven or accepted]), norm_bound(chain, rules))
+    norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain, rules)
     clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
     worked = tuple(
@@ -154,16 +154,17 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked, norm)
 
 
-def norm_bound(chain: ChainState, rules: ChainRules) -> float:
-    """The greatest norm that a contribution may keep in this round; infinite while too few rosters tell.
+def _near(norm: float, chain: ChainState, rules: ChainRules) -> float:
+    """The norm to which this round clips, near what the last rosters clipped to; `norm` itself while too few tell.
 
-    `norm_growth` times the median of the norms to which the last rosters clipped, the upper of two in the middle. Where
-    norms grow evenly from nothing, as with a warm-up of the learning rate, that of round t is about t / 2 of the first.
+    It is compared with the median of theirs, the upper of two in the middle. Where norms grow evenly from nothing, as
+    with a warm-up of the learning rate, that is half of the present norm or more, which twice the median lets in.
     """
-    known = sorted(norm for norm in chain.norms if norm > 0)
-    if len(known) < rules.norms_least:
-        return math.inf
-    return rules.norm_growth * known[len(known) // 2]
+    known = sorted(before for before in chain.norms if before > 0)
+    if len(known) < rules.norms_least or not norm:
+        return norm
+    middle = known[len(known) // 2]
+    return min(max(norm, middle * rules.norm_fall / MILLION), middle * rules.norm_growth)
 
 
 def listed_commits(cuts: Sequence[Said[Cut]]) -> tuple[bytes, ...]:

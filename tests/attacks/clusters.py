@@ -15,6 +15,7 @@ CLASSES = 10
 FEATURES, HIDDEN = 16, 24
 SAMPLES = 200  # of each peer
 HELDOUT = 4000  # samples that all judges draw from
+JUDGED = 1024  # of them that one judge draws: predictions, of which a judge of byte-lm makes twice as many
 TESTED = 4000
 STEPS, BATCH, LR = 5, 32, 0.08  # inner steps of a round
 SPREAD = 0.7  # of the clusters' centres; a sample lies about four from its own, in all features together
@@ -60,7 +61,7 @@ class Task:
                 theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
         return phi[None] - theta
 
-    def losses(self, vectors: Floats, *, seed: int, samples: int = 128) -> NDArray[np.float64]:
+    def losses(self, vectors: Floats, *, seed: int, samples: int = JUDGED) -> NDArray[np.float64]:
         """Mean cross-entropy in bits of each of `vectors`, (k, P) -> (k,), on held-out samples that `seed` draws."""
         drawn = np.random.default_rng(seed).integers(0, HELDOUT, samples)
         inputs = np.broadcast_to(self._heldout[drawn], (len(vectors), samples, FEATURES))

@@ -62,6 +62,18 @@ def test_norms_that_grow_at_once_are_let_in_after_eight_rounds_for_each_doubling
     assert shares.index(1.0) == rounds
 
 
+def test_whoever_is_most_of_what_counts_cannot_shrink_the_others_steps_at_once() -> None:
+    """Free riders offer less and less; clipped to their median, honest work would fall with it."""
+    chain, _ = clips_of_rounds([4.0] * 8, start("ABCDE"))
+    for _ in range(8):
+        offers = [offer(chain, author, norm=0.01 if author in "ABC" else 4.0) for author in chain.electors]
+        made = block(chain, RULES, fair(chain, RULES, offers))
+        assert made.roster is not None
+        honest = [entry for entry in made.roster.entries if entry.commit in {one.id for one in offers[3:]}]
+        assert all(entry.clip >= 0.75 * ONE - 1 for entry in honest)
+        chain = made.chain
+
+
 def test_a_roster_that_was_undone_does_not_say_how_far_steps_go() -> None:
     chain, _ = clips_of_rounds([1.0] * 6, start("ABCDE"))
     struck, _ = clips_of_rounds([1000.0], chain)
