@@ -14,9 +14,11 @@ How many to take from others is learned too (`AdaptiveSplit`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
 
 import numpy as np
 
@@ -130,16 +132,24 @@ class AdaptiveSplit:
     """How many groups to take from others, learned from what they do to the policy on held-out questions.
 
     Now and then a node tries several J on the groups of one round, each a step from the same parameters, and measures
-    how much that step gains on held-out questions (`observe`). J follows the best running mean; where no J gains more
-    than training alone, it falls to 0, and the trials go on, so that it rises again when others become useful.
+    how much that step gains on the same held-out questions (`observe`). J moves to the one that gained most over the
+    last trials if it beats the present one by more than the standard error of their difference, so that noise does not
+    move it: up where others' groups help, down to 0 where they hurt. Trials go on at J = 0.
     """
 
     total: int = 8  # I + J
     candidates: tuple[int, ...] = (0, 2, 4, 6)  # values of J
-    memory: float = 0.8  # of the running means, per trial
+    memory: int = 12  # trials that count
+    least: int = 3  # trials before J moves
     every: int = 10  # rounds between two trials
     external: int = 4  # J now
-    gains: Mapping[int, float] = field(default_factory=dict)  # running mean of what a step with each J gained
+    trials: tuple[Mapping[int, float], ...] = ()  # what a step with each J gained, the latest last
+
+    def __post_init__(self) -> None:
+        if self.external not in self.candidates or not all(0 <= external <= self.total for external in self.candidates):
+            raise ValueError(
+                f"external = {self.external} must be one of the candidates {self.candidates}, each 0 to {self.total}"
+            )
 
     def split(self, available: int) -> Split:
         """I and J where the pool has `available` groups to take: a node alone trains alone."""
@@ -152,9 +162,12 @@ class AdaptiveSplit:
 
     def observe(self, gained: Mapping[int, float]) -> AdaptiveSplit:
         """After a trial: what a step with each J gained on held-out questions."""
-        gains = dict(self.gains)
-        for external, gain in gained.items():
-            gains[external] = self.memory * gains.get(external, gain) + (1 - self.memory) * gain
+        trials = (*self.trials, gained)[-self.memory :]
+        known = [external for external in sorted(gained) if all(external in trial for trial in trials)]
+        if len(trials) < self.least or self.external not in known:
+            return replace(self, trials=trials)
         # Ties go to fewer of others' groups: no gain is no reason to trust.
-        best = max(sorted(gains), key=lambda external: gains[external], default=0)
-        return replace(self, external=best, gains=gains)
+        best = max(known, key=lambda external: mean(trial[external] for trial in trials))
+        ahead = [trial[best] - trial[self.external] for trial in trials]
+        moves = mean(ahead) > stdev(ahead) / math.sqrt(len(ahead))
+        return replace(self, trials=trials, external=best if moves else self.external)

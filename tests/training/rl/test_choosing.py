@@ -116,6 +116,26 @@ def test_one_unlucky_trial_does_not_turn_adaptive_j() -> None:
     assert split.observe({0: 0.01, 2: 0.02, 4: 0.0, 6: 0.02}).external == 4
 
 
+def test_noise_alone_seldom_moves_adaptive_j_and_a_gain_within_it_does() -> None:
+    rng = np.random.default_rng(1)
+
+    def last_of(gain_of_six: float) -> int:
+        split = AdaptiveSplit()
+        for _ in range(12):
+            noise = rng.normal(0, 0.01, 4)
+            split = split.observe({0: noise[0], 2: noise[1], 4: noise[2], 6: noise[3] + gain_of_six})
+        return split.external
+
+    assert Counter(last_of(0.01) for _ in range(100))[6] > 80
+    assert Counter(last_of(-0.05) for _ in range(100))[6] == 0
+
+
 def test_a_node_alone_trains_alone_on_whole_batches() -> None:
     assert AdaptiveSplit(external=4).split(0) == Split(8, 0)
     assert AdaptiveSplit(external=4).split(3) == Split(5, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"external": 3}, {"total": 4}])
+def test_a_j_that_is_never_tried_is_an_error(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="candidates"):
+        AdaptiveSplit(**wrong)
