@@ -5,7 +5,7 @@
     chain.records   each roster since, with the cuts, scores, commits and reveals that it rests on
 
 The answers are checked as they come; a member that lies in one of them is as one that has another history. No state and
-no contribution is fetched here, so a history of 64 rounds costs some megabytes at the most.
+no contribution is fetched here: a history of 64 rounds takes some megabytes, in questions of 256 records each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from swarmnode.protocols.chain.statements import (
     Roster,
     Said,
     Scores,
-    opens,
     read,
 )
 from swarmnode.protocols.chain.validity import InvalidRoster, empty_id
@@ -57,9 +56,10 @@ class Shown:
 
 
 @dataclass
-class _Round:
-    """What a roster rests on, as it arrives."""
+class _Told:
+    """What a member told of the rounds since, by id; reveals by the commit that they open."""
 
+    rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
     commits: dict[bytes, Said[Commit]] = field(default_factory=dict)
     cuts: dict[bytes, Said[Cut]] = field(default_factory=dict)
     scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
@@ -81,15 +81,17 @@ async def show(
                 raise CannotTell(f"it keeps the rounds since {oldest}")
             raise OtherLineage(f"round {trusted.round} ended with another roster there")
         steps = list(zip(path.ids, path.empty, strict=True))[path.ids.index(trusted.id) :]
-        first = await _roster(sources, peer, trusted.id)
-        chain = lineage.begin(trusted, first, await sources.chain_before(peer, trusted.id))
+        told = await _ask(sources, peer, [id for id, is_empty in steps if not is_empty])
+        if trusted.id not in told.rosters:
+            raise Lost("it does not have that roster")
+        chain = lineage.begin(trusted, told.rosters[trusted.id], await sources.chain_before(peer, trusted.id))
         rosters = shrunken = 0
         for id, is_empty in steps:
             if lineage.leads_to(chain, base):
                 break
             shrunken += lineage.shrunken(chain, rules) and not is_empty
             rosters += 1
-            chain = await _step(sources, rules, peer, chain, id, is_empty)
+            chain = _step(rules, chain, told, id, is_empty)
     except Lost as error:
         raise CannotTell(str(error)) from None
     except (InvalidRoster, InvalidStatement, NotHeld) as error:
@@ -99,42 +101,44 @@ async def show(
     return Shown(rosters, shrunken)
 
 
-async def _step(
-    sources: Sources, rules: ChainRules, peer: PeerId, chain: ChainState, id: bytes, is_empty: bool
-) -> ChainState:
+async def _ask(sources: Sources, peer: PeerId, rosters: list[bytes]) -> _Told:
+    """These rosters and what they rest on, in few questions. Raises InvalidStatement."""
+    told = _Told()
+    for said in await _all(sources, peer, rosters):
+        if isinstance(said.what, Roster):
+            told.rosters[said.id] = said
+    made = [said.what for said in told.rosters.values()]
+    ids = [id for one in made for id in (*one.cuts, *one.scores, *(entry.commit for entry in one.entries))]
+    for said in await _all(sources, peer, ids):
+        match said.what:
+            case Commit():
+                told.commits[said.id] = said
+            case Cut():
+                told.cuts[said.id] = said
+            case Scores():
+                told.scores[said.id] = said
+    accepted = [entry.commit for one in made for entry in one.accepted]
+    for said in await _all(sources, peer, (), reveals=accepted):
+        if isinstance(said.what, Reveal):
+            told.reveals[said.what.commit] = said.what
+    return told
+
+
+def _step(rules: ChainRules, chain: ChainState, told: _Told, id: bytes, is_empty: bool) -> ChainState:
+    """The chain after one more roster. Raises Lost, InvalidRoster or NotHeld."""
     if is_empty:
         if empty_id(chain) != id:
             raise InvalidRoster("an empty roster with another id")
         return lineage.empty(chain)
-    said = await _roster(sources, peer, id)
-    roster, found = said.what, _Round()
-    for element in await _all(
-        sources, peer, (*roster.cuts, *roster.scores, *(entry.commit for entry in roster.entries))
-    ):
-        match element.what:
-            case Commit():
-                found.commits[element.id] = element
-            case Cut():
-                found.cuts[element.id] = element
-            case Scores():
-                found.scores[element.id] = element
-    for element in await _all(sources, peer, (), reveals=[entry.commit for entry in roster.accepted]):
-        commit = found.commits.get(element.what.commit) if isinstance(element.what, Reveal) else None
-        if commit is not None and opens(element.what, commit, chain.run_id):
-            found.reveals[commit.id] = element.what
     try:
-        cuts = tuple(found.cuts[cut] for cut in roster.cuts)
-        scores = tuple(found.scores[scored] for scored in roster.scores)
+        said = told.rosters[id]
+        cuts = tuple(told.cuts[cut] for cut in said.what.cuts)
+        scores = tuple(told.scores[scored] for scored in said.what.scores)
+        commits = {entry.commit: told.commits[entry.commit] for entry in said.what.entries}
     except KeyError:
-        raise Lost(f"{peer} does not have what a roster of round {roster.round} quotes") from None
-    return lineage.after(chain, rules, said, Quoted(cuts, scores, found.commits, found.reveals, {}))
-
-
-async def _roster(sources: Sources, peer: PeerId, id: bytes) -> Said[Roster]:
-    for said in await _all(sources, peer, (id,)):
-        if isinstance(said.what, Roster):
-            return said
-    raise Lost(f"{peer} does not have roster {id.hex()[:12]}")
+        raise Lost(f"it does not have a roster of round {chain.round}, or what that quotes") from None
+    reveals = {commit: told.reveals[commit] for commit in commits if commit in told.reveals}
+    return lineage.after(chain, rules, said, Quoted(cuts, scores, commits, reveals, {}))
 
 
 async def _all(

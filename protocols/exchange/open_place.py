@@ -95,7 +95,7 @@ class OpenPlace:
         self._catch_up, self._observer = catch_up, observer
         self._genesis = genesis(run_id, electors or (me,), window=first_window)
         self._initial: OuterState | None = None
-        self._trusted: TrustedRoster | None = None  # while no history was shown to follow from it
+        self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
         self._shown: Shown | None = None  # by the member that was followed
         self._doubted: dict[PeerId, OtherLineage | CannotTell] = {}
         self._furthest = 0  # rounds done where those stand who cannot show it
@@ -177,6 +177,7 @@ class OpenPlace:
                 await self._catch_up_by_replay(found)
                 return True
             if await self._is_trusted(found) and await self._go_to(found):
+                self._trusted = None  # what follows from where it stands is checked in full
                 return True
         return False
 
@@ -197,7 +198,7 @@ class OpenPlace:
         logger.info("%s shows %d rosters since the trusted one", found.peer, shown.rosters)
         if shown.shrunken:
             self._observer.warn("roster", told_of_few(shown))
-        self._trusted, self._shown = None, shown
+        self._shown = shown
         self._doubted.clear()
         return True
 
