@@ -109,6 +109,8 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.node.trainer import TrainerProcess
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.exchange.open_held import show as show_chain
+    from swarmnode.protocols.rollouts.pool import Pool
+    from swarmnode.protocols.rollouts.sharing import show as show_rollouts
     from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.shards import Shards
@@ -125,6 +127,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     trainer = TrainerProcess(RunSpec(RunSection(name="none")), run_id="", peer_id=network.me)
     metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer)
     show_chain(metrics, Counter, lambda: 0)
+    show_rollouts(metrics, Pool(network.me, now=now_ms), Counter())
     return metrics
 
 

@@ -211,17 +211,7 @@ class Rollouts:
         return RolloutStats(self.pool.stats(), self.alone, len(self._spreader), dict(self.counts))
 
     def measure(self, metrics: Metrics) -> None:
-        def held() -> dict[str, float]:
-            return {"own": len(self.pool.own()), "others": len(self.pool)}
-
-        def held_bytes() -> dict[str, float]:
-            stats = self.pool.stats()
-            return {"own": stats.own_bytes, "others": stats.bytes}
-
-        metrics.show(HELD, held)
-        metrics.show(HELD_BYTES, held_bytes)
-        metrics.show(EVENTS, lambda: self.counts)
-        metrics.show(REFUSED, lambda: self.pool.refused)
+        show(metrics, self.pool, self.counts)
         self.offences.measure(metrics)
 
     # -- passing on
@@ -315,3 +305,19 @@ class Rollouts:
     def _admit_query(self, peer: PeerId) -> None:
         if not self._queries.take(peer, 1):
             raise Refuse("busy", "asked too often what is recent")
+
+
+def show(metrics: Metrics, pool: Pool, counts: Counter[str]) -> None:
+    """Show what is held and what happened."""
+
+    def held() -> dict[str, float]:
+        return {"own": len(pool.own()), "others": len(pool)}
+
+    def held_bytes() -> dict[str, float]:
+        stats = pool.stats()
+        return {"own": stats.own_bytes, "others": stats.bytes}
+
+    metrics.show(HELD, held)
+    metrics.show(HELD_BYTES, held_bytes)
+    metrics.show(EVENTS, lambda: counts)
+    metrics.show(REFUSED, lambda: pool.refused)

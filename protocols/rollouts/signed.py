@@ -21,8 +21,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.shard_tree import CHUNK, Manifest, leaf
@@ -41,6 +43,7 @@ LOGPROB = 2  # bytes of a log-probability
 LOWEST = 64.0  # nats: no token is that unlikely and sampled; what is lower travels as −64
 _STEPS = 65535
 
+V = TypeVar("V")
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]  # (author, message, signature)
 
@@ -200,15 +203,17 @@ def content_id(content: bytes) -> bytes:
     return Manifest(len(content), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(content), CHUNK))).id
 
 
-def quantised(logprobs: np.ndarray) -> np.ndarray:
+def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:
     """Log-probabilities in nats as the 16 bits that travel, uint16; `dequantised` goes back."""
-    depth = np.clip(-np.asarray(logprobs, np.float64), 0.0, LOWEST)
-    return np.rint(_STEPS * np.sqrt(depth / LOWEST)).astype("<u2")
+    depth: NDArray[np.float64] = np.clip(-logprobs, 0.0, LOWEST)
+    steps: NDArray[np.uint16] = np.rint(_STEPS * np.sqrt(depth / LOWEST)).astype("<u2")
+    return steps
 
 
-def dequantised(steps: np.ndarray) -> np.ndarray:
+def dequantised(steps: NDArray[np.uint16]) -> NDArray[np.float64]:
     """What `quantised` made, in nats, float64."""
-    return np.negative(LOWEST * np.square(np.asarray(steps, np.float64) / _STEPS))
+    roots: NDArray[np.float64] = np.asarray(steps, np.float64) / _STEPS
+    return np.negative(LOWEST * np.square(roots))
 
 
 def _message(run_id: str, payload: bytes) -> bytes:
@@ -252,8 +257,9 @@ def _unpack(header: Header, content: bytes) -> RolloutGroup:
         raise InvalidGroup(f"no rollout group: {error}") from error
 
 
-def _cut(values: list, lengths: tuple[int, ...]) -> list[tuple]:
-    cut, at = [], 0
+def _cut(values: list[V], lengths: tuple[int, ...]) -> list[tuple[V, ...]]:
+    cut: list[tuple[V, ...]] = []
+    at = 0
     for length in lengths:
         cut.append(tuple(values[at : at + length]))
         at += length

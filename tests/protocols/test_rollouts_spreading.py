@@ -212,7 +212,10 @@ def test_offers_that_are_not_kept_block_nobody_else_and_are_counted(simulated: S
             assert (await liar.offers(victim, offer_of(made))).wants in ((0,), ())
             await trio.sleep(1)
         await connect([(honest, victim)])
-        await trio.sleep(10)
+        await trio.sleep(6)
+        await liar.offers(victim, offer_of(made))
+        assert await Liar(honest).offers(victim, offer_of(made)) == Answer()  # neither wanted nor here: try again
+        await trio.sleep(6)
         await Liar(honest).brings(victim, made)
         assert made.id in held_by(victim) and victim.rollouts.offences.count(other.me)
 
@@ -241,14 +244,18 @@ def test_a_flooding_author_gets_in_what_its_allowance_is_and_others_all_of_their
         await connect([(flooder, victim), (honest, victim)])
         await trio.sleep(3)
         for step in range(20):
-            await Liar(flooder).brings(victim, *(made_by(flooder, 100 * step + k) for k in range(20)))
+            made = [made_by(flooder, 100 * step + k) for k in range(20)]
+            answers = [await Liar(flooder).offers(victim, offer_of(each)) for each in made]
+            wanted = [each for each, answer in zip(made, answers, strict=True) if answer.wants]
+            await Liar(flooder).gives(victim, give_of(*wanted))
+            await Liar(flooder).brings(victim, *(made_by(flooder, 100 * step + k) for k in range(20, 40)))
             if step % 4 == 0:
                 await Liar(honest).brings(victim, made_by(honest, step))
             await trio.sleep(1)
         stats = {each.author: each for each in victim.rollouts.pool.by_author()}
-        assert stats[flooder.me].came <= 4 + 0.5 * 20 + 1 and stats[honest.me].came == 5
+        assert stats[flooder.me].came <= 5 + 0.5 * trio.current_time() and stats[honest.me].came == 5
         assert stats[flooder.me].refused["flood"] > 300
-        assert victim.rollouts.counts["declined"] > 300  # before their bytes came
+        assert victim.rollouts.counts["declined"] > 200  # before their bytes came
 
     simulated(main)
 

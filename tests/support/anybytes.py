@@ -29,11 +29,17 @@ from swarmnode.protocols.chain import chainstate, statements
 from swarmnode.protocols.chain.statements import InvalidStatement
 from swarmnode.protocols.exchange import messages, open_wire
 from swarmnode.protocols.exchange.messages import Head, Step
+from swarmnode.protocols.rollouts import InvalidGroup
+from swarmnode.protocols.rollouts import messages as rollout_messages
+from swarmnode.protocols.rollouts.signed import open_header
+from swarmnode.protocols.rollouts.signed import seal as seal_group
 from swarmnode.protocols.wire import WireError
 from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS, Codec, CodecError
 from swarmnode.training.codecs.topk import TopK
 from swarmnode.training.options import SettingError
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
 
 MAX_ELEMENTS = 2 * 4096 + 300  # two whole chunks of topk and a part of one; several blocks of the others
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -152,7 +158,26 @@ def _message_seeds() -> Iterator[bytes]:
             yield bytes([number]) + wire.encode(_example(kind))
 
 
-_MESSAGES = _message_kinds(messages, open_wire, hello, membership, shard_wire, statewire, rpc_frames, bulk_wire)
+_MESSAGES = _message_kinds(
+    messages, open_wire, hello, membership, shard_wire, statewire, rpc_frames, bulk_wire, rollout_messages
+)
+
+
+def _rollout_group(raw: bytes) -> None:
+    """A header, as if it were signed; content outside it is made of its own bytes."""
+    signed = open_header(raw, bytes(64), run_id=RUN, verify=lambda *_: True)
+    if signed.complete_here:
+        group = signed.complete().group
+        assert group == RolloutGroup.from_map(group.to_map())
+        assert [len(answer) for answer in group.answers] == list(signed.header.lengths)
+
+
+def _rollout_seed(tokens: int) -> bytes:
+    answers = tuple(tuple(range(1, 1 + tokens)) for _ in range(4))
+    logprobs = tuple(tuple(-0.5 for _ in answer) for answer in answers)
+    group = RolloutGroup(TaskRef("digits/swap", 5, 7), answers, 3, "cd" * 32, "characters", logprobs)
+    made = seal_group(group, run_id=RUN, author=PEER, counter=1, made_at=1 << 40, sign=lambda _: bytes(64))
+    return made.signed.payload
 
 
 def _canonical(raw: bytes) -> None:
@@ -242,6 +267,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "canonical value", _canonical, EncodingError, (encoding.encode({"a": (1, b"2", None), "b": {"c": 0.5}}),)
         ),
+        Target("rollout group", _rollout_group, InvalidGroup, (_rollout_seed(6), _rollout_seed(600))),
         Target("record", _record, InvalidRecord, (_sealed("member", {"a": 1}), _sealed("commit/00000003/0", b"x"))),
         Target(
             "statement of the chain",
