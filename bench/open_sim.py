@@ -4,10 +4,10 @@
     python bench/open_sim.py --nodes 64 --rounds 100 --churn 0
 
 JSON lines: one a round, then a summary. All nodes are whole sessions on the simulated network, on virtual time; what is
-not real is the model (a quadratic bowl), the frames of calls, and that a signature is verified once for all nodes of
-the process (`tests/support/churn.py`, `straightcalls.py`). `churn` is the share of nodes to which something happens in
-each round: two fifths of it join, half of whom come back with the identity that they had, and a fifth each leaves,
-dies, and freezes for two rounds.
+not real is the model (a quadratic bowl), the frames of calls, and that what follows from the same bytes alone is
+computed once for all nodes of the process (`tests/support/churn.py`, `straightcalls.py`). `churn` is the share of nodes
+to which something happens in each round: two fifths of it join, half of whom come back with the identity that they had,
+and a fifth each leaves, dies, and freezes for two rounds.
 
 `bytes` are those that the average node sent in the round, by what they carry. Contributions grow with the model and all
 else does not: `bytes_at_10M` has them as they would be with ten million parameters. `hashes` counts different hashes of

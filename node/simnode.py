@@ -77,6 +77,7 @@ class SimNetwork:
     def __init__(self, world: SimWorld, identity: Identity, address: Address) -> None:
         self._world = world
         self._identity = identity
+        self.me: PeerId = identity.peer_id
         self._address = address
         self._handlers: dict[str, StreamHandler] = {}
         self._topics: dict[str, list[MessageHandler]] = {}
@@ -146,10 +147,6 @@ class SimNetwork:
                 self.changed.unpark_all()
 
     # -- identity and views
-
-    @property
-    def me(self) -> PeerId:
-        return self._identity.peer_id
 
     @property
     def addresses(self) -> tuple[Address, ...]:

@@ -1,4 +1,4 @@
-"""Swarms of strangers in which a fifth of the nodes joins, leaves, dies or freezes in each round: bench/open_sim.py."""
+"""Swarms of strangers that come, leave, die and freeze, and what larger ones cost a node: bench/open_sim.py."""
 
 from __future__ import annotations
 
@@ -31,3 +31,25 @@ def test_rounds_end_and_all_agree_while_nodes_come_leave_die_and_freeze() -> Non
 
     with one_answer_for_all(), straight_calls():
         run_simulation(main)
+
+
+def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_are_aimed_at() -> None:
+    """Swarms of 12 and 36 nodes, of which 6 contribute and 4 judge: bytes that the average node sends in two rounds."""
+
+    async def sent_by(nodes: int) -> float:
+        async with trio.open_nursery() as nursery:
+            swarm = ChurnSwarm(nursery, nodes, electors=4, parameters=4096, seed=1, participants=6)
+            await swarm.begin()
+            await swarm.next_round(within=120)
+            before = swarm.sent()
+            for _ in range(2):
+                found = await swarm.next_round(within=120)
+                assert found.hashes == 1
+                assert 4 <= found.members <= 12
+            average = (swarm.sent() - before) / nodes
+            nursery.cancel_scope.cancel()
+        return average
+
+    with one_answer_for_all(), straight_calls():
+        few, many = (run_simulation(sent_by, nodes) for nodes in (12, 36))
+    assert many < 1.5 * few
