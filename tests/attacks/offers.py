@@ -1,6 +1,6 @@
 """The gradient group on the network: a changed node offers through the real protocol what it should not.
 
-Measured in five nodes on simnet: rounds of which honest nodes have different states, what the rosters say of the liar's
+Measured in a swarm on simnet: rounds of which honest nodes have different states, what the rosters say of the liar's
 and of the copied node's commits, and the slowest round beside the usual one.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 from adversaries import offers as adversaries
 from adversaries.offers import LIAR, OfferAdversary, RevealedToSome
 from harness import Outcome
-from openswarm import WARM, Scene, with_swarm
+from openswarm import NODES, WARM, Scene, with_swarm
 
 from swarmnode.node.simnet import run_simulation
 from swarmnode.protocols.chain.statements import VERDICTS
@@ -62,19 +63,19 @@ async def _attacked(scene: Scene, adversary: OfferAdversary) -> Damage:
     return Damage(len(scene.split()), verdicts, copied, usual, scene.slowest(WARM), permitted)
 
 
-def damage(adversary: OfferAdversary) -> Damage:
-    """Run one attack to its end."""
+def damage(adversary: OfferAdversary, *, nodes: int = NODES) -> Damage:
+    """Run one attack to its end, by one of so many nodes."""
 
     async def body(scene: Scene) -> Damage:
         return await _attacked(scene, adversary)
 
-    found = run_simulation(lambda: with_swarm(body))
+    found = run_simulation(lambda: with_swarm(body, nodes=nodes))
     assert isinstance(found, Damage)
     return found
 
 
-async def outcomes() -> AsyncIterator[Outcome]:
-    """Every attack in full."""
+async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:
+    """Every attack in full, by one of so many nodes."""
     for adversary in adversaries.everyone():
-        found = await trio.to_thread.run_sync(damage, adversary)
+        found = await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))
         yield Outcome("gradient", adversary.name, str(found), "—", found.failures())

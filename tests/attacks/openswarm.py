@@ -1,13 +1,14 @@
 """A small swarm of the method `open` on simnet, some of whose nodes run another program: real rounds, virtual time.
 
-Five nodes, all electors: what a round does does not depend on how many take part, and a round of sixteen costs ten
-times as much of the machine. A changed node is a real one of which the adversary replaced a part.
+All nodes are electors. Tests take five: what a round does does not depend on how many take part, and a round of sixteen
+costs ten times as much of the machine. A changed node is a real one of which the adversary replaced a part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from statistics import median
+from string import ascii_lowercase
 from typing import Any
 
 import trio
@@ -25,7 +26,7 @@ from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.rpc import CallError
 from swarmnode.protocols.statewire import Push, Pushed
 
-NAMES = ("a", "b", "c", "d", "e")
+NODES = 5  # of a test; `python tests/attacks --nodes 16` takes more
 SECONDS_PER_STEP = 2.0  # of five: what the network takes is little beside it, as in real rounds
 WARM = 3  # rounds before an attack, in which waits adapt
 
@@ -38,6 +39,11 @@ class Scene:
     def __init__(self, swarm: SimSwarm, names: tuple[str, ...]) -> None:
         self.swarm, self.names = swarm, names
         self.bad: set[str] = set()  # names of nodes that run another program, or are gone
+
+    @property
+    def minority(self) -> tuple[str, ...]:
+        """As many nodes as can be wrong without being a majority, the last ones: two of five, seven of sixteen."""
+        return self.names[len(self.names) // 2 + 1 :]
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -135,8 +141,9 @@ class Scene:
                 continue
 
 
-async def with_swarm(body: Callable[[Scene], Awaitable[Any]], *, names: tuple[str, ...] = NAMES) -> Any:
-    """What `body` returns of a swarm whose nodes went through WARM rounds; for `run_simulation`."""
+async def with_swarm(body: Callable[[Scene], Awaitable[Any]], *, nodes: int = NODES) -> Any:
+    """What `body` returns of a swarm whose nodes, called a, b, c …, did WARM rounds; for `run_simulation`."""
+    names = tuple(ascii_lowercase[:nodes])
     async with trio.open_nursery() as nursery:
         swarm = SimSwarm(
             nursery, world=SimWorld(latency=0.02), method="open", electors=names, seconds_per_step=SECONDS_PER_STEP

@@ -1,6 +1,6 @@
 """The round group: peers that stop at any moment, lying leaders and judges, and a swarm cut in two.
 
-Measured in five nodes on simnet, all electors: rounds of which honest nodes have different states, and the slowest
+Measured in a swarm on simnet, all electors: rounds of which honest nodes have different states, and the slowest
 round beside the usual one; what else must be true is said by each adversary.
 """
 
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 from adversaries import rounds as adversaries
 from adversaries.rounds import RoundAdversary, Stopped
 from harness import Outcome
-from openswarm import Scene, with_swarm
+from openswarm import NODES, Scene, with_swarm
 
 from swarmnode.node.simnet import run_simulation
 
@@ -40,8 +41,8 @@ class Damage:
         return tuple(found)
 
 
-def damage(adversary: RoundAdversary) -> Damage:
-    """Run one attack to its end."""
+def damage(adversary: RoundAdversary, *, nodes: int = NODES) -> Damage:
+    """Run one attack on so many nodes to its end."""
 
     async def body(scene: Scene) -> Damage:
         usual = scene.usual()
@@ -53,21 +54,21 @@ def damage(adversary: RoundAdversary) -> Damage:
         broken = tuple(await adversary.broken(scene))
         return Damage(len(split), usual, slowest, adversary.slower, broken)
 
-    found = run_simulation(lambda: with_swarm(body))
+    found = run_simulation(lambda: with_swarm(body, nodes=nodes))
     assert isinstance(found, Damage)
     return found
 
 
-async def outcomes() -> AsyncIterator[Outcome]:
-    """Every attack in full; the stops of one kind share a line."""
+async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:
+    """Every attack on so many nodes in full; the stops of one kind share a line."""
     for how in ("kill", "freeze"):
         found = []
         for adversary in adversaries.stops():
             if isinstance(adversary, Stopped) and adversary.how == how:
-                found.append((adversary, await trio.to_thread.run_sync(damage, adversary)))
+                found.append((adversary, await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))))
         yield _of_all(how, found)
     for adversary in adversaries.everyone():
-        harm = await trio.to_thread.run_sync(damage, adversary)
+        harm = await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))
         yield Outcome("round", adversary.name, str(harm), "—", harm.failures())
 
 

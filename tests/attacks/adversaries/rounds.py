@@ -1,6 +1,6 @@
 """Attacks on the round itself: peers that stop at any moment, leaders and judges that lie, and a swarm cut in two.
 
-Each acts on five running nodes that are all electors (`openswarm.py`). Who misbehaves is chosen by the round: its
+Each acts on running nodes that are all electors (`openswarm.py`). Who misbehaves is chosen by the round: its
 leader, where that is who the attack needs.
 """
 
@@ -160,7 +160,7 @@ class TwoRosters(Leader):
 
 
 class Omission(Leader):
-    """Quotes itself, its victim and one more, and calls the victim's contribution missing: a quorum lacks one voice."""
+    """Quotes a bare quorum, its victim and itself in it, and calls the victim's work missing: that lacks one voice."""
 
     name = "a leader leaves an honest peer's work out"
 
@@ -169,7 +169,8 @@ class Omission(Leader):
         keep = next(score for score in action.quoted.scores if score.author == me)
         self.victim = next(other for other in target.names if other != name)
         chosen = {me, target.peer(self.victim)}
-        chosen.add(next(score.author for score in action.quoted.scores if score.author not in chosen))
+        others = [score.author for score in action.quoted.scores if score.author not in chosen]
+        chosen.update(others[: len(target.names) // 2 + 1 - len(chosen)])
         scores = tuple(score for score in action.quoted.scores if score.author in chosen)
         cuts = tuple(cut for cut in action.quoted.cuts if cut.author in chosen)
         assert keep in scores
@@ -230,7 +231,7 @@ class WrongClip(Forged):
 
 
 class RevertAlways(Forged):
-    """Two judges ask for every roster to be undone, and a leader among them says that it is."""
+    """A minority of the judges asks for every roster to be undone, and a leader says that it is."""
 
     name = "reverting every round"
 
@@ -246,16 +247,16 @@ class RevertAlways(Forged):
             turn.bench.undo = MAX_GAIN
             await usual(turn, scores)
 
-        if name in ("a", "b"):
+        if name in target.minority:
             duties.seal = seal  # type: ignore[method-assign]
 
 
 class WithheldCuts(RoundAdversary):
-    name = "two of five judges withhold their cuts"
+    name = "two of five judges, or seven of sixteen, withhold their cuts"
 
     async def attack(self, target: Scene) -> None:
         self.first = target.round + 1
-        for name in ("d", "e"):
+        for name in target.minority:
             target.bad.add(name)
 
             async def say(usual: Any, statement: Any) -> Any:
@@ -286,12 +287,12 @@ class LastCommitter(RoundAdversary):
 
 
 class CutInTwo(RoundAdversary):
-    name = "two of five are cut off for five rounds"
-    slower = 4.0  # three judges of five go on; each round waits for who is not there until that is known
+    name = "two of five, or seven of sixteen, are cut off for five rounds"
+    slower = 4.0  # a majority of the judges goes on; each round waits for who is not there until that is known
 
     async def attack(self, target: Scene) -> None:
         self.first = target.round + 1
-        sides = (("a", "b", "c"), ("d", "e"))
+        sides = (target.names[: -len(target.minority)], target.minority)
         target.swarm.world.partition([[target.peer(name) for name in side] for side in sides])
         before = target.round
         await target.swarm.round_done(before + 5, *sides[0], within=400)
