@@ -181,7 +181,7 @@ class Intake:
         header = signed.header
         reason = self._pool.unfit(signed.author, header.made_at, header.version)
         if reason:
-            self._pool.note(signed.author, reason)
+            self._pool.refuse(signed, reason)
             return None
         try:
             content = b"" if signed.complete_here else await self._fetched(peer, signed)
@@ -194,7 +194,7 @@ class Intake:
             self._refuse_from(peer, str(error), forged=error.forged)
             return None
         if reason:
-            self._pool.note(signed.author, reason)
+            self._pool.refuse(signed, reason)
             return None
         refused = self._pool.add(group)
         if not refused:
@@ -206,7 +206,11 @@ class Intake:
 
     def _completed(self, signed: SignedHeader, content: bytes) -> tuple[SignedGroup, str]:
         group = signed.complete(content)
-        return group, self._check(group)
+        try:
+            return group, self._check(group)
+        except Exception:  # a stranger chose what is checked: a fault there costs the group, not the node
+            log.exception("a rollout group of %s could not be checked", signed.author)
+            return group, "check-failed"
 
     async def _fetched(self, peer: PeerId, signed: SignedHeader) -> bytes:
         raw: bytes | memoryview | None = None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.rollouts.signed import SignedGroup
+from swarmnode.protocols.rollouts.signed import SignedGroup, SignedHeader
 
 MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
 MAX_AUTHORS = 1024  # whose counts are remembered; who was silent longest is forgotten first
@@ -242,6 +242,11 @@ class Pool:
             reason = "other"
         self.refused[reason] += count
         self._author(author).refused[reason] += count
+
+    def refuse(self, group: SignedHeader, reason: str) -> None:
+        """Note a group that is not kept, and remember it, so that it does not come again."""
+        self._remember(group.id)
+        self.note(group.author, reason)
 
     def expire(self) -> None:
         """Let go of what is too old, or too far behind its author's newest."""

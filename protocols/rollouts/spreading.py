@@ -52,6 +52,7 @@ class _Load:
     copies: int  # this node's own included
     known: set[PeerId]  # who has it, as far as is known
     tries: int = TRIES
+    offered: bool = False  # to somebody just now: half of its copies are spoken for
 
 
 class Spreader:
@@ -93,12 +94,16 @@ class Spreader:
             del self._loads[id]  # in a small swarm, before its copies are used up
         batches: dict[PeerId, list[_Load]] = {peer: [] for peer in self._next(everybody)} if self._loads else {}
         for load in self._loads.values():
+            if load.offered:
+                continue
             open_to = [batch for peer, batch in batches.items() if peer not in load.known and len(batch) < MAX_OFFERED]
             if open_to:
                 min(open_to, key=len).append(load)
         for peer, batch in batches.items():
             if batch:
                 self._busy.add(peer)
+                for load in batch:
+                    load.offered = True
                 nursery.start_soon(self._tell, peer, batch)
 
     def _next(self, here: set[PeerId]) -> list[PeerId]:
@@ -140,6 +145,8 @@ class Spreader:
             log.debug("%s takes no rollouts for a while: %s", peer, error)
         finally:
             self._busy.discard(peer)
+            for load in batch:
+                load.offered = False
 
     async def _give(self, peer: PeerId, wanted: list[_Load]) -> list[_Load]:
         """Give as many as fit one message; the rest."""

@@ -322,11 +322,32 @@ def test_what_the_check_refuses_is_counted_by_its_word_and_goes_no_further(simul
             return "uninformative" if signed.group.task.seed % 2 else ""
 
         victim, liar = await pair(world, nursery, check=check)
-        await liar.brings(victim, *(made_by(liar.node, seed) for seed in range(6)))
+        made = [made_by(liar.node, seed) for seed in range(6)]
+        await liar.brings(victim, *made)
+        assert (await liar.offers(victim, offer_of(*made))).has == tuple(range(6))  # none comes again
         assert len(held_by(victim)) == 3 and victim.rollouts.pool.refused == {"uninformative": 3}
         assert {each.author: each.refused for each in victim.rollouts.pool.by_author()} == {
             liar.node.me: {"uninformative": 3}
         }
+
+    simulated(main)
+
+
+def test_a_check_that_fails_costs_the_group_and_nothing_else(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        def check(signed: SignedGroup) -> str:
+            if signed.group.task.seed == 1:
+                raise RecursionError("a verifier met what it was not made for")
+            return ""
+
+        nodes = await start(nursery, world, 2, check=check)
+        for node in nodes:
+            await node.rollouts.publish([group(1, tokens=600), group(2, tokens=600)])
+        await connect([(nodes[0], nodes[1])])
+        await trio.sleep(10)
+        for node in nodes:
+            assert [held.signed.group.task.seed for held in node.rollouts.pool] == [2]
+            assert node.rollouts.pool.refused.keys() == {"check-failed"}
 
     simulated(main)
 

@@ -10,7 +10,8 @@ import trio
 from rolloutnodes import RolloutNode, connect, everybody, group, now, ring_and_chords, start
 
 from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.rollouts import PoolLimits, RolloutLimits
+from swarmnode.protocols.budget import Allowance
+from swarmnode.protocols.rollouts import PoolLimits, Rates, RolloutLimits
 
 DEGREE = 10
 ROUND = 10.0  # seconds
@@ -80,7 +81,8 @@ def test_what_a_node_receives_does_not_grow_with_the_swarm() -> None:
 
 def test_a_peer_that_makes_nine_tenths_of_the_traffic_has_its_share_and_no_more() -> None:
     async def main(nursery: trio.Nursery) -> None:
-        limits = RolloutLimits(pool=PoolLimits(share=0.25, few=4))
+        author = Rates(groups=Allowance(2, 64), bytes=Allowance(10_000, 3 << 20))
+        limits = RolloutLimits(author=author, pool=PoolLimits(share=0.25, few=4))
         nodes = await start(nursery, SimWorld(latency=0.05), 12, limits=limits)
         flooder, honest = nodes[0], nodes[1:]
         await connect(everybody(nodes))
