@@ -61,13 +61,12 @@ refuse the attackers. The undefended node keeps what it is sent with the latest 
 
 Gradient: 16 peers learn to tell ten clusters apart, on IID data or on shares of the classes drawn by Dirichlet(0.3),
 all of them electors. Training is numpy, the rounds are the open chain's own functions without a network; liars also lie
-as judges and as leaders (`openrounds.py`). A judge measures on 1024 samples. Figures are accuracy after 40 rounds, as a
-share of the same run's without liars and with the plain mean. A line passes with 95 % at IID 5/16, and 80 % at 7/16 and
-where data are not IID; a first strike passes where it takes the parameters no further than twice the honest norm, and is
-undone if it harms. Lines that count accepted contributions are from the network: one changed node of five on simnet, all
-electors (`--nodes 16` takes sixteen). They pass
-where nothing of the liar's is accepted that is not in order, what it copied is, honest nodes have one state in every
-round, and no round takes more than twice the usual time.
+as judges and as leaders (`openrounds.py`). A judge measures on 1024 samples. Figures are accuracy after 40 rounds, as
+a share of the same run's without liars and with the plain mean. A line passes with 95 % at IID 5/16, and 80 % at 7/16
+and where data are not IID; a first strike passes where it takes the parameters no further than twice the honest norm,
+and is undone if it harms. Lines that count accepted contributions are from the network: one changed node of five on
+simnet, all electors (`--nodes 16` takes sixteen). They pass where nothing of the liar's is accepted that is not in
+order, what it copied is, honest nodes have one state in every round, and no round takes more than twice the usual time.
 
 Round: five nodes on simnet in virtual time, all electors; sixteen (`--nodes 16`) take ten times as long. A line
 passes where honest nodes have one state in every round (after a cut or two rosters: within 3 rounds), and no round
