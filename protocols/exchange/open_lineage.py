@@ -79,6 +79,8 @@ async def show(
             oldest = tip.round - len(path.ids)  # the round that the first of these rosters ended
             if trusted.round < oldest:
                 raise CannotTell(f"it keeps the rounds since {oldest}")
+            if trusted.round >= tip.round:
+                raise CannotTell(f"it has done {tip.round} rounds")
             raise OtherLineage(f"round {trusted.round} ended with another roster there")
         steps = list(zip(path.ids, path.empty, strict=True))[path.ids.index(trusted.id) :]
         told = await _ask(sources, peer, [id for id, is_empty in steps if not is_empty])

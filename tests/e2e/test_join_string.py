@@ -1,0 +1,42 @@
+"""The line that `swarmnode id --join` prints in an open run: it names a recent roster, which a newcomer insists on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from realnodes import RUN_TOML, Node, agree, until
+
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE
+
+OPEN_TOML = (
+    RUN_TOML.replace('name = "tiny"', 'name = "tiny-open"\ntrust = "open"')
+    .replace("steps = 100", "steps = 40")  # a line names a roster after five rounds
+    .replace("[exchange]", '[exchange]\nmethod = "open"')
+)
+
+
+@pytest.mark.timeout(400)
+def test_a_newcomer_joins_by_the_printed_line_and_by_no_other_history(tmp_path: Path, corpus: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(OPEN_TOML)
+    with Node(tmp_path / "first", run_file, corpus=corpus) as first:
+        until(lambda: len(first.states()) > 5, within=200)
+        told = first.command_line("id", "--join")
+        printed = told["join"].split()
+        assert printed[:2] == ["swarmnode", "run"] and printed[-2:] == ["--roster", told["roster"]]
+
+        with Node(tmp_path / "second", *printed[2:], corpus=corpus) as second:
+            second.wait_for("caught_up", within=120)
+            second.next_round()
+            assert agree(first, second) > 0
+            assert "this node could not tell" not in second.log()
+
+        told = first.command_line("id", "--join")  # a new one: members keep 64 rounds
+        round, id = told["roster"].split(":")
+        other = [f"{round}:{'0' * len(id)}" if part == told["roster"] else part for part in told["join"].split()[2:]]
+        with Node(tmp_path / "third", *other, corpus=corpus) as third:
+            assert third.wait(within=120) == RUN_UNAVAILABLE
+            said = third.log()
+            assert "does not contain roster" in said and "Ask somebody whom you trust" in said
+            assert third.states() == {}
