@@ -61,7 +61,9 @@ from swarmnode.node.successors import SuccessorWatch, parent_state
 from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.method import Place
+from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.hello import PROTOCOL as HELLO
+from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
@@ -321,6 +323,8 @@ class Daemon:
                 emit=self.emit,
             )
             self.session.method.measure(self.metrics)
+            if isinstance(self.session.method, Sapo):
+                self.network.conduct.watch(self.session.method.rollouts.offences)
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
             self.emit({"event": "finished", "rounds": self.rounds_done()})
