@@ -166,12 +166,13 @@ class Leader:
         began = latest = trio.current_time()
         patience = max(0.0, standing.position.window - standing.elapsed()) + settings.ceiling
         half_at, present = math.inf, len(desk.readies)
+        usable = without_broken_links(candidates, self._broken)  # the others would have no place in the roster
         while not found:
             now = trio.current_time()
             if len(desk.readies) > present:
                 latest, present = now, len(desk.readies)
             waited_for = [
-                p for p in candidates if p not in desk.readies and p not in desk.away and not standing.is_absent(p)
+                p for p in usable if p not in desk.readies and p not in desk.away and not standing.is_absent(p)
             ]
             if half_at == math.inf and len(desk.readies) >= len(waited_for):
                 half_at = now
