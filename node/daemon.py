@@ -63,7 +63,6 @@ from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.method import Place
 from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.hello import PROTOCOL as HELLO
-from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs

