@@ -87,9 +87,9 @@ class Worker:
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
-        torch.set_num_threads(command["threads"] or os.cpu_count() or 1)
         torch.set_flush_denormal(True)
         spec = decode(command["spec"])
+        torch.set_num_threads(command["threads"] or (os.cpu_count() if spec.needs_data else 1) or 1)
         has_use = torch.cuda.is_available() and (spec.needs_data or command["device"] != "auto")
         self._device = _device(command["device"], has_use)  # the policies of rollouts are tiny
         task_class = load_task(spec.task.name, command["task"])

@@ -43,8 +43,7 @@ class DigitsRL:
         rollouts = spec.rollouts
         where = "--policy" if assignment.policy else "[rollouts]"
         kind, layers, width = policy_shape(assignment.policy or rollouts.policy, where=where)
-        seed = _seed(f"{spec.run.seed} {assignment.peer_id}")
-        policy = build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=seed)
+        policy = build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=spec.run.seed)
         settings = Settings(
             tasks=tuple((name, rollouts.difficulty) for name in NAMES),
             answers=rollouts.answers,
@@ -53,9 +52,15 @@ class DigitsRL:
             learning_rate=spec.inner.lr,
             clip_norm=spec.inner.clip,
             gate=Gate(),
+            correction="tapered",
         )
-        self.learner = Learner(assignment.peer_id, policy, settings, seed=seed)
-        self.learner.warm_up(well_formed, steps=rollouts.warm_up)
+        # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.
+        beginning = Learner("", policy, settings, seed=spec.run.seed)
+        beginning.warm_up(well_formed, steps=rollouts.warm_up)
+        self.learner = Learner(
+            assignment.peer_id, policy, settings, seed=_seed(f"{spec.run.seed} {assignment.peer_id}")
+        )
+        self.learner.start_from(beginning)
         self.model = policy
         self._own: list[Scored] = []
 
