@@ -27,7 +27,7 @@ from swarmnode.training.codecs import codec
 RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CELL
 BANDWIDTH = 1_000_000  # bytes a second of each link: a round of four takes 1.6 s
 WARM = 3  # rounds that teach members what is usual
-NOTICED_IN = 0.45  # seconds beyond the silence allowed: until pings show it, and a new ballot has begun
+NOTICED_IN = 0.75  # seconds beyond the silence allowed: three pauses between chunks here, pings, and a new ballot
 
 
 class Member:
