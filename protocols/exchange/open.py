@@ -8,6 +8,7 @@
     open_work.py           local training, error feedback
     open_settling.py       what becomes of work that counted, and of work that did not
     open_place.py          joining: from where others stand, and how to get there
+    open_lineage.py        asking members whether their history contains the roster that a join string names
     open_keeper.py         listening to what is said, and beginning what follows from it
     open_held.py           what is held: books, rosters in the tree of forks, heads; the bell that rings at news
     open_book.py           what was said in one round
@@ -34,7 +35,17 @@ import trio
 from swarmnode.protocols.catchup import CatchUp
 from swarmnode.protocols.chain.chainstate import rules_of
 from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.chain.lineage import settled
+from swarmnode.protocols.exchange.method import (
+    Begin,
+    LostPlace,
+    OtherHistory,
+    Overtaken,
+    Parts,
+    Place,
+    RoundResult,
+    Saved,
+)
 from swarmnode.protocols.exchange.open_contributions import Contributions
 from swarmnode.protocols.exchange.open_duties import Duties
 from swarmnode.protocols.exchange.open_held import AWAY, Held
@@ -54,6 +65,7 @@ logger = logging.getLogger(__name__)
 FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds
 CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions
+SETTLED = 4  # rounds on a roster until join strings name it: more than a fork lasts where nodes are connected
 
 
 def build(parts: Parts) -> Open:
@@ -173,7 +185,9 @@ class Open:
         lately = {worked.author for roster in chain.history[-2:] for worked in roster}
         members = tuple(sorted(lately.union(chain.electors)))
         elapsed = trio.current_time() - self.rounds.began
-        return Place(chain.round, self.held.states.hashes[chain.tip], members, elapsed=elapsed)
+        roster = settled(self.held.tree.path(chain.tip), SETTLED)
+        told = str(roster) if roster is not None else ""
+        return Place(chain.round, self.held.states.hashes[chain.tip], members, elapsed=elapsed, roster=told)
 
     @property
     def paused(self) -> bool:
@@ -186,10 +200,16 @@ class Open:
     async def find_place(self, begin: Begin) -> None:
         if begin.saved is not None:
             self.work.feedback.restore(begin.saved.residual)
+        refused: OtherHistory | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.run)
-            await self.places.find(begin)
+            try:
+                await self.places.find(begin)
+            except OtherHistory as error:
+                refused = error
             nursery.cancel_scope.cancel()
+        if refused is not None:
+            raise refused
         self.rounds.began = self.places.arrived
 
     async def run_round(self) -> RoundResult:
