@@ -62,6 +62,8 @@ class Waits:
         self._set(turn, commits=True)
         cut = trio.current_time()
         await self._wait_for("cuts", lambda: judges - book.cuts_by_judge().keys())
+        if len(book.cuts_by_judge()) < needed:
+            await self._wait_for_late(turn, judges, needed)
         if len(book.cuts_by_judge()) >= needed:
             await self._wait_for("reveals", lambda: self._unjudged(turn))
             self._set(turn, contributions=True)
@@ -80,16 +82,27 @@ class Waits:
             await trio.sleep_until(cut + SHORTEST_EMPTY)
         self._set(turn, attempt=len(order))
 
+    async def _wait_for_late(self, turn: Turn, judges: set[PeerId], needed: int) -> None:
+        """Wait for a quorum of cuts while judges are there for one: they may have begun the round later than this."""
+        book, latest = turn.book, self._due(turn) + self._patience("cuts")
+
+        def settled() -> bool:
+            there = {judge for judge in judges if self._is_there(judge)}
+            return len(book.cuts_by_judge()) >= needed or len(there | book.cuts_by_judge().keys()) < needed
+
+        with self._liveness.watching(judges - {self._me}):
+            await self._held.until(settled, deadline=latest)
+
     async def look_for_electors(self, turn: Turn) -> None:
         """Notice that nobody will end the round: electors are gone, or there and silent; for who is no elector."""
         electors = turn.chain.electors[:WATCHED]
         if self._me in turn.chain.electors:
             return
-        due, patience = self._due(turn), max(self._patience("electors"), WAITS * self._settings.floor)
+        due, latest = self._due(turn), self._given_up(turn)
         await trio.sleep_until(due)
         with self._liveness.watching(electors):
-            gone = await self._held.until(lambda: not any(map(self._is_there, electors)), deadline=due + patience)
-        why = "no elector is there" if gone else f"its electors have been silent for {patience:.0f} s"
+            gone = await self._held.until(lambda: not any(map(self._is_there, electors)), deadline=latest)
+        why = "no elector is there" if gone else f"its electors have been silent for {latest - due:.0f} s"
         logger.warning("round %d: %s, so it ends empty", turn.chain.round, why)
         self._set(turn, attempt=len(leaders(turn.chain, self._held.rules)))
 
@@ -97,6 +110,10 @@ class Waits:
         """When a round's roster may be expected, in trio time, by who is no elector."""
         floor = self._settings.floor
         return turn.began + (floor if turn.follows_nothing else turn.chain.window / 1000 + 2 * floor)
+
+    def _given_up(self, turn: Turn) -> float:
+        """From when on a round may end empty although electors are there who have not said so, in trio time."""
+        return self._due(turn) + max(self._patience("electors"), WAITS * self._settings.floor)
 
     # --- heads ------------------------------------------------------------------------------------------------------
 
@@ -117,15 +134,18 @@ class Waits:
         elsewhere = [peer for peer in at.electors if first.id not in tree.ancestry(heads.get(peer, b""))]
         if not any(self._is_there(peer) for peer in elsewhere):
             return True
+        latest = (now if waiting != first.id else since) + patience
+        if self._me not in at.electors and first.roster is None and fork == tip:  # a few electors who gave up early
+            latest = max(latest, self._given_up(turn))
         if waiting != first.id:
-            turn.waited_for = since, waiting = now, first.id
-            nursery.start_soon(self._await_heads, elsewhere, patience)
-        return now - since >= patience
+            turn.waited_for = now, first.id
+            nursery.start_soon(self._await_heads, elsewhere, latest)
+        return now >= latest
 
-    async def _await_heads(self, electors: list[PeerId], seconds: float) -> None:
+    async def _await_heads(self, electors: list[PeerId], latest: float) -> None:
         """Notice when electors that are waited for are gone, or when they had their time."""
         with self._liveness.watching([peer for peer in electors if peer != self._me]):
-            await trio.sleep(seconds)
+            await trio.sleep_until(latest)
         self._held.ring()
 
     # --- who is lacking ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def test_rounds_end_and_all_agree_while_nodes_come_leave_die_and_freeze() -> Non
                 await swarm.next_round(within=120)
                 await swarm.churn(Churn.of(0.2))
             assert sum(swarm.happened.values()) >= ROUNDS
-            assert max(round.seconds for round in swarm.history) < 30  # with five electors, of whom three are gone
+            assert max(round.seconds for round in swarm.history) < 60  # with five electors, of whom three are gone
             swarm.thaw_all()
             settled = swarm.height() + 3
             await swarm.swarm.until(lambda: swarm.height() >= settled and swarm.agree(), within=60)

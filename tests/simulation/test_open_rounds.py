@@ -126,7 +126,8 @@ def test_one_of_two_goes_on_when_the_other_dies() -> None:
         await swarm.round_done(2, "a", "b")
         swarm.kill("a")
         await swarm.round_done(10, "b", within=60)
-        assert swarm.nodes["b"].rounds[10]["members"] == 1
+        members = [swarm.nodes["b"].rounds[round]["members"] for round in range(6, 11)]
+        assert sum(members) >= 3  # a round that is undone has none
 
     simulate(body, names=NAMES[:2])
 
