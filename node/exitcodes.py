@@ -30,8 +30,8 @@ MEANINGS: dict[int, tuple[str, str]] = {
     NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up"),
     RUN_UNAVAILABLE: (
         "RUN_UNAVAILABLE",
-        "nobody answers at the join addresses or has the data, it was refused, or no history there has the roster of the "
-        "join line",
+        "nobody answers at the join addresses or has the data, it was refused, or no history there has the roster "
+        "of the join line",
     ),
     NOT_RUNNING: ("NOT_RUNNING", "the command needs a running daemon and there is none"),
     KEY_IN_USE: ("KEY_IN_USE", "an older daemon runs with the same key; the younger one stops"),
