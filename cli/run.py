@@ -137,8 +137,11 @@ def _built_in(task: str) -> Path | None:
     """The run file of a built-in task that needs none of the user's."""
     if not _NAME.fullmatch(task):
         return None
-    path = Path(str(files("swarmnode.training.rl") / f"{task}.toml"))
-    return path if path.is_file() else None
+    folder = Path(str(files("swarmnode.training.rl")))
+    built_in = {path.stem: path for path in folder.glob("*.toml")}
+    if task not in built_in:
+        raise _usage(f"--task {task}: built in is {', '.join(sorted(built_in))}; a task of your own is FILE.py:CLASS")
+    return built_in[task]
 
 
 def _usage(text: str) -> ExpectedError:

@@ -369,7 +369,7 @@ def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
         )
     kind, layers, width = found[1], int(found[2]), int(found[3])
     if kind == "gpt" and width % POLICY_HEADS:
-        raise SettingError(f"{where}: policy = {policy!r} has a width that is no multiple of {POLICY_HEADS} heads")
+        raise SettingError(f"{where}: policy = {policy!r} is not valid; the width is a multiple of {POLICY_HEADS}")
     return kind, layers, width
 
 

@@ -28,3 +28,10 @@ def test_two_policies_learn_from_one_another(tmp_path: Path) -> None:
         until(lambda: one.command_line("rollouts", "stats")["alone"] is True)
         alone = one.next_round(after=2)
         assert alone["steps"] == 1, "a node alone goes on alone"
+
+
+def test_a_task_or_policy_that_there_is_not_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    unknown = swarmnode("run", "--task", "digits", "--data-dir", tmp_path / "a")
+    assert unknown.returncode == 2 and "digits-rl" in unknown.stderr
+    odd = swarmnode("run", "--task", "digits-rl", "--policy", "gpt:2x47", "--data-dir", tmp_path / "b", "--port", "0")
+    assert odd.returncode != 0 and "multiple of 2" in odd.stderr
