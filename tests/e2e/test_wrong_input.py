@@ -160,7 +160,7 @@ def test_custom_task_that_cannot_be_loaded_says_why(tmp_path: Path, run_file: Pa
     told = refused("run", sums, "--task", f"{broken}:Sum", *where, code=1)
     assert str(broken) in told and "nothing_of_this_name" in told
     assert "which is built in" in refused("run", run_file, "--task", f"{broken}:Sum", *where, code=3)
-    assert "FILE.py:CLASS" in refused("run", sums, "--task", "sum", *where, code=3)
+    assert "FILE.py:CLASS" in refused("run", sums, "--task", "sum", *where, code=2)
 
 
 def test_resumed_run_goes_on_from_the_newest_checkpoint_that_is_whole(
