@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarmnode.training.rl.activations import watched
 from swarmnode.training.rl.policies import Policy, kept, repeat
 
 
@@ -40,6 +42,7 @@ class Answer:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # nats, one a token
+    activations: Tensor | None = field(default=None, compare=False, repr=False)  # (T, C), each token's, where traced
 
 
 @torch.no_grad()
@@ -50,10 +53,11 @@ def sample(
     copies: int,
     how: Sampling,
     generator: torch.Generator,
+    traced: bool = False,
 ) -> list[Answer]:
     """`copies` answers to each prompt, those to one prompt in a row. Raises ValueError where one exceeds the context.
 
-    All chance comes from `generator` (a CPU one).
+    All chance comes from `generator` (a CPU one). With `traced`, answers have the activations that a proof commits to.
     """
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
@@ -66,36 +70,49 @@ def sample(
     answers: list[Answer | None] = [None] * (len(prompts) * copies)
     for indices in by_length.values():
         batch = torch.tensor([prompts[index] for index in indices])  # (B, T)
-        written = _continue(policy, batch, copies, how, generator)
+        written = _continue(policy, batch, copies, how, generator, traced)
         for position, index in enumerate(indices):
             answers[index * copies : (index + 1) * copies] = written[position * copies : (position + 1) * copies]
     return [answer for answer in answers if answer is not None]
 
 
-def _continue(policy: Policy, prompts: Tensor, copies: int, how: Sampling, generator: torch.Generator) -> list[Answer]:
+def _continue(
+    policy: Policy, prompts: Tensor, copies: int, how: Sampling, generator: torch.Generator, traced: bool
+) -> list[Answer]:
     rows = len(prompts) * copies
     written: list[list[int]] = [[] for _ in range(rows)]
     chances: list[list[float]] = [[] for _ in range(rows)]
+    traces: list[list[Tensor]] = [[] for _ in range(rows)]
     alive = list(range(rows))
-    logits, state = policy.begin(prompts)
-    logits, state = logits.repeat_interleave(copies, dim=0), repeat(state, copies)
-    while True:
-        tokens, logprobs = draw(logits, how, generator)
-        for row, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
-            written[row].append(token)
-            chances[row].append(logprob)
-        going = [
-            position
-            for position, row in enumerate(alive)
-            if written[row][-1] != policy.vocabulary.end and len(written[row]) < how.max_tokens
-        ]
-        if not going:
-            return [Answer(tuple(ids), tuple(values)) for ids, values in zip(written, chances, strict=True)]
-        if len(going) < len(alive):
-            chosen = torch.tensor(going)
-            tokens, state = tokens[chosen], kept(state, chosen)
-            alive = [alive[position] for position in going]
-        logits, state = policy.step(tokens, state)
+    with watched(policy) if traced else nullcontext() as seen:
+        logits, state = policy.begin(prompts)
+        final = seen.last.repeat_interleave(copies, dim=0) if seen else None
+        logits, state = logits.repeat_interleave(copies, dim=0), repeat(state, copies)
+        while True:
+            tokens, logprobs = draw(logits, how, generator)
+            for row, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
+                written[row].append(token)
+                chances[row].append(logprob)
+            if final is not None:
+                for row, activations in zip(alive, final, strict=True):
+                    traces[row].append(activations)
+            going = [
+                position
+                for position, row in enumerate(alive)
+                if written[row][-1] != policy.vocabulary.end and len(written[row]) < how.max_tokens
+            ]
+            if not going:
+                break
+            if len(going) < len(alive):
+                chosen = torch.tensor(going)
+                tokens, state = tokens[chosen], kept(state, chosen)
+                alive = [alive[position] for position in going]
+            logits, state = policy.step(tokens, state)
+            final = seen.last if seen else None
+    return [
+        Answer(tuple(ids), tuple(values), torch.stack(trace) if trace else None)
+        for ids, values, trace in zip(written, chances, traces, strict=True)
+    ]
 
 
 def draw(logits: Tensor, how: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
