@@ -30,6 +30,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.trainer import NOTHING, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
@@ -137,15 +138,26 @@ class TrainerProcess:
         self._note(answer["spent"])
         return float(answer["loss"])
 
-    async def rollouts(self, *, version: int) -> tuple[list[RolloutGroup], float]:
+    async def rollouts(
+        self, *, version: int, count: int | None = None, policy: str = ""
+    ) -> tuple[list[RolloutGroup], float]:
         child = await self._ready_child()
-        answer = await child.call("rollouts", version=version)
+        answer = await child.call("rollouts", version=version, count=count, policy=policy)
         self._note(answer["spent"])
         return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
 
-    async def learn(self, pool: Sequence[tuple[str, RolloutGroup]]) -> Learned:
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
         child = await self._ready_child()
-        answer = await child.call("learn", pool=[(author, group.to_map()) for author, group in pool])
+        asked = [[task.name, task.difficulty, task.seed] for task in tasks]
+        answer = await child.call("answer", tasks=asked, version=version, policy=policy)
+        self._note(answer["spent"])
+        return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
+
+    async def learn(
+        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+    ) -> Learned:
+        child = await self._ready_child()
+        answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled))
         self._note(answer.pop("spent"))
         return Learned(**answer)
 
@@ -246,6 +258,10 @@ class TrainerProcess:
         if self._vector is None:
             raise RuntimeError("the trainer has not started yet")
         return self._vector
+
+
+def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(author, group.to_map()) for author, group in groups]
 
 
 class _Child:

@@ -6,14 +6,16 @@ Implementations: `node.trainer.TrainerProcess` (a child process that owns torch)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.protocols.network import PeerId
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
 
 Vector = NDArray[np.float32]
 
@@ -51,6 +53,23 @@ class Learned:
     refused_answers: Mapping[str, int]  # others' answers that the gate refused, by author
     tokens: int  # generated
     seconds: float  # of the update, and of measuring it
+    sampled: int = 0  # groups that others wrote for this policy and that it learned from
+    checked: Mapping[str, int] = field(default_factory=dict)  # of these, how many were looked at, by author
+    caught: Mapping[str, str] = field(default_factory=dict)  # authors whose proofs are lies, and by what they are
+    staleness: float = 0.0  # updates between the weights that wrote those groups and the present ones, mean
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One batch that a node wrote for another's policy, and what came of all of its groups so far."""
+
+    trainer: PeerId
+    version: int  # updates that the policy had seen
+    groups: int  # in this batch
+    reward: float  # mean over its answers, 0 to 1
+    given: int  # groups, in all
+    accepted: int  # of these, by the trainer's word
+    refused: Mapping[str, int]  # by reason, by the trainer's word
 
 
 class Trainer(Protocol):
@@ -91,11 +110,22 @@ class Trainer(Protocol):
 class RolloutTrainer(Trainer, Protocol):
     """A trainer of a policy, in a run by rollouts."""
 
-    async def rollouts(self, *, version: int) -> tuple[list[RolloutGroup], float]:
+    async def rollouts(
+        self, *, version: int, count: int | None = None, policy: str = ""
+    ) -> tuple[list[RolloutGroup], float]:
         """Answers to fresh questions by the present policy, to be learned from and shared; seconds that it took.
 
-        `version`: updates that the policy has seen. Raises TrainerDied.
+        `version`: updates that the policy has seen. `count`: so many questions, None: as the run says. With `policy`,
+        the hash of the parameters, they are remembered for audits. Raises TrainerDied.
         """
 
-    async def learn(self, pool: Sequence[tuple[str, RolloutGroup]]) -> Learned:
-        """One update from the rollouts asked last, and from others' groups with their authors. Raises TrainerDied."""
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+        """Answers to these questions with proofs, for whoever trains the policy; seconds. Raises TrainerDied."""
+
+    async def learn(
+        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+    ) -> Learned:
+        """One update from the rollouts asked last, and from others' groups with their authors. Raises TrainerDied.
+
+        `sampled`: groups that others wrote with remembered weights; a share of each author's is audited.
+        """

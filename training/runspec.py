@@ -191,6 +191,30 @@ class RolloutsSection:
         True, "take more of others' rollouts where that helps on held-out questions, none where it hurts", since=2
     )
     share: float = option(0.25, "part of an update that one peer's rollouts may have", minimum=0, maximum=1, since=2)
+    sampled: int = option(
+        32,
+        "groups in an update, at the most, that nodes which only sample wrote for the policy; they come on top",
+        minimum=0,
+        maximum=1024,
+        since=2,
+    )
+    staleness: int = option(
+        4,
+        "updates that a policy may be ahead of the weights such groups were written with",
+        minimum=0,
+        maximum=64,
+        since=2,
+    )
+    audit: float = option(
+        0.25, "part of each sampling node's groups that are looked at, one at the least", minimum=0, maximum=1, since=2
+    )
+    weights: str = option(
+        "pull",
+        "how sampling nodes come to new weights: pull, they ask after each batch; push, they are told, and fetch them "
+        "while they sample with those before",
+        choices=("pull", "push"),
+        since=2,
+    )
     difficulty: int = option(5, "of the questions: the base of the digits", minimum=2, maximum=10, since=2)
     pace: float = option(
         1.0,

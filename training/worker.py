@@ -11,8 +11,9 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     stop      -> nothing                               ends `train` after the step in hand
     evaluate  thorough, seed -> loss, spent            also between two steps of `train`
     sample    prompt, length, temperature, seed -> text    also between two steps
-    rollouts  version -> groups, seconds, spent        a task of rollouts: ask and answer
-    learn     pool -> reward, taken, ..., spent        a task of rollouts: one update from those and these
+    rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
+    answer    tasks, version, policy -> groups, seconds, spent    the same, asked by others
+    learn     pool, sampled -> reward, taken, ..., spent          a task of rollouts: one update from those and these
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
@@ -60,8 +61,13 @@ class Worker:
             "evaluate": self._evaluate,
             "sample": self._sample,
             "feed": self._feed,
-            "rollouts": lambda command: self._timed(self._task.rollouts(version=command["version"])),
-            "learn": lambda command: self._timed(self._task.learn(command["pool"])),
+            "rollouts": lambda command: self._timed(
+                self._task.rollouts(version=command["version"], count=command["count"], policy=command["policy"])
+            ),
+            "answer": lambda command: self._timed(
+                self._task.answer(command["tasks"], version=command["version"], policy=command["policy"])
+            ),
+            "learn": lambda command: self._timed(self._task.learn(command["pool"], command["sampled"])),
             "ping": lambda command: None,
             "stop": lambda command: None,
         }

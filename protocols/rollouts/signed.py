@@ -2,7 +2,8 @@
 
     id        = sha-256 of a domain tag, the run id and the header's bytes
     signature = Ed25519 by the author over the same; beside it, so that signing again makes no new id
-    content   = token ids, little-endian, 1 to 3 bytes each; then log-probabilities, 2 bytes each, where given
+    content   = token ids, little-endian, 1 to 3 bytes each; then log-probabilities, 2 bytes each, and the proof of who
+                samples for another, where given
 
 Up to INLINE bytes the content stands in the header. Larger content has its shard id there instead, so that the
 signature holds for every byte, and who is offered a group can tell by its header alone whether to fetch the rest.
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.shard_tree import CHUNK, Manifest, leaf
 from swarmnode.protocols.wire import WireError, decode, encode
-from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_TOKENS, GroupError, RolloutGroup
+from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 
 TAG = b"swarmnode/rollout/1\0"  # no other kind of message that a node signs begins so
@@ -58,7 +59,7 @@ class InvalidGroup(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What the author signs. `lengths` are in tokens; with `width` and `logprobs` they fix the size of the content."""
+    """What the author signs. `lengths` are in tokens; with what follows they fix the size of the content."""
 
     author: str
     counter: int  # grows with each group of the author: where samplers draw their work from, prompts follow from it
@@ -72,6 +73,8 @@ class Header:
     logprobs: bool = False
     content: bytes = b""
     shard: bytes = b""  # id of the content, where it is not here
+    trainer: str = ""  # whose policy wrote it, where that is not the author's own: see `samplers`
+    proof: int = 0  # bytes of the proof
 
     def __post_init__(self) -> None:
         _require(0 < len(self.author) <= MAX_AUTHOR, "author")
@@ -80,6 +83,8 @@ class Header:
         _require(1 <= len(self.lengths) <= MAX_ANSWERS, "lengths")
         _require(all(1 <= length <= MAX_TOKENS for length in self.lengths), "lengths")
         _require(1 <= self.width <= 3, "width")
+        _require(len(self.trainer) <= MAX_AUTHOR, "trainer")
+        _require(0 <= self.proof <= MAX_PROOF, "proof")
         _require(self.size <= MAX_CONTENT, "size")
         if self.shard:
             _require(len(self.shard) == 32 and not self.content and self.size > INLINE, "shard")
@@ -89,7 +94,7 @@ class Header:
     @property
     def size(self) -> int:
         """Bytes of the content, wherever it is."""
-        return sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0))
+        return sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0)) + self.proof
 
 
 @dataclass(frozen=True)
@@ -152,8 +157,19 @@ class SignedGroup:
         return len(self.signed.payload) + SIGNATURE + outside
 
 
-def seal(group: RolloutGroup, *, run_id: str, author: PeerId, counter: int, made_at: int, sign: Sign) -> SignedGroup:
-    """Sign a group of this node's own; `made_at` in ms. Raises InvalidGroup where it is too large to travel.
+def seal(
+    group: RolloutGroup,
+    *,
+    run_id: str,
+    author: PeerId,
+    counter: int,
+    made_at: int,
+    sign: Sign,
+    trainer: PeerId = "",
+) -> SignedGroup:
+    """Sign a group that this node wrote; `made_at` in ms, `trainer`: whose policy it was, where not its own.
+
+    Raises InvalidGroup where it is too large to travel.
 
     The group in the result has log-probabilities as others will read them.
     """
@@ -176,6 +192,8 @@ def seal(group: RolloutGroup, *, run_id: str, author: PeerId, counter: int, made
             logprobs=group.logprobs is not None,
             content=content if inside else b"",
             shard=b"" if inside else content_id(content),
+            trainer=trainer,
+            proof=len(group.proof),
         )
     except WireError as error:
         raise InvalidGroup(f"a group of {len(content)} bytes cannot be shared: {error}") from error
@@ -229,9 +247,9 @@ def _pack(group: RolloutGroup, width: int) -> bytes:
     tokens = np.array([token for answer in group.answers for token in answer], "<u4")
     packed = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
     if group.logprobs is None:
-        return packed
+        return packed + group.proof
     values = np.array([value for each in group.logprobs for value in each], np.float64)
-    return packed + quantised(values).tobytes()
+    return packed + quantised(values).tobytes() + group.proof
 
 
 def _unpack(header: Header, content: bytes) -> RolloutGroup:
@@ -252,6 +270,7 @@ def _unpack(header: Header, content: bytes) -> RolloutGroup:
             header.policy,
             header.vocabulary,
             logprobs,
+            bytes(content[header.size - header.proof :]),
         )
     except GroupError as error:
         raise InvalidGroup(f"no rollout group: {error}") from error

@@ -5,7 +5,9 @@ trainer = SimPolicy(peer_id, seconds=0.2)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import trio
@@ -28,6 +30,7 @@ class SimPolicy:
         self._peer_id, self._seconds = peer_id, seconds
         self._shares = np.full(len(NAMES), knows, np.float32)  # of right answers, by rule
         self._own: list[RolloutGroup] = []
+        self._remembered: dict[str, Vector] = {}  # shares by their hash; a proof is the shares themselves
         self.dies = False
 
     @property
@@ -44,27 +47,49 @@ class SimPolicy:
     def load(self, vector: Vector) -> None:
         np.copyto(self._shares, vector)
 
-    async def rollouts(self, *, version: int) -> tuple[list[RolloutGroup], float]:
+    async def rollouts(
+        self, *, version: int, count: int | None = None, policy: str = ""
+    ) -> tuple[list[RolloutGroup], float]:
         await self._work()
+        if policy:
+            self._remembered[policy] = self._shares.copy()
         rng = np.random.default_rng([version, *self._peer_id.encode()])
-        self._own = [self._group(rng, version) for _ in range(OWN)]
+        policy = f"shares of {self._peer_id[-8:]}"
+        tasks = [
+            TaskRef(NAMES[int(rng.integers(len(NAMES)))], DEFAULT_BASE, int(rng.integers(1 << 40))) for _ in range(OWN)
+        ]
+        self._own = [self._group(rng, task, version, policy) for task in tasks[:count]]
         return self._own, self._seconds
 
-    def _group(self, rng: np.random.Generator, version: int) -> RolloutGroup:
-        rule = int(rng.integers(len(NAMES)))
-        task = TaskRef(NAMES[rule], DEFAULT_BASE, int(rng.integers(1 << 40)))
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+        await self._work()
+        rng = np.random.default_rng([version, len(tasks), *self._peer_id.encode()])
+        groups = [self._group(rng, task, version, policy) for task in tasks]
+        proved = [replace(group, logprobs=tuple((-1.0,) * len(a) for a in group.answers)) for group in groups]
+        return [replace(group, proof=self._shares.tobytes()) for group in proved], self._seconds
+
+    def _group(self, rng: np.random.Generator, task: TaskRef, version: int, policy: str) -> RolloutGroup:
+        rule = NAMES.index(task.name)
         key = regenerate(task).key
         answers = [key if rng.random() < self._shares[rule] else "ii" for _ in range(ANSWERS)]
         tokens = tuple((*DIGITS.encode(answer), DIGITS.end) for answer in answers)
-        return RolloutGroup(task, tokens, version, f"shares of {self._peer_id[-8:]}", DIGITS.id)
+        return RolloutGroup(task, tokens, version, policy, DIGITS.id)
 
-    async def learn(self, pool: Sequence[tuple[str, RolloutGroup]]) -> Learned:
+    async def learn(
+        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+    ) -> Learned:
         if self.dies:
             await self._work()
         scored = [score(author, group) for author, group in pool]
         taken = [each for each in scored if each.informative][:EXTERNAL]
         own = [score(self._peer_id, group) for group in self._own]
-        for each in (*own, *taken):
+        caught = {
+            author: "other-activations"
+            for author, group in sampled
+            if group.proof != self._remembered[group.policy].tobytes()
+        }
+        proved = [score(author, group) for author, group in sampled if author not in caught]
+        for each in (*own, *taken, *proved):
             if each.informative:
                 self._shares[NAMES.index(each.group.task.name)] += STEP
         return Learned(
@@ -79,6 +104,9 @@ class SimPolicy:
             refused_answers={},
             tokens=3 * OWN * ANSWERS,
             seconds=0.0,
+            sampled=sum(each.informative for each in proved),
+            checked=Counter(author for author, _ in sampled),
+            caught=caught,
         )
 
     async def _work(self) -> None:

@@ -38,6 +38,7 @@ class TokenReading:
     ranks: NDArray[np.int64]  # how many tokens are likelier
     entropy: Floats  # H of the distribution at each place, nats
     variance: Floats  # of log p under that distribution
+    activations: Floats | None = None  # (T, C), final, from which each token follows; None where not asked for
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from swarmnode.training.rl.vocabulary import KNOWN
 
 MAX_ANSWERS = 64  # in a group
 MAX_TOKENS = 4096  # of an answer
+MAX_PROOF = 1 << 19  # bytes: 64 answers of 1000 tokens
 MAX_ID = 128  # characters of a policy's hash or a vocabulary's id
 LEAST_DEVIATION = 1e-6  # of rewards in a group that is informative
 
@@ -53,6 +54,7 @@ class RolloutGroup:
     policy: str  # hash of its parameters
     vocabulary: str  # id; `bytes` where answers are text
     logprobs: tuple[tuple[float, ...], ...] | None = None  # of each token, by the policy that wrote it
+    proof: bytes = b""  # commits to the activations of all tokens in a row, as in proofs.py; empty where none is wanted
 
     def __post_init__(self) -> None:
         task = self.task
@@ -71,6 +73,7 @@ class RolloutGroup:
             lengths = [len(values) for values in self.logprobs]
             _check(lengths == [len(answer) for answer in self.answers], "the number of log-probabilities")
             _check(all(_is_logprob(value) for values in self.logprobs for value in values), "a log-probability")
+        _check(type(self.proof) is bytes and len(self.proof) <= MAX_PROOF, "the proof")
 
     def to_map(self) -> dict[str, Any]:
         """What travels: numbers, texts and lists."""
@@ -83,6 +86,8 @@ class RolloutGroup:
         }
         if self.logprobs is not None:
             sent["logprobs"] = [list(values) for values in self.logprobs]
+        if self.proof:
+            sent["proof"] = self.proof
         return sent
 
     @staticmethod
@@ -98,6 +103,7 @@ class RolloutGroup:
                 sent["policy"],
                 sent["vocabulary"],
                 None if given is None else tuple(tuple(values) for values in given),
+                sent.get("proof", b""),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise GroupError(f"no rollout group: {type(error).__name__} {error}") from error

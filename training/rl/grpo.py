@@ -6,7 +6,8 @@
 With one step a round the ratio is 1 everywhere: a peer's text is learned from as if the own policy had written it,
 and the clip does nothing yet. There is no KL term. Where several steps are taken on one batch, `proximal` is the
 policy before the first of them; where log-probabilities of the policy that wrote the text are known, `decoupled_loss`
-weighs each token by how much likelier the proximal policy finds it than its writer did.
+weighs each token by how much likelier the proximal policy finds it than its writer did. Texts that are known to be by
+an older version of this very policy (`Batch.stale`) always are, whatever the others' correction is.
 
 Shapes: N texts of T tokens at most, padded at the right; column t of a (N, T - 1) tensor is about token t + 1.
 """
@@ -41,6 +42,7 @@ class Batch:
     advantages: Tensor  # (N,)
     behaviour: Tensor  # (N, T - 1) log-probabilities by the policy that wrote the tokens; 0 where unknown or masked
     known: Tensor  # (N,) bool: where `behaviour` is known
+    stale: Tensor  # (N,) bool: written by an older version of this policy, as is proved
 
 
 def pack(
@@ -48,6 +50,7 @@ def pack(
     answers: Sequence[Sequence[int]],
     advantages: Sequence[float],
     behaviour: Sequence[Sequence[float] | None] | None = None,
+    stale: Sequence[bool] | None = None,
 ) -> Batch:
     """Texts of unequal length as one batch; where `behaviour` is None, the writer's chances are unknown."""
     lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
@@ -67,7 +70,8 @@ def pack(
             begin = len(prompts[row]) - 1
             chances[row, begin : begin + len(given)] = torch.tensor(given)
             known[row] = True
-    return Batch(tokens, mask, torch.tensor(advantages, dtype=torch.float32), chances, known)
+    older = torch.tensor(stale, dtype=torch.bool) if stale is not None else torch.zeros(N, dtype=torch.bool)
+    return Batch(tokens, mask, torch.tensor(advantages, dtype=torch.float32), chances, known, older)
 
 
 def token_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
@@ -93,8 +97,7 @@ def token_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def grpo_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
     """−J of GRPO without KL, token-level: SAPO's loss. `proximal` has no gradient."""
-    ratio = (logprobs - proximal).exp()  # (N, T - 1)
-    return -token_mean(clipped_surrogate(ratio, batch.advantages[:, None], clip), batch.mask)
+    return _weighed(torch.ones_like(proximal), logprobs, proximal, batch, clip)
 
 
 def decoupled_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
@@ -102,10 +105,7 @@ def decoupled_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip)
 
     Rollouts whose writer's chances are unknown count with weight 1, as in `grpo_loss`. The weight is cut at `cap`.
     """
-    weight = (proximal - batch.behaviour).exp().clamp(max=clip.cap)  # (N, T - 1)
-    weight = torch.where(batch.known[:, None], weight, torch.ones_like(weight))
-    surrogate = clipped_surrogate((logprobs - proximal).exp(), batch.advantages[:, None], clip)
-    return -token_mean(weight * surrogate, batch.mask)
+    return _weighed(_decoupled(proximal, batch, clip), logprobs, proximal, batch, clip)
 
 
 def tapered_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
@@ -117,8 +117,20 @@ def tapered_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -
     """
     ratio = ((proximal - batch.behaviour) * batch.mask).sum(dim=1).exp().clamp(max=1.0)  # (N,)
     weight = torch.where(batch.known & (batch.advantages < 0), ratio, torch.ones_like(ratio))
+    return _weighed(weight[:, None].expand_as(proximal), logprobs, proximal, batch, clip)
+
+
+def _decoupled(proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
+    """min(cap, π_prox / π_behav) of each token (N, T - 1), 1 where the writer's chances are unknown."""
+    weight = (proximal - batch.behaviour).exp().clamp(max=clip.cap)
+    return torch.where(batch.known[:, None], weight, torch.ones_like(weight))
+
+
+def _weighed(weight: Tensor, logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
+    """−J with these weights (N, T - 1) of the clipped surrogate."""
+    weight = torch.where(batch.stale[:, None], _decoupled(proximal, batch, clip), weight)
     surrogate = clipped_surrogate((logprobs - proximal).exp(), batch.advantages[:, None], clip)
-    return -token_mean(weight[:, None] * surrogate, batch.mask)
+    return -token_mean(weight * surrogate, batch.mask)
 
 
 def supervised_loss(logprobs: Tensor, batch: Batch) -> Tensor:

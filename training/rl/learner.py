@@ -37,6 +37,7 @@ from swarmnode.training.rl.grpo import (
 )
 from swarmnode.training.rl.policies import parameter_hash
 from swarmnode.training.rl.prefill import read
+from swarmnode.training.rl.proofs import commit
 from swarmnode.training.rl.sampling import Sampling, sample
 from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
 from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
@@ -81,6 +82,7 @@ class Report:
     refused: Counter[str]  # groups, by reason
     checked: Counter[str]  # external answers that the gate read, by author
     refused_answers: Counter[str]  # external answers that it refused, by author
+    sampled: int  # groups of its samplers that were learned from
     tokens: int  # generated
     loss: float
     length: float  # mean tokens of own answers
@@ -97,7 +99,7 @@ class Learner:
         self.version = 0
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
-        self._seed = seed
+        self.seed = seed
         self._rng = np.random.default_rng([seed, 1])
         self._heldout = np.random.default_rng([seed, 2])
         self._generator = torch.Generator().manual_seed(seed)
@@ -110,7 +112,7 @@ class Learner:
 
         Supervised, with an optimizer of its own. What is learned becomes the gate's reference.
         """
-        rng = np.random.default_rng([self._seed, 3])
+        rng = np.random.default_rng([self.seed, 3])
         optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
         vocabulary = self.policy.vocabulary
         loss = 0.0
@@ -135,21 +137,48 @@ class Learner:
         """The parameters have seen so many updates, in another process: ask other questions than that one did."""
         if version != self.version:
             self.version = version
-            self._rng = np.random.default_rng([self._seed, 1, version])
+            self._rng = np.random.default_rng([self.seed, 1, version])
             self._generator.manual_seed(int(self._rng.integers(1 << 62)))
 
-    def sample(self) -> list[Scored]:
-        """Answer fresh questions: I of them, as the split says, or with `oversample` until enough are informative."""
+    def sample(self, count: int | None = None) -> list[Scored]:
+        """Answer fresh questions: I of them, as the split says, or with `oversample` until enough are informative.
+
+        `count`: so many instead.
+        """
         wanted = self.settings.oversample
-        if not wanted:
-            return self._ask(self._current_split().own)
+        if not wanted or count is not None:
+            return self._ask(self._current_split().own if count is None else count)
         asked: list[Scored] = []
         while sum(scored.informative for scored in asked) < wanted and len(asked) < 32 * wanted:
             asked += self._ask(wanted)
         return asked
 
-    def learn(self, own: Sequence[Scored], pool: Sequence[External]) -> Report:
-        """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them)."""
+    def answer(self, tasks: Sequence[TaskRef], *, policy: str) -> list[RolloutGroup]:
+        """Answers to these questions for whoever trains this policy, called `policy`, with proofs of its weights."""
+        questions, copies = [regenerate(ref) for ref in tasks], self.settings.answers
+        prompts, how = [self._prompt(question) for question in questions], self.settings.sampling
+        answers = sample(self.policy, prompts, copies=copies, how=how, generator=self._generator, traced=True)
+        groups = [answers[index * copies : (index + 1) * copies] for index in range(len(questions))]
+        traces = [np.concatenate([answer.activations for answer in of_question]) for of_question in groups]
+        return [
+            RolloutGroup(
+                question.ref,
+                tuple(answer.tokens for answer in of_question),
+                self.version,
+                policy,
+                self.policy.vocabulary.id,
+                tuple(answer.logprobs for answer in of_question),
+                proof,
+            )
+            for question, of_question, proof in zip(questions, groups, commit(traces), strict=True)
+        ]
+
+    def learn(self, own: Sequence[Scored], pool: Sequence[External], sampled: Sequence[Scored] = ()) -> Report:
+        """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them).
+
+        `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
+        from, by decoupled PPO.
+        """
         split = self._current_split()
         refused: Counter[str] = Counter()
         fit = self._scored(pool, refused)
@@ -161,7 +190,9 @@ class Learner:
         wanted = Split(len(own), split.external)
         chosen = choose(own, fit, wanted, self.settings.limits, self._rng, author=self.author, version=self.version)
         refused += chosen.refused
-        loss = self._update(chosen)
+        informative = [scored for scored in sampled if scored.informative]
+        refused["uninformative"] += len(sampled) - len(informative)
+        loss = self._update(chosen, informative)
         self._available = len(chosen.groups) - len(own) + chosen.refused["not-drawn"] + chosen.refused["capped"]
         self.version += 1
         lengths = [len(answer) for scored in own for answer in scored.group.answers]
@@ -173,9 +204,10 @@ class Learner:
             taken=len(chosen.groups) - len(own),
             authors=len(chosen.authors - {self.author}),
             split=split,
-            refused=refused,
+            refused=+refused,
             checked=checked,
             refused_answers=refused_answers,
+            sampled=len(informative),
             tokens=sum(lengths),
             loss=loss,
             length=float(np.mean(lengths)) if lengths else 0.0,
@@ -280,29 +312,28 @@ class Learner:
                 passed.append(scored.keeping(verdict.kept) if lost else scored)
         return [*passed, *rest], checked, refused_answers
 
-    def _batch(self, groups: Sequence[Scored]) -> Batch | None:
+    def _batch(self, groups: Sequence[Scored], sampled: Sequence[Scored]) -> Batch | None:
         """Answers with an advantage, in this policy's own tokens; None where there are none."""
-        prompts, answers, advantages, behaviour = [], [], [], []
-        vocabulary = self.policy.vocabulary
-        for scored in groups:
+        prompts, answers, advantages, behaviour, stale = [], [], [], [], []
+        vocabulary, corrected = self.policy.vocabulary, self.settings.correction != "none"
+        for number, scored in enumerate((*groups, *sampled)):
+            older = number >= len(groups)
             source = KNOWN[scored.group.vocabulary]
             prompt = self._prompt(scored.question)
             for index, advantage in enumerate(scored.advantages.tolist()):
                 if not advantage:
                     continue
-                logprobs = scored.group.logprobs if source.id == vocabulary.id else None
+                comparable = source.id == vocabulary.id and (corrected or older)
+                logprobs = scored.group.logprobs if comparable else None
                 prompts.append(prompt)
                 answers.append(translate(scored.group.answers[index], source, vocabulary))
                 advantages.append(advantage)
                 behaviour.append(None if logprobs is None else logprobs[index])
-        return (
-            pack(prompts, answers, advantages, behaviour if self.settings.correction != "none" else None)
-            if prompts
-            else None
-        )
+                stale.append(older)
+        return pack(prompts, answers, advantages, behaviour, stale) if prompts else None
 
-    def _update(self, chosen: Chosen) -> float:
-        batch = self._batch(chosen.groups)
+    def _update(self, chosen: Chosen, sampled: Sequence[Scored] = ()) -> float:
+        batch = self._batch(chosen.groups, sampled)
         if batch is None:
             return 0.0
         proximal = None

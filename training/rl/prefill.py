@@ -7,9 +7,11 @@ seen[0].answers[2].logprobs, seen[0].answers[2].ranks            # (T,), (T,)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
+from swarmnode.training.rl.activations import watched
 from swarmnode.training.rl.defence import Reading, TokenReading
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.policies import Policy
@@ -20,10 +22,11 @@ HONEST = Sampling()
 
 
 @torch.no_grad()
-def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> list[Reading]:
+def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, traced: bool = False) -> list[Reading]:
     """Every answer of these groups, as likely as `policy` finds it when it samples as `how` says.
 
-    An answer that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None.
+    An answer that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None. With
+    `traced`, readings have the activations that a proof commits to.
     """
     prompts, answers, places = [], [], []
     found: list[list[TokenReading | None]] = [[None] * len(scored.texts) for scored in groups]
@@ -46,7 +49,9 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> li
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         tokens = torch.tensor(padded)  # (N, T)
-        logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
+        with watched(policy) if traced else nullcontext() as seen:
+            logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
+        final = seen.final.numpy() if seen else None  # (N, T - 1, C)
         following = tokens[:, 1:, None]
         logprobs = logits.gather(2, following)[..., 0]  # (N, T - 1)
         ranks = (logits > logprobs[..., None]).sum(dim=-1)
@@ -60,6 +65,10 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> li
             begin = len(prompts[row]) - 1
             cut = slice(begin, begin + len(answers[row]))
             found[number][index] = TokenReading(
-                arrays[0][row, cut], ranked[row, cut], arrays[1][row, cut], arrays[2][row, cut]
+                arrays[0][row, cut],
+                ranked[row, cut],
+                arrays[1][row, cut],
+                arrays[2][row, cut],
+                final[row, cut] if final is not None else None,
             )
     return [Reading(tuple(of_group)) for of_group in found]

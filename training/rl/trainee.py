@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
+from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
 from swarmnode.training.rl.defence import Gate
-from swarmnode.training.rl.groups import RolloutGroup, Scored
+from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.sampling import Sampling, sample
-from swarmnode.training.rl.tasks.digits import NAMES, well_formed
+from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.tasks.work import asked
 from swarmnode.training.runspec import POLICY_HEADS, RunSpec, policy_shape
 from swarmnode.training.tasks import Assignment, TaskError
 
@@ -45,7 +49,7 @@ class DigitsRL:
         kind, layers, width = policy_shape(assignment.policy or rollouts.policy, where=where)
         policy = build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=spec.run.seed)
         settings = Settings(
-            tasks=tuple((name, rollouts.difficulty) for name in NAMES),
+            tasks=asked(rollouts.difficulty),
             answers=rollouts.answers,
             split=_split(spec),
             limits=Limits(share=rollouts.share),
@@ -61,24 +65,42 @@ class DigitsRL:
             assignment.peer_id, policy, settings, seed=_seed(f"{spec.run.seed} {assignment.peer_id}")
         )
         self.learner.start_from(beginning)
+        self.audit = Audit(policy, share=rollouts.audit, seed=self.learner.seed, keep=rollouts.staleness + 1)
         self.model = policy
         self._own: list[Scored] = []
 
-    def rollouts(self, *, version: int) -> dict[str, Any]:
+    def rollouts(self, *, version: int, count: int | None = None, policy: str = "") -> dict[str, Any]:
         """Ask itself fresh questions and answer each several times; what comes of it is learned from by `learn`.
 
-        `version`: updates that the parameters have seen.
+        `version`: updates that the parameters have seen; `count`: so many questions, None: as many as usual. With
+        `policy`, the hash of the parameters, they are remembered, for an audit of what others sample with them.
         """
         began = time.perf_counter()
         self.learner.go_on_at(version)
-        self._own = self.learner.sample()
+        if policy:
+            self.audit.remember(policy)
+        self._own = self.learner.sample(count)
         return {"groups": [scored.group.to_map() for scored in self._own], "seconds": time.perf_counter() - began}
 
-    def learn(self, pool: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-        """One update from the rollouts asked last and those of others, pairs of author and group."""
+    def answer(self, tasks: Sequence[tuple[str, int, int]], *, version: int, policy: str) -> dict[str, Any]:
+        """Answers to these questions (name, difficulty, seed) for whoever trains this policy, with proofs."""
+        began = time.perf_counter()
+        self.learner.go_on_at(version)
+        groups = self.learner.answer([TaskRef(*task) for task in tasks], policy=policy)
+        return {"groups": [group.to_map() for group in groups], "seconds": time.perf_counter() - began}
+
+    def learn(
+        self, pool: Sequence[tuple[str, Mapping[str, Any]]], sampled: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    ) -> dict[str, Any]:
+        """One update from the rollouts asked last and those of others, pairs of author and group.
+
+        `sampled`: groups that others wrote with remembered weights of this policy; some of them are looked at.
+        """
         began = time.perf_counter()
         external = [(author, RolloutGroup.from_map(group)) for author, group in pool]
-        report = self.learner.learn(self._own, external)
+        unread: Counter[str] = Counter()
+        audited = self.audit.check(_scored(sampled, unread))
+        report = self.learner.learn(self._own, external, audited.passed)
         self._own = []
         return {
             "reward": report.reward,
@@ -87,8 +109,11 @@ class DigitsRL:
             "taken": report.taken,
             "authors": report.authors,
             "external": report.split.external,
-            "refused": dict(report.refused),
+            "refused": dict(report.refused + unread + audited.refused),
             "refused_answers": dict(report.refused_answers),
+            "sampled": report.sampled,
+            "checked": dict(audited.checked),
+            "caught": dict(audited.caught),
             "tokens": report.tokens,
             "heldout": self.learner.heldout(HELDOUT),
             "seconds": time.perf_counter() - began,
@@ -118,6 +143,16 @@ class DigitsRL:
 
     def loss(self, batch: torch.Tensor) -> NoReturn:
         raise TaskError("digits-rl learns from rollouts and has no batches")
+
+
+def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[str]) -> list[Scored]:
+    found = []
+    for author, group in sampled:
+        try:
+            found.append(score(author, RolloutGroup.from_map(group)))
+        except Refused as refusal:
+            refused[refusal.reason] += 1
+    return found
 
 
 def _split(spec: RunSpec) -> Split | AdaptiveSplit:
