@@ -175,6 +175,13 @@ class ShardIndex:
                 raise explained(error, path) from error
             entry.pinned = pinned
 
+    def drop(self, shard: ShardId) -> None:
+        """Delete a shard, unless it is pinned or being fetched."""
+        with self._lock:
+            entry = self._entries.get(shard)
+            if entry is not None and not entry.pinned and not entry.fetches:
+                self._forget(shard)
+
     def collect(self, *, unpinned: bool = False) -> Collected:
         """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned."""
         with self._lock:

@@ -185,5 +185,8 @@ class Store(Protocol):
     def suspend(self, shard: ShardId) -> None:
         """The fetch ended early; what is here may be continued, or evicted."""
 
+    def drop(self, shard: ShardId) -> None:
+        """Delete it where it is here, not pinned, and not being fetched."""
+
     def intake(self, source: Path) -> Intake:
         """Begin to take in a file. Raises NoRoom, or ShardError where it cannot be read."""

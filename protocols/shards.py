@@ -113,6 +113,7 @@ class Shards:
         self._nursery: trio.Nursery | None = None
         self._to_announce: OrderedDict[ShardId, None] = OrderedDict()
         self._announced: set[ShardId] = set()
+        self._quiet: set[ShardId] = set()  # not to be announced
         self._news = trio.Event()
         self.offences = Offences(PROTOCOL)
         self.counts: Counter[str] = (
@@ -153,6 +154,7 @@ class Shards:
         *,
         providers: Iterable[PeerId] = (),
         progress: Callable[[int, int], None] | None = None,
+        announce: bool = True,
     ) -> None:
         """Have `shard` in the store, complete and verified; several callers share one fetch.
 
@@ -167,6 +169,8 @@ class Shards:
         if job is None:
             if self._nursery is None:
                 raise Unavailable("this node fetches nothing before it has started or after it has stopped")
+            if not announce:
+                self._quiet.add(shard)
             job = self._fetches[shard] = Job(shard)
             self._nursery.start_soon(self._carry_out, job)
         job.hints.update(dict.fromkeys(providers))
@@ -186,8 +190,11 @@ class Shards:
         if job.error is not None:
             raise job.error
 
-    async def put(self, source: Path) -> ShardId:
-        """Take a file into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read."""
+    async def put(self, source: Path, *, announce: bool = True) -> ShardId:
+        """Take a file into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read.
+
+        Without `announce`, which is for what lives seconds only, connected peers alone find it.
+        """
         intake = await self._runner(lambda: self._store.intake(source))
         try:
             while await self._runner(intake.take):
@@ -196,8 +203,27 @@ class Shards:
         finally:
             with trio.CancelScope(shield=True):
                 await self._runner(intake.abandon)
+        if not announce:
+            self._quiet.add(shard)
         self._announce_soon(shard)
         return shard
+
+    async def content(self, shard: ShardId) -> bytes:
+        """All bytes of a complete shard that is here. Raises NotHeld."""
+
+        def read() -> bytes:
+            size = self._store.manifest(shard).size
+            room, parts = memoryview(bytearray(RUN_BYTES)), []
+            while (at := sum(map(len, parts))) < size:
+                parts.append(bytes(room[: self._store.read(shard, at // CHUNK, room)]))
+            return b"".join(parts)
+
+        return await self._runner(read)
+
+    async def drop(self, shard: ShardId) -> None:
+        """Have a shard no more that nobody needs, unless it is pinned or being fetched."""
+        await self._runner(lambda: self._store.drop(shard))
+        self._quiet.discard(shard)
 
     async def providers(self, shard: ShardId) -> tuple[Provider, ...]:
         """Who says it has chunks of `shard` now: connected peers and those found in the DHT, the fullest first."""
@@ -287,7 +313,7 @@ class Shards:
     # -- announcing
 
     def _announce_soon(self, shard: ShardId) -> None:
-        if shard not in self._announced:
+        if shard not in self._announced and shard not in self._quiet:
             self._to_announce[shard] = None
             self._to_announce.move_to_end(shard)
             while len(self._to_announce) > self._limits.announced:

@@ -248,6 +248,15 @@ def test_shards_being_fetched_keep_their_room_and_abandoned_ones_lose_it(store: 
     assert not list(store.folder.glob(f"{shard.hex()}.*"))
 
 
+def test_a_shard_is_dropped_unless_it_is_pinned_or_being_fetched(store: ShardStore) -> None:
+    pinned, loose = put(store, content(1)), put(store, content(2))
+    busy = fetched(store, content(3), chunks=1)
+    store.pin(pinned)
+    for shard in (pinned, loose, busy, loose):
+        store.drop(shard)
+    assert {kept.shard for kept in store.kept()} == {pinned, busy}
+
+
 def test_collection_frees_what_nobody_needs(store: ShardStore) -> None:
     pinned, loose = put(store, content(1)), put(store, content(2))
     store.pin(pinned)

@@ -340,6 +340,24 @@ def test_what_was_fetched_is_served_onwards(nodes: Callable[..., None]) -> None:
     nodes(main)
 
 
+def test_what_lives_briefly_is_served_to_the_connected_announced_by_nobody_and_dropped(
+    nodes: Callable[..., None], tmp_path: Path
+) -> None:
+    async def main(swarm: Nodes) -> None:
+        (tmp_path / "weights").write_bytes(CONTENT)
+        source, first = await swarm.start("a"), await swarm.start("b")
+        assert await source.shards.put(tmp_path / "weights", announce=False) == SHARD
+        await first.network.connect(source.me)
+        await first.shards.fetch(SHARD, providers=[source.me], announce=False)
+        assert await first.shards.content(SHARD) == CONTENT
+        await trio.sleep(1)
+        assert await first.network.find_providers(SHARD) == ()
+        await first.shards.drop(SHARD)
+        assert not is_whole(first) and is_whole(source)
+
+    nodes(main)
+
+
 def test_those_who_fetch_together_serve_one_another(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
         source = await swarm.start("a", holds=CONTENT)

@@ -69,6 +69,9 @@ class MemoryShards:
     def suspend(self, shard: ShardId) -> None:
         pass
 
+    def drop(self, shard: ShardId) -> None:
+        self._kept.pop(shard, None)
+
     def intake(self, source: Path) -> MemoryIntake:
         try:
             return MemoryIntake(self, source.read_bytes())
