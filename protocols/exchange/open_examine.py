@@ -5,14 +5,16 @@
 
 So whatever is in the tree is here with every byte. Each roster is one task, of which there are at most two per attempt,
 as a book takes no more. Where something cannot be had, the task tries again, at longer and longer intervals, while the
-roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP tries this node may
-be too far from the others to replay rosters (`Held.astray`), and has to catch up from a state of theirs.
+roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP tries in vain at what
+one elector leads or follows, of one roster or of as many, this node may be too far from the others to replay rosters
+(`Held.astray`), and has to catch up from a state of theirs.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; then it is asked for
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
-GIVE_UP = 3  # attempts at a roster after which a node may be too far from the others to replay
+GIVE_UP = 3  # tries in vain at what an elector leads or follows after which a node may be too far away to replay
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
 
 
@@ -56,6 +58,7 @@ class Examiner:
         self._hear, self._open_round = hear, open_round
         self._examining: set[bytes] = set()  # rosters, and heads that are looked for
         self._invalid: set[bytes] = set()
+        self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by elector
 
     # --- what was heard of, in the background -----------------------------------------------------------------------
 
@@ -63,31 +66,31 @@ class Examiner:
         """Bring a roster that was told into the tree, unless its round is long past."""
         book = self._held.books[said.what.parent]
         if book.chain.round >= self._held.block.chain.round - RECENT:
-            self._begin(said.id, partial(self._examine, book, said), nursery)
+            self._begin(said.id, said.author, partial(self._examine, book, said), nursery)
 
     def begin_head(self, said: Said[Head], nursery: trio.Nursery) -> None:
         """Find the way to the roster that somebody follows, where it is an elector."""
         if said.author in self._held.block.chain.electors:
-            self._begin(said.what.roster, partial(self._look_for_head, said), nursery)
+            self._begin(said.what.roster, said.author, partial(self._look_for_head, said), nursery)
 
-    def _begin(self, id: bytes, work: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
+    def _begin(self, id: bytes, elector: PeerId, work: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
         if id not in self._examining and id not in self._invalid and id not in self._held.tree:
             self._examining.add(id)
-            nursery.start_soon(self._keep_trying, id, work)
+            nursery.start_soon(self._keep_trying, id, elector, work)
 
-    async def _keep_trying(self, id: bytes, work: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_trying(self, id: bytes, elector: PeerId, work: Callable[[], Awaitable[None]]) -> None:
         wait, most = TRY_AGAIN
-        tries = 0
         try:
             while id not in self._held.tree and id not in self._invalid:
                 try:
                     await work()
+                    del self._in_vain[elector]
                     return
                 except Lost as error:
                     logger.debug("roster %s: %s; trying again", id.hex()[:12], error)
                     self._held.counts["lacking"] += 1
-                    tries += 1
-                    if tries >= GIVE_UP:
+                    self._in_vain[elector] += 1
+                    if self._in_vain[elector] >= GIVE_UP:
                         self._consider_astray()
                 await trio.sleep(wait * self._rng.uniform(0.8, 1.2))
                 wait = min(2 * wait, most)
@@ -212,15 +215,15 @@ class Examiner:
             await self.settle_in(self._held.tree[id])
             return
         await self._walk(id, head.author)
-        if id not in self._held.tree:
-            raise Lost("no way leads there from here")
 
     async def _walk(self, id: bytes, author: PeerId) -> None:
-        """Take the way to a roster, as far as it leads. Raises Lost."""
+        """Take the way to a roster, from where it leaves what is known here. Raises Lost."""
         path = await self._sources.path(id, author)
-        for step, is_empty in zip(path.ids, path.empty, strict=True):
-            if step not in self._held.tree:
-                await self._take_step(step, is_empty, author)
+        known = [number for number, step in enumerate(path.ids) if step in self._held.tree]
+        for number in range(known[-1] + 1 if known else 0, len(path.ids)):
+            await self._take_step(path.ids[number], path.empty[number], author)
+            if path.ids[number] not in self._held.tree:  # nor will any be that builds on it
+                raise Lost("no way leads there from here")
 
     async def _take_step(self, id: bytes, is_empty: bool, author: PeerId) -> None:
         held = self._held

@@ -69,6 +69,7 @@ class OpenRounds:
         self._members, self._moved = members, moved
         self.began = trio.current_time()  # when this node came to where it stands
         self.ended = trio.current_time()  # when its last round ended
+        self._offered = float("-inf")  # when it last had work to offer
         self.phase = "waiting"
 
     async def run_round(self) -> RoundResult | None:
@@ -115,10 +116,16 @@ class OpenRounds:
         return turn
 
     async def _train_until_due(self, turn: Turn) -> None:
-        """H inner steps, or until the window closes; after an empty round at once, as the work is there already."""
+        """H inner steps, or until the window closes; after an empty round at once, as the work is there already.
+
+        From one offer to the next there is the shortest window at least: in rounds of less, an author would say more
+        in a second than neighbours pass on (`statepush.AUTHOR`), and who is late by one would not be in time again.
+        """
         closes = turn.began + turn.chain.window / 1000
         if not turn.follows_nothing:
             await self._held.until(lambda: self._work.enough, deadline=closes)
+            await trio.sleep_until(self._offered + self._held.rules.shortest_window / 1000)
+        self._offered = trio.current_time()
         volunteer = volunteers(turn.chain, self._held.rules, self._me, self._members())
         turn.ready = volunteer and turn.own.commit is None
         self.phase = "exchanging"
