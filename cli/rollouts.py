@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
-from swarmnode.cli.status_view import learned, short_peer
+from swarmnode.cli.status_view import learned, sampled, short_peer
 from swarmnode.cli.text import duration, plain, size, sparkline, table
 from swarmnode.node.control.client import ControlClient
 
@@ -113,11 +113,18 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         print(f"reward    {sum(rewards[-10:]) / len(rewards[-10:]):.3f} of 1   {sparkline(rewards, 40)}")
     if answer["learned"]:
         print(f"learned   {learned(answer['learned'])}")
+    if answer["sampled"]:
+        print(f"samples   {sampled(answer['sampled'])}")
     print(
         "alone     yes: no other member is connected, this node learns from itself"
         if answer["alone"]
         else "alone     no"
     )
+    for each in answer["samplers"]:
+        caught = f", not listened to any more: {plain(each['caught'], 24)}" if each["caught"] else ""
+        came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"
+        refused = f", refused: {_reasons(each['refused'])}" if each["refused"] else ""
+        print(f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}")
     print(f"refused   {_reasons(answer['pool']['refused']) or 'nothing'}")
     print(f"let go    {_reasons(answer['pool']['dropped']) or 'nothing'}")
     for name, number in sorted(answer["events"].items()):

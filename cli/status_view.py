@@ -96,6 +96,9 @@ def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> li
     if run.get("learned"):
         lines.append(line("reward", _reward(run, colour)))
         lines.append(line("learned", learned(run["learned"])))
+    elif run.get("sampled"):
+        lines.append(line("reward", _reward(run, colour)))
+        lines.append(line("samples", sampled(run["sampled"])))
     else:
         lines.append(line("loss", _loss(run, colour)))
     members = f"{run['members']} in this round" if run.get("members") else "none yet"
@@ -132,13 +135,24 @@ def _reward(run: dict[str, Any], colour: bool) -> str:
 def learned(told: dict[str, Any]) -> str:
     """What the last update was made of: one sentence for a person."""
     peers = f"{told['authors']} peer{'' if told['authors'] == 1 else 's'}"
-    text = (
-        f"from {told['taken']} groups of {peers} in the last round"
-        if told["taken"]
-        else "from itself in the last round"
-    )
+    if told.get("sampled"):
+        text = f"from {told['sampled']} groups of its samplers, {told['staleness']:.1f} updates old"
+        text += f", and {told['taken']} of {peers}" if told["taken"] else ""
+    elif told["taken"]:
+        text = f"from {told['taken']} groups of {peers} in the last round"
+    else:
+        text = "from itself in the last round"
     refused = [f"{number} {reason}" for reason, number in sorted(told["refused"].items())]
     return text + (f"; left out: {', '.join(refused)}" if refused else "")
+
+
+def sampled(told: dict[str, Any]) -> str:
+    """For whom a node samples, and what came of it: one sentence for a person."""
+    refused = [f"{number} {plain(reason, 24)}" for reason, number in sorted(told["refused"].items())]
+    return (
+        f"version {told['version']} of {short_peer(told['trainer'])}: {told['given']} given, "
+        f"{told['accepted']} accepted" + (f"; refused: {', '.join(refused)}" if refused else "")
+    )
 
 
 def _loss(run: dict[str, Any], colour: bool) -> str:

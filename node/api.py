@@ -152,6 +152,7 @@ class Api:
             "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
+            "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
             "tokens_per_second": round(tokens / elapsed, 1) if elapsed else None,
             "compute_share": round(computed / elapsed, 4) if elapsed else None,

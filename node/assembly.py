@@ -18,6 +18,7 @@ from typing import Any
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datasets import DataSet
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.history import NAME as HISTORY
 from swarmnode.node.history import History
 from swarmnode.node.host import HostSettings
@@ -28,6 +29,7 @@ from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.statestore import StateStore
 from swarmnode.node.trainer import TrainerProcess, TrainerSettings
 from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.exchange import sampler
 from swarmnode.protocols.exchange.method import Method, Observer, Parts
 from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.liveness import Liveness
@@ -39,6 +41,12 @@ from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
 from swarmnode.protocols.trainer import Trainer
 from swarmnode.training.runspec import RunSpec, encode
+
+
+class NoRole(ExpectedError):
+    """The role that was asked for has no meaning in the run."""
+
+    exit_code = CONFIG
 
 
 def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSettings:
@@ -154,8 +162,15 @@ def make_session(
     answers its peers.
     """
 
+    samples = config.role == "rollout"
+    if samples and chosen.spec.exchange.method != "sapo":
+        raise NoRole(
+            f"the run {chosen.spec.run.name} shares no rollouts, so nobody can only sample for it; leave out "
+            "--role rollout, or name a run such as --task digits-rl"
+        )
+
     def build(observer: Observer) -> Method:
-        return METHODS[chosen.spec.exchange.method](
+        return (sampler.build if samples else METHODS[chosen.spec.exchange.method])(
             Parts(
                 me=network.me,
                 run_id=chosen.run_id,
@@ -176,6 +191,7 @@ def make_session(
                 now=now_ms,
                 sign=network.sign,
                 rng=random.Random(),
+                policy=config.policy,
             )
         )
 
@@ -183,7 +199,9 @@ def make_session(
         network=network,
         membership=membership,
         build=build,
-        checkpoints=Checkpoints(
+        checkpoints=None
+        if samples  # what it has is its trainer's
+        else Checkpoints(
             folder / "checkpoints",
             run_id=chosen.run_id,
             layout=trainer.layout,
@@ -201,5 +219,5 @@ def make_session(
             roster=roster,
         ),
         emit=emit,
-        history=History(folder / HISTORY),
+        history=None if samples else History(folder / HISTORY),
     )

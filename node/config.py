@@ -26,7 +26,7 @@ from swarmnode.training.options import SettingError, coerce, describe, option, p
 
 ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
-ROLES = ("train", "relay", "watch")
+ROLES = ("train", "rollout", "relay", "watch")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -57,7 +57,8 @@ class NodeConfig:
     )
     role: str = option(
         "train",
-        "what the node does: train, or only help others find one another (relay, watch: both run without a trainer)",
+        "what the node does: train; in a run by rollouts, only sample answers for a policy that another node trains "
+        "(rollout); or only help others find one another (relay, watch: both run without a trainer)",
         choices=ROLES,
     )
     device: str = option("auto", "device to train on; auto takes a CUDA GPU where there is one", choices=DEVICES)

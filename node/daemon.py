@@ -61,6 +61,7 @@ from swarmnode.node.successors import SuccessorWatch, parent_state
 from swarmnode.node.trainer import TrainerProcess
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.method import Place
+from swarmnode.protocols.exchange.sampler import Sampler
 from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.hello import PROTOCOL as HELLO
 from swarmnode.protocols.hello import serve_hello
@@ -78,6 +79,7 @@ logger = logging.getLogger(__name__)
 MEMBERS_FOR = 1.0  # seconds for which the list of members is good enough to pace peers by
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
 AGENT = f"swarmnode/{__version__}"
+TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class Daemon:
     # --- taking part ------------------------------------------------------------------------------------------------
 
     async def _take_part(self) -> None:
-        if self.config.role != "train":
+        if self.config.role not in TAKES_PART:
             self._ready()
             await trio.sleep_forever()
         check_golden()
@@ -322,8 +324,10 @@ class Daemon:
                 emit=self.emit,
             )
             self.session.method.measure(self.metrics)
-            if isinstance(self.session.method, Sapo):
+            if isinstance(self.session.method, (Sapo, Sampler)):
                 self.network.conduct.watch(self.session.method.rollouts.offences)
+            if isinstance(self.session.method, Sapo) and self.session.method.broadcast is not None:
+                self.network.conduct.watch(self.session.method.broadcast.offences)
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
             self.emit({"event": "finished", "rounds": self.rounds_done()})

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.control import Declined
+from swarmnode.protocols.exchange.sampler import Sampler
 from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.rollouts import Rollouts, SignedGroup
 from swarmnode.training.rl.groups import Refused, score
@@ -85,10 +86,13 @@ class RolloutsApi:
     async def rollouts_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What sharing and learning came to since this node started."""
         session = self._daemon.session
-        learned = session.last.learned if session is not None and session.last is not None else None
+        last = session.last if session is not None else None
+        method = session.method if session is not None else None
         return {
             **asdict(self._rollouts().stats()),
-            "learned": asdict(learned) if learned is not None else None,
+            "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
+            "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
+            "samplers": [asdict(tally) for tally in method.samplers.tallies()] if isinstance(method, Sapo) else [],
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
         }
 
@@ -96,7 +100,7 @@ class RolloutsApi:
         session = self._daemon.session
         if session is None:
             raise Declined("this node takes part in no run yet; swarmnode run --task digits-rl begins one by rollouts")
-        if not isinstance(session.method, Sapo):
+        if not isinstance(session.method, (Sapo, Sampler)):
             raise Declined(
                 "the run of this node shares no rollouts; swarmnode run --task digits-rl begins one that does"
             )

@@ -298,11 +298,13 @@ class Session:
         missing = outcome.missing if isinstance(outcome, Partial) else ()
         if result.learned is not None:
             self.rewards.append((result.round, result.learned.reward))
+        elif result.sampled is not None:
+            self.rewards.append((result.round, result.sampled.reward))
         logger.info(
             "round %d: %s, %s, %s, %.2g s",
             result.round,
             type(outcome).__name__,
-            f"held-out loss {result.loss:.4f} bits per byte" if result.learned is None else told(result.learned),
+            _what_came(result),
             "alone" if result.members == 1 else f"{result.members} members",
             result.seconds,
         )
@@ -322,14 +324,29 @@ class Session:
                 "members": result.members,
                 "missing": list(missing),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
+                **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),
             }
         )
+
+
+def _what_came(result: RoundResult) -> str:
+    if result.sampled is not None:
+        sampled = result.sampled
+        return (
+            f"{_count(sampled.groups, 'group')} by version {sampled.version} for {sampled.trainer}, reward "
+            f"{sampled.reward:.3f}; {sampled.given} given, {sampled.accepted} accepted"
+        )
+    if result.learned is not None:
+        return told(result.learned)
+    return f"held-out loss {result.loss:.4f} bits per byte"
 
 
 def told(learned: Learned) -> str:
     """What an update from rollouts came to, for people."""
     groups, peers = _count(learned.taken, "group"), _count(learned.authors, "peer")
     text = f"reward {learned.reward:.3f}, learned from {groups} of {peers}"
+    if learned.sampled:
+        text += f" and {learned.sampled} that others sampled, {learned.staleness:.1f} updates old"
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(learned.refused.items()))
     return f"{text} ({refused} left out)" if refused else text
 

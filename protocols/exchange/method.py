@@ -38,7 +38,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statebackend import StateBackend
 from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.trainer import Learned, Trainer, Vector, Worked
+from swarmnode.protocols.trainer import Learned, Sampled, Trainer, Vector, Worked
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 
@@ -94,6 +94,7 @@ class RoundResult:
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
     roster: str = ""  # id of the roster that led there, where the method has a chain of them
     learned: Learned | None = None  # from rollouts, where the method shares those
+    sampled: Sampled | None = None  # for another's policy, where this node does nothing else
 
 
 class LostPlace(Exception):
@@ -140,6 +141,7 @@ class Parts:
     now: Callable[[], int]  # real time in ms since the epoch
     sign: Callable[[bytes], bytes]  # with this node's key
     rng: random.Random
+    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
 
 
 Build = Callable[[Parts], "Method"]

@@ -8,11 +8,15 @@ Optimization, arXiv 2509.08721).
 Every node has a policy of its own and rounds of its own: `state_hash` is that policy's, and nobody agrees on anything.
 So nothing is waited for. Who is alone learns from its own answers and goes on learning from others' when they are back;
 whoever dies, freezes or lies costs nobody a round. A trainer that dies costs the round in hand.
+
+Nodes that only sample (`sampler.py`) may write for a node's policy: while some ask, its weights are broadcast after
+each round (`rollouts/weights.py`), and what they write is learned from like its own answers, which are then few.
 """
 
 from __future__ import annotations
 
-import hashlib
+import logging
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,10 +27,17 @@ from swarmnode.protocols.exchange.outcomes import Completed
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.rollouts import Rollouts, SignedGroup
 from swarmnode.protocols.rollouts.checks import informative
-from swarmnode.protocols.trainer import Learned, RolloutTrainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.rollouts.samplers import Samplers
+from swarmnode.protocols.rollouts.weights import Broadcast, hash_of
+from swarmnode.protocols.shard_wire import ShardError
+from swarmnode.protocols.trainer import Learned, RolloutTrainer, TrainerDied, Worked
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import score
+from swarmnode.training.rl.tasks.work import asked
 
+log = logging.getLogger(__name__)
+
+ASKED_ITSELF = 1  # questions of a round while others sample: for the course of the reward
 CANDIDATES = 8  # others' groups that a trainer is given, as a multiple of what it takes: many teach nothing
 
 
@@ -36,18 +47,28 @@ def build(parts: Parts) -> Sapo:
 
 
 class Sapo:
-    """Implements `Method`. `rollouts` is public, to be looked at."""
+    """Implements `Method`. `rollouts` and `samplers` are public, to be looked at."""
 
     name = "sapo"
 
     def __init__(self, parts: Parts) -> None:
         if not isinstance(parts.trainer, RolloutTrainer):
             raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
-        self._me, self._runner = parts.me, parts.runner
+        self._me, self._runner, self._warn = parts.me, parts.runner, parts.observer.warn
         self._trainer: RolloutTrainer = parts.trainer
         self._pace = parts.spec.rollouts.pace
         self._wanted = CANDIDATES * parts.spec.rollouts.batch
         self._rng = parts.rng
+        self._sampled = parts.spec.rollouts.sampled
+        self._is_sampled_for = False  # others wrote for this policy in the round before
+        self.samplers = Samplers(
+            parts.me,
+            run_id=parts.run_id,
+            tasks=asked(parts.spec.rollouts.difficulty),
+            answers=parts.spec.rollouts.answers,
+            staleness=parts.spec.rollouts.staleness,
+        )
+        self.broadcast = _broadcast(parts, self.samplers)
         self.rollouts = Rollouts(
             me=parts.me,
             run_id=parts.run_id,
@@ -60,7 +81,9 @@ class Sapo:
             now=parts.now,
             rng=parts.rng,
             admits=parts.admits,
+            standing=self.samplers.standing,
             check=partial(_check, parts.spec.rollouts.difficulty),
+            sampled=self.samplers.add,
         )
         self.paused = False
         self.phase = "waiting"
@@ -84,16 +107,22 @@ class Sapo:
         place, began = self._stands(), self._began
         self.phase = "training"
         try:
-            groups, sampling = await self._trainer.rollouts(version=place.round)
+            broadcast = self.broadcast is not None and self.broadcast.newest is not None
+            groups, sampling = await self._trainer.rollouts(
+                version=place.round,
+                count=ASKED_ITSELF if self._is_sampled_for else None,
+                policy=place.state_hash if broadcast else "",
+            )
             await self.rollouts.publish([group for group in groups if score(self._me, group).informative])
             self.phase = "exchanging"
             await trio.sleep_until(began + self._pace)
-            learned = await self._learn()
+            learned = await self._learn(place.round)
         except TrainerDied as error:
             raise LostPlace(f"the trainer died and is restarted: {error}") from error
         finally:
             self.phase = "waiting"
         stands = await self._stand(place.round + 1)
+        await self._broadcast_weights(stands)
         return RoundResult(
             round=place.round,
             outcome=Completed(1 + learned.authors),
@@ -110,7 +139,10 @@ class Sapo:
         """There is no place to be lost: the next round begins from the parameters that are there."""
 
     async def watch(self) -> None:
-        await self.rollouts.watch()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.rollouts.watch)
+            if self.broadcast is not None:
+                nursery.start_soon(self.broadcast.watch)
 
     async def leave(self) -> None:
         """Nobody waits for this node, and no work is in hand that it could lose."""
@@ -126,21 +158,45 @@ class Sapo:
             method=self.name,
         )
 
-    async def _learn(self) -> Learned:
+    async def _learn(self, version: int) -> Learned:
         """Give the trainer what others shared and it has not seen yet; note what it made of that."""
         pool = self.rollouts.pool
         drawn = pool.candidates(self._wanted, self._rng)
-        learned = await self._trainer.learn([(signed.author, signed.group) for signed in drawn])
+        sampled = self.samplers.drawn(self._sampled, version=version)
+        self._is_sampled_for = bool(sampled)
+        learned = await self._trainer.learn(
+            [(signed.author, signed.group) for signed in drawn], [(signed.author, signed.group) for signed in sampled]
+        )
         pool.used(signed.id for signed in drawn)
+        self.samplers.settle(sampled, caught=learned.caught)
+        for author, reason in learned.caught.items():
+            pool.note(author, reason)
+            log.warning(
+                "%s did not sample with this node's weights (%s): it is not listened to any more", author, reason
+            )
+        if sampled:
+            behind = sum(version - signed.group.version for signed in sampled) / len(sampled)
+            learned = replace(learned, staleness=behind)
         for author, count in learned.refused_answers.items():
             if count:
                 pool.note(author, "strange-answer", count)
         return learned
 
+    async def _broadcast_weights(self, place: Place) -> None:
+        """Put out the parameters that the trainer has, if somebody samples with them."""
+        if self.broadcast is None or not self.broadcast.wanted:
+            return
+        try:
+            await self.broadcast.publish(self._trainer.parameters(), version=place.round, policy=place.state_hash)
+        except ShardError as error:
+            self._warn("weights", f"those who sample for this node get no new weights: {error}")
+        else:
+            self._warn("weights", None)
+
     async def _stand(self, round: int) -> Place:
         """Having done so many rounds, with the parameters that the trainer has."""
         parameters = self._trainer.parameters()
-        state_hash = await self._runner(lambda: _hash(parameters))
+        state_hash = await self._runner(lambda: hash_of(parameters))
         self._began = trio.current_time()
         self._place = Place(round, state_hash, members=(self._me,))
         return self._place
@@ -156,15 +212,30 @@ def _check(difficulty: int, signed: SignedGroup) -> str:
     return informative(signed) if signed.group.task.difficulty == difficulty else "other-difficulty"
 
 
-def _hash(parameters: Vector) -> str:
-    """sha-256 of a policy's parameters (P,) in hex, little-endian."""
-    return hashlib.sha256(parameters.astype("<f4").tobytes()).hexdigest()
+def _broadcast(parts: Parts, samplers: Samplers) -> Broadcast | None:
+    """What gives weights to those who sample for this node; None where it keeps no shards."""
+    if parts.shards is None:
+        return None
+    rollouts = parts.spec.rollouts
+    return Broadcast(
+        me=parts.me,
+        run_id=parts.run_id,
+        shape=parts.policy or rollouts.policy,
+        rpc=parts.rpc,
+        shards=parts.shards,
+        sign=parts.sign,
+        runner=parts.runner,
+        now=parts.now,
+        admits=parts.admits,
+        samplers=samplers,
+        keep=rollouts.staleness + 1,
+    )
 
 
 def _worked(learned: Learned, sampling: float) -> Worked:
     return Worked(
         steps=1,
-        samples=learned.own + learned.taken,
+        samples=learned.own + learned.taken + learned.sampled,
         tokens=learned.tokens,
         loss=float("nan"),
         seconds=sampling + learned.seconds,

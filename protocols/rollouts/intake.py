@@ -72,12 +72,15 @@ class Intake:
         offences: Offences,
         counts: Counter[str],
         copies: int,
+        sampled: Check,
     ) -> None:
-        """`copies`: what this node hands on of a group at the most, whatever it is told."""
+        """`copies`: what this node hands on of a group at the most, whatever it is told. `sampled` takes those that are
+        for a policy that others train, or says why not; they go no further."""
         self._pool, self._run_id, self._bulk = pool, run_id, bulk
         self._verify, self._runner = verify, runner
         self._admits, self._standing, self._check, self._gate = admits, standing, check, gate
         self._offences, self._counts, self._copies = offences, counts, copies
+        self._sampled = sampled
         self._grants: OrderedDict[bytes, Grant] = OrderedDict()
         self._limit = trio.CapacityLimiter(FETCHES)
 
@@ -193,8 +196,14 @@ class Intake:
         except InvalidGroup as error:
             self._refuse_from(peer, str(error), forged=error.forged)
             return None
+        if not reason and signed.header.trainer and not self._pool.saw(signed.id):
+            reason = self._sampled(group)
         if reason:
             self._pool.refuse(signed, reason)
+            return None
+        if signed.header.trainer:
+            self._pool.remember(signed.id)
+            self._counts["sampled"] += 1
             return None
         refused = self._pool.add(group)
         if not refused:
@@ -207,7 +216,7 @@ class Intake:
     def _completed(self, signed: SignedHeader, content: bytes) -> tuple[SignedGroup, str]:
         group = signed.complete(content)
         try:
-            return group, self._check(group)
+            return group, "" if group.signed.header.trainer else self._check(group)
         except Exception:  # a stranger chose what is checked: a fault there costs the group, not the node
             log.exception("a rollout group of %s could not be checked", signed.author)
             return group, "check-failed"

@@ -248,6 +248,10 @@ class Pool:
         self._remember(group.id)
         self.note(group.author, reason)
 
+    def remember(self, id: bytes) -> None:
+        """A group that is kept elsewhere needs not come again."""
+        self._remember(id)
+
     def expire(self) -> None:
         """Let go of what is too old, or too far behind its author's newest."""
         now, limits = self._now(), self.limits

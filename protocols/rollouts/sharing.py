@@ -21,6 +21,7 @@ from swarmnode.protocols.rollouts.intake import LARGEST, Check, Intake
 from swarmnode.protocols.rollouts.messages import (
     GET,
     GIVE,
+    LONGEST_WAIT,
     MAX_OFFERED,
     OFFER,
     RECENT,
@@ -113,13 +114,17 @@ class Rollouts:
         standing: Standing = full_standing,
         check: Check = lambda group: "",
         limits: RolloutLimits | None = None,
+        sampled: Check = lambda group: "for-another",
+        takes: bool = True,
     ) -> None:
         """`peers`: members that are connected now. `now`: ms since the epoch. `check`: see `intake.Check`; runs where
-        `runner` says, before a group is kept or passed on."""
+        `runner` says, before a group is kept or passed on. `sampled` takes groups that others wrote for this node's
+        policy, or says why not. Without `takes` this node gives only."""
         self._me, self._run_id, self._rpc, self._bulk = me, run_id, rpc, bulk
         self._peers, self._sign, self._runner = peers, sign, runner
         self._now, self._rng, self._admits = now, rng, admits
         self.limits = limits or RolloutLimits()
+        self._takes = takes
         self.offences = Offences(PROTOCOL)
         self.counts: Counter[str] = Counter()
         self.counter = now()  # of the next group: grows over restarts, too, as long as the clock does
@@ -137,6 +142,7 @@ class Rollouts:
             offences=self.offences,
             counts=self.counts,
             copies=max(1, self.limits.copies // 2),
+            sampled=sampled,
         )
         self._spreader = Spreader(run_id=run_id, rpc=rpc, rng=rng, offences=self.offences, counts=self.counts)
         self._entries = Budget[PeerId](ENTRIES)
@@ -154,8 +160,10 @@ class Rollouts:
 
     # -- what this node does
 
-    async def publish(self, groups: Sequence[RolloutGroup]) -> tuple[SignedGroup, ...]:
+    async def publish(self, groups: Sequence[RolloutGroup], *, trainer: PeerId = "") -> tuple[SignedGroup, ...]:
         """Sign these groups, keep them apart as own ones, and let them spread while `watch` runs.
+
+        `trainer`: for whose policy they are, where that is not this node's.
 
         Returns at once where nobody is there: a node alone learns alone. Raises InvalidGroup for one too large.
         """
@@ -171,6 +179,7 @@ class Rollouts:
                     counter=first + index,
                     made_at=made_at,
                     sign=self._sign,
+                    trainer=trainer,
                 )
                 for index, group in enumerate(groups)
             ]
@@ -182,6 +191,12 @@ class Rollouts:
         self.counts["published"] += len(sealed)
         self._hurry.set()
         return tuple(sealed)
+
+    def forget_before(self, version: int) -> None:
+        """Hand on no more own groups that were written before that version: they came too late to be of use."""
+        for group in self.pool.own():
+            if group.group.version < version:
+                self._spreader.forget(group.id)
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take, pass on and answer until cancelled. What is held stays here, for `watch` to go on later."""
@@ -223,7 +238,7 @@ class Rollouts:
             self._was_alone, self._ask_at = True, 0.0
             return
         wanted = RECENT_GROUPS if self._was_alone else min(RECENT_GROUPS, 2 * self.pool.lacking)
-        if wanted and trio.current_time() >= self._ask_at:
+        if wanted and self._takes and trio.current_time() >= self._ask_at:
             self._ask_at = trio.current_time() + ASK_EVERY
             nursery.start_soon(self._ask_recent, self._rng.choice(here), wanted)
         self._spreader.turn(here, nursery)
@@ -270,6 +285,8 @@ class Rollouts:
 
     async def _on_offer(self, peer: PeerId, offer: Offer) -> Answer:
         self._admit(peer, offer.run_id)
+        if not self._takes:
+            return Answer(wait=LONGEST_WAIT)
         if not self._entries.take(peer, len(offer.groups)):
             self.offences.note(peer, "offers too many rollout groups", Kind.LOAD)
             raise Refuse("busy", f"at most {ENTRIES.rate:g} groups a second may be offered here")

@@ -1,0 +1,333 @@
+"""A node that only samples, in a run by rollouts: it writes answers for a policy that another node trains (Echo,
+arXiv 2508.05387; INTELLECT-2, 2505.07291). Its `Method` is this one, whatever role others have.
+
+    weights   the newest of the trainer's, by itself (pull) or as it is told of them (push)
+    sample    answers to the questions that follow from this node's identity, its counter and the weights, with proofs
+    give      to the trainer alone, which checks them and says what became of them
+
+A trainer is chosen among members whose policy has this node's shape: the one for which fewest sample. A round is one
+batch. Who may fail when, and what is then true: a trainer that is silent for PATIENCE is left for another one; weights
+that cannot be had are done without as long as those in hand are at most `staleness` updates old; without any, this node
+waits. What it wrote with older weights and could not hand over is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from hashlib import sha256
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.exchange.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.exchange.outcomes import Completed
+from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.rollouts import RolloutLimits, Rollouts
+from swarmnode.protocols.rollouts.weights import (
+    Newest,
+    NoWeights,
+    Weights,
+    ask,
+    fetch_weights,
+    open_weights,
+    serve_fresh,
+)
+from swarmnode.protocols.shard_wire import ShardError
+from swarmnode.protocols.trainer import RolloutTrainer, Sampled, TrainerDied, Vector, Worked
+from swarmnode.training.outer import OuterState
+from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
+from swarmnode.training.rl.tasks.work import asked, work
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
+PATIENCE = 15.0  # seconds for which a trainer may be silent
+ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weights by itself
+AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
+
+
+def build(parts: Parts) -> Sampler:
+    """The method of one node. Raises TypeError where its trainer process has no policy."""
+    return Sampler(parts)
+
+
+class Sampler:
+    """Implements `Method`. `rollouts`, `trainer` and `weights` are public, to be looked at."""
+
+    name = "sapo"
+
+    def __init__(self, parts: Parts) -> None:
+        if not isinstance(parts.trainer, RolloutTrainer):
+            raise TypeError(f"{type(parts.trainer).__name__} has no policy")
+        if parts.shards is None:
+            raise TypeError("without shards there are no weights")
+        rollouts = parts.spec.rollouts
+        self._parts, self._policy, self._shards = parts, parts.trainer, parts.shards
+        self._shape = parts.policy or rollouts.policy
+        self._batch, self._pace, self._staleness = rollouts.batch, rollouts.pace, rollouts.staleness
+        self._push = rollouts.weights == "push"
+        self._tasks = asked(rollouts.difficulty)
+        self.trainer: PeerId | None = None
+        self.weights: Weights | None = None  # that the policy has now
+        self.told: Newest | None = None  # by the trainer, last
+        self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
+        self._newest: Weights | None = None  # that the trainer named
+        self._heard = self._asked = -PATIENCE  # trio times
+        self._news = trio.Event()  # newer weights were named
+        self._given = 0
+        self._counter = 0
+        self.rollouts = Rollouts(
+            me=parts.me,
+            run_id=parts.run_id,
+            rpc=parts.rpc,
+            bulk=parts.bulk,
+            peers=self._to,
+            sign=parts.sign,
+            verify=parts.network.verify,
+            runner=parts.runner,
+            now=parts.now,
+            rng=parts.rng,
+            admits=parts.admits,
+            limits=RolloutLimits(copies=2),  # this node's and the trainer's
+            takes=False,
+        )
+        serve_fresh(parts.rpc, run_id=parts.run_id, told=self._on_fresh)
+        self.paused = False
+        self.phase = "waiting"
+        self._place: Place | None = None
+        self._began = trio.current_time()
+
+    def measure(self, metrics: Metrics) -> None:
+        self.rollouts.measure(metrics)
+
+    @property
+    def place(self) -> Place | None:
+        return self._place
+
+    async def find_place(self, begin: Begin) -> None:
+        """There is nothing to stand on: what this node samples with is the trainer's."""
+        self._stand(0)
+        await trio.lowlevel.checkpoint()
+
+    async def run_round(self) -> RoundResult:
+        place, began = self._stands(), self._began
+        try:
+            weights = await self._fit_weights()
+            self.phase = "training"
+            groups, seconds = await self._sample(weights)
+            self.phase = "exchanging"
+            self.rollouts.counter = self._counter
+            self._counter += len(groups)
+            await self.rollouts.publish(groups, trainer=weights.trainer)
+            self._given += len(groups)
+            await trio.sleep_until(began + self._pace)
+        except TrainerDied as error:
+            self.weights = None  # its successor has the parameters, but perhaps not all of them
+            raise LostPlace(f"the trainer process died and is restarted: {error}") from error
+        finally:
+            self.phase = "waiting"
+        stands = self._stand(place.round + 1)
+        tokens = sum(len(answer) for group in groups for answer in group.answers)
+        return RoundResult(
+            round=place.round,
+            outcome=Completed(2),
+            state_hash=stands.state_hash,
+            loss=float("nan"),
+            worked=Worked(1, len(groups), tokens, float("nan"), seconds),
+            seconds=self._began - began,
+            members=2,
+            sampled=self._told_of(weights, groups),
+        )
+
+    async def regain_place(self) -> None:
+        """There is no place to be lost."""
+
+    async def watch(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.rollouts.watch)
+            if self._push:
+                nursery.start_soon(self._fetch_meanwhile)
+
+    async def leave(self) -> None:
+        """Nobody waits for this node, and no work is in hand that it could lose."""
+
+    def saved(self) -> Saved:
+        place, parameters = self._stands(), self._policy.parameters()
+        return Saved(
+            round=place.round,
+            state=OuterState.start(parameters),
+            residual=np.zeros(parameters.size, np.float32),
+            members=place.members,
+            method=self.name,
+        )
+
+    # -- weights
+
+    async def _fit_weights(self) -> Weights:
+        """Have weights in the policy that are of use, the newest that can be had; waits until there are some."""
+        while True:
+            if self.trainer is None:
+                await self._choose_trainer()
+            elif not self._push or trio.current_time() - self._asked >= ASK_EVERY:
+                await self._ask()
+            if not self._push or (self.weights is None and self._next is None):
+                await self._fetch()
+            if self._next is not None:
+                self.weights, parameters = self._next
+                self._next = None
+                self._policy.load(parameters)
+            if self.weights is not None and not self._is_stale(self.weights):
+                return self.weights
+            await trio.sleep(LOOK_EVERY)
+
+    def _is_stale(self, weights: Weights) -> bool:
+        newest = self._newest
+        return newest is None or weights.trainer != self.trainer or newest.version - weights.version > self._staleness
+
+    async def _choose_trainer(self) -> None:
+        """Ask all members that are here; take the trainer for which fewest sample, others by lot."""
+        found: dict[PeerId, Newest] = {}
+
+        async def look(peer: PeerId) -> None:
+            told = await ask(self._parts.rpc, peer, run_id=self._parts.run_id, push=self._push)
+            if told is not None and not told.caught:
+                found[peer] = told
+
+        async with trio.open_nursery() as nursery:
+            for peer in self._parts.membership.connected():
+                nursery.start_soon(look, peer)
+        others: set[str] = set()
+        for peer in sorted(
+            found, key=lambda peer: (found[peer].samplers, sha256(f"{self._me} {peer}".encode()).digest())
+        ):
+            weights = self._opened(peer, found[peer].payload, found[peer].signature)
+            if weights is not None and weights.shape != self._shape:
+                others.add(weights.shape)
+                continue
+            self.trainer, self._heard = peer, trio.current_time()
+            self._take(found[peer], weights)
+            self._warn(None)
+            return
+        self._warn(
+            f"the policies that are trained here are {', '.join(sorted(others))}, and this node samples with "
+            f"{self._shape}; start it with --policy {min(others)}"
+            if others
+            else "no member that is connected trains a policy; this node waits for one to sample for"
+        )
+
+    async def _ask(self) -> None:
+        assert self.trainer is not None
+        self._asked = trio.current_time()
+        told = await ask(self._parts.rpc, self.trainer, run_id=self._parts.run_id, push=self._push)
+        if told is not None:
+            self._heard = trio.current_time()
+            self._take(told, self._opened(self.trainer, told.payload, told.signature))
+        elif trio.current_time() - self._heard > PATIENCE:
+            log.warning("%s does not answer any more; looking for another trainer", self.trainer)
+            self.trainer = self._newest = self.weights = self._next = None
+
+    def _take(self, told: Newest, weights: Weights | None) -> None:
+        self.told = told
+        if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
+            self._newest = weights
+            self.rollouts.forget_before(weights.version - self._staleness)
+            self._news.set()
+        if told.expected >= 0 and (told.expected > self._counter or self._counter - told.expected > AGAIN):
+            self._counter = told.expected
+        if told.caught:
+            self._warn(
+                f"the trainer {self.trainer} takes nothing from this node any more: its groups were not sampled with "
+                f"the weights that they name ({told.caught}); check memory and disk, then start with a new --data-dir"
+            )
+
+    def _opened(self, peer: PeerId, payload: bytes, signature: bytes) -> Weights | None:
+        if not payload:
+            return None
+        try:
+            return open_weights(
+                payload, signature, run_id=self._parts.run_id, trainer=peer, verify=self._parts.network.verify
+            )
+        except NoWeights as error:
+            log.warning("%s", error)
+            return None
+
+    async def _on_fresh(self, peer: PeerId, payload: bytes, signature: bytes) -> None:
+        if peer != self.trainer:
+            return
+        weights = self._opened(peer, payload, signature)
+        if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
+            self._heard, self._newest = trio.current_time(), weights
+            self._news.set()
+        await trio.lowlevel.checkpoint()
+
+    async def _fetch_meanwhile(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            await self._fetch()
+
+    async def _fetch(self) -> None:
+        """Have the newest weights that the trainer named in `_next`, unless they are here already."""
+        newest = self._newest
+        held = [self.weights, self._next[0] if self._next is not None else None]
+        if newest is None or any(weights is not None and weights.policy == newest.policy for weights in held):
+            return
+        if newest.size != 4 * self._policy.layout.parameters or newest.shape != self._shape:
+            self._warn(f"the trainer's policy is {newest.shape}, this node samples with {self._shape}; use --policy")
+            return
+        try:
+            parameters = await fetch_weights(newest, shards=self._shards, runner=self._parts.runner)
+        except (ShardError, NoWeights) as error:
+            log.info("weights of version %d do not come: %s", newest.version, error)
+            return
+        before, self._next = self._next, (newest, parameters)
+        for old in (before[0] if before is not None else None, self.weights):
+            if old is not None and old.shard != newest.shard:
+                await self._shards.drop(old.shard)
+
+    # -- sampling
+
+    async def _sample(self, weights: Weights) -> tuple[list[RolloutGroup], float]:
+        tasks = [
+            work(
+                self._parts.run_id,
+                self._me,
+                self._counter + number,
+                version=weights.version,
+                policy=weights.policy,
+                tasks=self._tasks,
+            )
+            for number in range(self._batch)
+        ]
+        return await self._policy.answer(tasks, version=weights.version, policy=weights.policy)
+
+    def _told_of(self, weights: Weights, groups: Sequence[RolloutGroup]) -> Sampled:
+        told = self.told or Newest()
+        reward = mean_reward([score(self._me, group) for group in groups])
+        return Sampled(
+            weights.trainer, weights.version, len(groups), reward, self._given, told.accepted, dict(told.refused)
+        )
+
+    @property
+    def _me(self) -> PeerId:
+        return self._parts.me
+
+    def _to(self) -> Sequence[PeerId]:
+        """Whom groups are given to, while it is connected."""
+        return [peer for peer in self._parts.membership.connected() if peer == self.trainer]
+
+    def _warn(self, text: str | None) -> None:
+        self._parts.observer.warn("sampling", text)
+
+    def _stand(self, round: int) -> Place:
+        self._began = trio.current_time()
+        policy = self.weights.policy if self.weights is not None else ""
+        self._place = Place(round, policy, members=(self._me,))
+        return self._place
+
+    def _stands(self) -> Place:
+        if self._place is None:
+            raise RuntimeError("this node has no place yet")
+        return self._place
