@@ -1,0 +1,161 @@
+"""What a node says of another in the replicated state: a score, and what it saw, each with what it rests on.
+
+    key      attestation/ROUND/SUBJECT          round: of the attester; subject: a peer id
+    value    {"score": 0..1000, "work": 0..1000, "rounds": n, "found": ((kind, good, bad, evidence), …)}
+
+Write-once: who says two things of one peer in one round convicts itself. `evidence` is the first EVIDENCE bytes of the
+id of what the newest finding of its kind rests on, or empty. How far a third party can check a finding:
+
+    kind       what was seen                                          evidence          checked by
+    gain       contributions measured on random held-out data         roster            its quoted scores, or measuring
+    assigned   the same on data that the author was to work on        roster            measuring again
+    audit      work replayed from its seed                            commit            replaying again
+    sync       state hashes that follow from the chain, or do not     roster            the head's signature, replaying
+    timely     commits that most judges had in time, or not           roster            its quoted cuts
+    form       well-formed contributions, or malformed and double     roster            its verdict; the bytes
+    proof      rollouts whose answers held up, or were refused        rollout group     scoring the group again
+    kept       promised shards that could be had, or not              shard             nobody afterwards
+    served     MiB that the subject relayed or served, as whom it     empty             nobody: a receipt, signed by
+               served says                                                              who had the benefit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.hlc import time_of
+from swarmnode.crdt.kinds import key_of
+from swarmnode.crdt.record import Record
+
+EVIDENCE = 16  # bytes of an id
+FULL = 1000  # of score and work
+MAX_COUNT = 1_000_000
+MAX_FINDINGS = 6  # more do not fit beside two peer ids and a run id
+
+
+class Saw(Enum):
+    """What a finding is about. The values are on the wire."""
+
+    GAIN = 0
+    ASSIGNED = 1
+    AUDIT = 2
+    SYNC = 3
+    TIMELY = 4
+    FORM = 5
+    PROOF = 6
+    KEPT = 7
+    SERVED = 8
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class InvalidAttestation(ValueError):
+    """A record that no honest attester writes. The message says why."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """So often good and so often bad, lately; `evidence` of the newest."""
+
+    saw: Saw
+    good: int
+    bad: int
+    evidence: bytes = b""
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """What an attester says of a subject."""
+
+    round: int
+    subject: str
+    score: int  # thousandths
+    work: int  # thousandths
+    rounds: int  # of the subject's work that the attester looked at
+    found: tuple[Finding, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of("attestation", self.round, self.subject)
+
+    @property
+    def value(self) -> Value:
+        return {
+            "found": tuple((f.saw.value, f.good, f.bad, f.evidence) for f in self.found),
+            "rounds": self.rounds,
+            "score": self.score,
+            "work": self.work,
+        }
+
+
+@dataclass(frozen=True)
+class Attested:
+    """An attestation with who made it and when."""
+
+    attester: str
+    id: bytes
+    at: int  # ms since the epoch, by the attester's clock
+    what: Attestation
+
+
+def read(record: Record) -> Attested:
+    """The attestation in a record of that kind. Raises InvalidAttestation."""
+    if record.kind != "attestation" or not isinstance(record.value, Mapping):
+        raise InvalidAttestation(f"{record.key!r} is no attestation")
+    _, _, moment = record.key.partition("/")
+    round, _, subject = moment.partition("/")
+    try:
+        what = _parse(int(round), subject, record.value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidAttestation(f"{record.key!r}: {error}") from error
+    if what.key != record.key or what.value != record.value:
+        raise InvalidAttestation(f"{record.key!r} is not the key of what it says, or says more")
+    if subject == record.author:
+        raise InvalidAttestation(f"{record.author} attests its own work")
+    return Attested(record.author, record.id, time_of(record.hlc), what)
+
+
+def latest(records: list[Attested]) -> dict[str, dict[str, Attested]]:
+    """By subject and attester, what each attester said last."""
+    found: dict[str, dict[str, Attested]] = {}
+    for one in records:
+        said = found.setdefault(one.what.subject, {})
+        before = said.get(one.attester)
+        if before is None or (one.at, one.id) > (before.at, before.id):
+            said[one.attester] = one
+    return found
+
+
+def _parse(round: int, subject: str, value: Mapping[str, Any]) -> Attestation:
+    rows = value["found"]
+    if not isinstance(rows, tuple) or len(rows) > MAX_FINDINGS:
+        raise ValueError(f"at most {MAX_FINDINGS} findings expected")
+    found = tuple(_finding(*row) for row in rows)
+    if len({finding.saw for finding in found}) != len(found):
+        raise ValueError("two findings of one kind")
+    return Attestation(
+        round,
+        subject,
+        _integer(value["score"], FULL),
+        _integer(value["work"], FULL),
+        _integer(value["rounds"], MAX_COUNT),
+        found,
+    )
+
+
+def _finding(saw: Any, good: Any, bad: Any, evidence: Any) -> Finding:
+    if not isinstance(evidence, bytes) or len(evidence) not in (0, EVIDENCE):
+        raise ValueError(f"evidence has {EVIDENCE} bytes, or none")
+    return Finding(Saw(_integer(saw, 255)), _integer(good, MAX_COUNT), _integer(bad, MAX_COUNT), evidence)
+
+
+def _integer(value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"an integer from 0 to {most} expected")
+    return value

@@ -1,0 +1,150 @@
+"""A peer's standing as one node sees it: score with its uncertainty, weight, share, and the reasons.
+
+    seen = standings(accounts, attested, works, me=me, round=round, now=now)
+    seen[peer].score, seen[peer].share, reasons(seen[peer])
+
+Own observation first, others' words where it is short (`opinions.with_own`). Heard is who has verified work in *own*
+eyes, so identities that vouch for one another without any are silent, however many they are. Nobody is heard about
+itself, and nobody at all who equivocated about attestations or whose attestations are disproved by what they quote.
+Words fade: each HALF_LIFE halves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from swarmnode.protocols.reputation.account import (
+    HARM_FROM,
+    NEWCOMER,
+    Account,
+    conduct,
+    contained,
+    score,
+    weight,
+    work,
+)
+from swarmnode.protocols.reputation.attestation import FULL, Attested, latest
+from swarmnode.protocols.reputation.chainwork import RoundWork
+from swarmnode.protocols.reputation.checking import contradicted, named
+from swarmnode.protocols.reputation.opinions import FEW, with_own
+from swarmnode.protocols.reputation.shares import shares
+
+HALF_LIFE = 86_400_000  # ms
+
+
+@dataclass(frozen=True)
+class Word:
+    """What one attester says, and how much its voice weighs here."""
+
+    said: Attested
+    voice: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One peer as this node sees it."""
+
+    peer: str
+    score: float  # 0 to 1
+    low: float  # one standard deviation of the rating below …
+    high: float  # … and above
+    work: float  # verified, 0 to 1
+    share: float  # of the whole that this leads to, with caps and probation
+    probation: bool  # nothing of it was verified yet
+    contained: bool
+    account: Account  # what was seen here
+    words: tuple[Word, ...]  # the loudest first
+    unheard: int  # attestations that count for nothing here
+
+    @property
+    def weight(self) -> float:
+        return self.score * self.work
+
+
+def standings(
+    accounts: Mapping[str, Account],
+    attested: Iterable[Attested] = (),
+    works: Iterable[RoundWork] = (),
+    *,
+    me: str = "",
+    round: int,
+    now: int = 0,
+    liars: frozenset[str] = frozenset(),
+) -> dict[str, Standing]:
+    """Everybody of whom something is known, in order of peer id.
+
+    `works` are rounds that attestations are checked against; `now`: ms; `liars`: who equivocated about attestations.
+    """
+    rounds = named(works)
+    said = latest(list(attested))
+    disproved = {
+        one.attester for by_attester in said.values() for one in by_attester.values() if contradicted(one, rounds)
+    }
+    silent = liars | disproved | {me}
+    voices = {peer: weight(account, round) for peer, account in accounts.items() if peer not in silent}
+    found = {}
+    for peer in sorted(set(accounts) | set(said)):
+        about = [one for one in said.get(peer, {}).values() if one.attester != peer]
+        words = [Word(one, voices.get(one.attester, 0.0) * _faded(now - one.at)) for one in about]
+        found[peer] = _standing(peer, accounts.get(peer, NEWCOMER), words, round)
+    held = shares(
+        {peer: one.weight for peer, one in found.items() if not one.probation},
+        [peer for peer, one in found.items() if one.probation and not one.contained and peer != me],
+    )
+    return {peer: _with_share(one, held.get(peer, 0.0)) for peer, one in found.items()}
+
+
+def reasons(standing: Standing) -> tuple[str, ...]:
+    """Why a peer stands where it does, for a person; the evidence itself is in `account` and `words`."""
+    own, told = standing.account, []
+    if own.rounds:
+        told.append(f"its work was measured here in {own.rounds} rounds and helped in {own.helped}")
+    else:
+        told.append("no work of it was measured here yet")
+    if own.strikes:
+        told.append(f"its last {own.strikes} contributions did harm, each more than {HARM_FROM:g} of what others help")
+    if own.offences > 0.05:
+        told.append(f"it broke rules: that takes {100 * (1 - conduct(own)):.0f} % of its score")
+    heard = [word for word in standing.words if word.voice > 0]
+    if heard:
+        outvoted = " and are outvoted by what was seen here" if own.rounds >= FEW else ""
+        told.append(f"{len(heard)} peers with verified work attest to it{outvoted}")
+    if standing.unheard:
+        told.append(f"{standing.unheard} attestations count for nothing, as their authors have no verified work here")
+    if standing.contained:
+        told.append("it is contained: it did harm round after round and has no score left")
+    elif standing.probation:
+        told.append("it is on probation until some of its work was verified")
+    return tuple(told)
+
+
+def _standing(peer: str, own: Account, words: list[Word], round: int) -> Standing:
+    heard = [word for word in words if word.voice > 0]
+    scores = [(word.said.what.score / FULL, word.voice) for word in heard]
+    middle = with_own(score(own), own.rounds, scores)
+    apart = max(score(own, sigmas=1.0) - score(own, sigmas=-1.0), 0.0) / 2
+    if not own.rounds and heard:
+        apart = max(value for value, _ in scores) - min(value for value, _ in scores)
+    vouched = with_own(0.0, 0, [(float(word.said.what.rounds), word.voice) for word in heard])
+    return Standing(
+        peer,
+        middle,
+        max(0.0, middle - apart),
+        min(1.0, middle + apart),
+        with_own(work(own, round), own.rounds, [(word.said.what.work / FULL, word.voice) for word in heard]),
+        0.0,
+        not own.helped and not vouched,
+        contained(own),
+        own,
+        tuple(sorted(words, key=lambda word: (-word.voice, word.said.attester))),
+        len(words) - len(heard),
+    )
+
+
+def _with_share(one: Standing, share: float) -> Standing:
+    return replace(one, share=share)
+
+
+def _faded(age: int) -> float:
+    return 0.5 ** (max(0, age) / HALF_LIFE)
