@@ -3,6 +3,8 @@
 A group counts against its author's allowance by 1 / standing, once it has the author's signature: nobody uses up
 another's. When less than half is left of what may come in at all, each peer that brings groups has an equal share of
 what refills, and less of it the less is left: so a few that send all they may do not crowd out those that send little.
+
+Authors on probation (pool.py) have a part of it all together, however many identities they are.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import trio
 
 from swarmnode.protocols.budget import Allowance, Budget
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.rollouts.pool import ESTABLISHED
 
 WINDOW = 10.0  # seconds over which shares are equal
 ALL = ""  # the holder of what may come in at all
+PROBATION = 0.125  # of what may come in at all, for all authors together that are on probation
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,14 @@ class Rates:
 
     groups: Allowance
     bytes: Allowance
+
+    def part(self, share: float, *, least: float) -> Rates:
+        """This share of it; `least` bytes may come at once all the same."""
+        groups, size = self.groups, self.bytes
+        return Rates(
+            Allowance(share * groups.rate, max(1.0, share * groups.burst)),
+            Allowance(share * size.rate, max(least, share * size.burst)),
+        )
 
 
 class _Purses:
@@ -81,11 +93,13 @@ class Gate:
 
     def __init__(self, *, author: Rates, sender: Rates, total: Rates) -> None:
         self._author, self._sender, self._total = _Purses(author), _Purses(sender), _Purses(total)
+        self._probation = _Purses(total.part(PROBATION, least=author.bytes.burst))
         self._shares = _Shares()
 
     def wait_for_author(self, author: PeerId, groups: int, size: int, standing: float) -> float:
         """Seconds until so many groups of that author's, and so many bytes, may come; 0 where they may now."""
-        return self._author.wait(author, groups / standing, size / standing)
+        wait = self._author.wait(author, groups / standing, size / standing)
+        return wait if standing >= ESTABLISHED else max(wait, self._probation.wait(ALL, groups, size))
 
     def wait(self, size: int) -> float:
         """Seconds until a group of anybody's may come."""
@@ -108,4 +122,6 @@ class Gate:
         if self.wait_for_author(author, 1, size, standing):
             return False
         self._author.take(author, 1.0 / standing, size / standing)
+        if standing < ESTABLISHED:
+            self._probation.take(ALL, 1.0, size)
         return True

@@ -10,7 +10,9 @@ by its standing; nothing older than `seconds`, or more than `versions` behind it
 quota displaces its own oldest group, and a full pool lets go of the oldest of whoever has most: so who floods displaces
 nobody but himself. A date is the author's claim; one that lies ahead gains nothing, as the time of arrival counts too.
 
-`standing(author)`, 0 to 1, is the seam for reputation: everybody has 1 until there is one.
+`standing(author)`, 0 to 1, is the seam for reputation: everybody has 1 until there is one. Authors whose standing is
+below ESTABLISHED are on probation: together they have `probation` of what is held, so that no number of identities
+that one attacker makes has more than that.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
 MAX_AUTHORS = 1024  # whose counts are remembered; who was silent longest is forgotten first
 MAX_REASONS = 64  # that are told apart: they come from our own code
 AHEAD = 60_000  # ms that a date may lie ahead, as of records
+ESTABLISHED = 0.5  # standing from which on an author has a share of its own
 
 Standing = Callable[[PeerId], float]
 
@@ -44,6 +47,7 @@ class PoolLimits:
     bytes: int = 16 << 20  # of others; of which an author has `share`
     share: float = 0.25  # of the groups held that one author may have: as the cap on a batch (training/rl/choosing.py)
     few: int = 16  # groups that an author may have anyhow: in a swarm of two the other is all there is
+    probation: float = 0.125  # of the groups and bytes held, for all authors on probation together; of `few`, anyhow
     seconds: float = 900.0  # since a group was made and since it came
     versions: int = 64  # that a group may be behind the newest of its author
     own_groups: int = 256
@@ -85,7 +89,7 @@ class PoolStats:
     greatest_share: float  # of the groups held, of the author who has most
     oldest: float  # seconds since the oldest came, 0 where there is none
     refused: Mapping[str, int]  # by reason
-    dropped: Mapping[str, int]  # by reason: age, stale, quota, full
+    dropped: Mapping[str, int]  # by reason: old, stale, no-standing, quota, probation, full
 
 
 @dataclass
@@ -194,6 +198,8 @@ class Pool:
         self._held[group.id] = Held(group, self._now())
         self._size += group.size
         self._make_room(group.author)
+        if self._on_probation(group.author):
+            self._make_room_on_probation()
         return ""
 
     def candidates(
@@ -201,7 +207,8 @@ class Pool:
     ) -> tuple[SignedGroup, ...]:
         """Up to `count` groups of others that `used` has not named, at most `share` of `count` of one author.
 
-        Authors take turns; only groups of `policy` where one is given. `Rollouts` asks others for what is lacking.
+        Authors take turns, those on probation `probation` of them all; only groups of `policy` where one is given.
+        `Rollouts` asks others for what is lacking.
         """
         chosen = self.drawn(count, rng, used=False, policy=policy, share=share)
         self.lacking = count - len(chosen)
@@ -223,10 +230,17 @@ class Pool:
             rng.shuffle(deck)
             del deck[most:]
         chosen: list[SignedGroup] = []
+        on_probation = 0
         while decks and len(chosen) < count:
             decks = [deck for deck in decks if deck]
-            chosen += [deck.pop() for deck in decks]
-        return tuple(chosen[:count])
+            for deck in decks[: count - len(chosen)]:
+                signed = deck.pop()
+                if self._on_probation(signed.author):
+                    on_probation += 1
+                    if on_probation > max(1, int(count * self.limits.probation)):
+                        continue
+                chosen.append(signed)
+        return tuple(chosen)
 
     def used(self, ids: Iterable[bytes]) -> None:
         """These were learned from, or looked at in vain: they are not drawn again, but still told to others."""
@@ -265,6 +279,7 @@ class Pool:
                 self._drop(id, "no-standing")
         for author in [author for author, each in self._authors.items() if each.groups]:
             self._make_room(author)  # a share of less is less
+        self._make_room_on_probation()
 
     # -- statistics
 
@@ -299,7 +314,11 @@ class Pool:
         return int(max(self.limits.few, self.limits.share * len(self._held)) * min(1.0, self._standing(author)))
 
     def _allowed_bytes(self, author: PeerId) -> int:
-        return int(self.limits.share * self.limits.bytes * min(1.0, self._standing(author)))
+        share = min(self.limits.share, self.limits.probation) if self._on_probation(author) else self.limits.share
+        return int(share * self.limits.bytes * min(1.0, self._standing(author)))
+
+    def _on_probation(self, author: PeerId) -> bool:
+        return self._standing(author) < ESTABLISHED
 
     def _make_room(self, author: PeerId) -> None:
         held = self._authors[author]
@@ -309,6 +328,18 @@ class Pool:
             by_bytes = len(self._held) <= self.limits.groups
             most = max(self._authors.values(), key=lambda each: each.size if by_bytes else len(each.groups))
             self._drop(next(iter(most.groups)), "full")
+
+    def _make_room_on_probation(self) -> None:
+        limits = self.limits
+        those = [each for peer, each in self._authors.items() if each.groups and self._on_probation(peer)]
+        count, size = sum(len(each.groups) for each in those), sum(each.size for each in those)
+        least, most_bytes = limits.probation * limits.few, limits.probation * limits.bytes
+        while count > max(1.0, least, limits.probation * len(self._held)) or size > most_bytes:
+            most = max(those, key=lambda each: len(each.groups))
+            id = next(iter(most.groups))
+            size -= self._held[id].signed.size
+            count -= 1
+            self._drop(id, "probation")
 
     def _drop(self, id: bytes, reason: str) -> None:
         signed = self._held.pop(id).signed

@@ -138,14 +138,33 @@ def test_candidates_take_turns_among_authors_and_are_drawn_once() -> None:
 
 
 def test_a_standing_of_nothing_lets_nothing_in_and_a_low_one_little() -> None:
-    standings = {"none": 0.0, "low": 0.25}
+    standings = {"none": 0.0, "low": 0.5}
     held = Pool("me", now=Clock(), limits=PoolLimits(few=8), standing=lambda author: standings.get(author, 1.0))
     for seed in range(10):
         held.add(by("low", seed))
-    assert held.add(by("none", 20)) == "no-standing" and len(held) == 2
+    assert held.add(by("none", 20)) == "no-standing" and len(held) == 4
     standings["low"] = 0.0
     held.expire()
     assert len(held) == 0
+
+
+def test_authors_on_probation_have_one_eighth_together_however_many_they_are() -> None:
+    def standing(author: str) -> float:
+        return 0.25 if author.startswith("new") else 1.0
+
+    held = Pool("me", now=Clock(), limits=PoolLimits(groups=200), standing=standing)
+    for seed in range(100):
+        held.add(by(f"good {seed % 10}", seed))
+        for more in range(5):
+            held.add(by(f"new {seed}", 1000 * seed + more))
+            on_probation = sum(each.groups for each in held.by_author() if each.author.startswith("new"))
+            assert on_probation <= max(2, len(held) / 8)
+    assert held.dropped["probation"] > 300
+    assert sum(each.groups for each in held.by_author() if each.author.startswith("good")) == 100
+    for count in (8, 64):
+        drawn = authors(held.candidates(count, random.Random(1)))
+        assert 1 <= sum(n for author, n in drawn.items() if author.startswith("new")) <= count // 8
+        assert drawn.total() == count
 
 
 def test_refusals_are_counted_by_reason_and_author_and_cost_bounded_memory() -> None:

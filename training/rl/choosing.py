@@ -25,6 +25,7 @@ import numpy as np
 from swarmnode.training.rl.groups import Scored
 
 Standing = Callable[[str], float]  # how far an author is trusted, 0 to 1
+ESTABLISHED = 0.5  # standing from which on an author has a share of its own; those below have one together
 
 
 def everyone_equal(author: str) -> float:
@@ -49,6 +50,7 @@ class Limits:
     """What may be learned from."""
 
     share: float = 0.25  # of a batch that one author may have; at least one group
+    probation: float = 0.125  # of a batch that all authors below ESTABLISHED may have together; at least one group
     max_tokens: int = 4096  # of an answer; a group with a longer one is refused
     staleness: int | None = None  # versions that a group may be behind ours; only where versions are of one policy
     filtered: bool = True  # drop external groups without advantage; False only to show what that costs
@@ -61,9 +63,8 @@ class Chosen:
     """A batch and what was left out of it."""
 
     groups: tuple[Scored, ...]  # own ones first
-    refused: Counter[
-        str
-    ]  # external groups not taken, by reason: uninformative, too-long, stale, own, capped, not-drawn
+    # external groups not taken, by reason: uninformative, too-long, stale, own, capped, probation, not-drawn
+    refused: Counter[str]
 
     @property
     def authors(self) -> frozenset[str]:
@@ -103,15 +104,20 @@ def choose(
         order.sort(key=lambda index: -float(np.abs(fit[index].advantages).mean()))
     taken: list[Scored] = []
     shares: Counter[str] = Counter()
+    on_probation = 0
     for index in order:
         scored = fit[index]
+        standing = limits.standing(scored.author)
         if len(taken) == split.external:
             refused["not-drawn"] += 1
-        elif shares[scored.author] >= poison_budget(split.total, limits.share, limits.standing(scored.author)):
+        elif shares[scored.author] >= poison_budget(split.total, limits.share, standing):
             refused["capped"] += 1
+        elif standing < ESTABLISHED and on_probation >= poison_budget(split.total, limits.probation, 1.0):
+            refused["probation"] += 1
         else:
             taken.append(scored)
             shares[scored.author] += 1
+            on_probation += standing < ESTABLISHED
     return Chosen((*own[: split.own], *taken), refused)
 
 

@@ -139,3 +139,15 @@ def test_a_node_alone_trains_alone_on_whole_batches() -> None:
 def test_a_j_that_is_never_tried_is_an_error(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="candidates"):
         AdaptiveSplit(**wrong)
+
+
+def test_authors_without_standing_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:
+    limits = replace(LIMITS, share=0.5, standing=lambda author: 0.25 if author.startswith("new") else 1.0)
+    sybils = [scored(f"new{number}", number) for number in range(20)]
+    honest = [scored(f"good{number}", 100 + number) for number in range(3)]
+    for batch in (8, 16):
+        chosen = choose([], [*sybils, *honest], Split(batch - 6, 6), limits, rng())
+        authors = [group.author for group in chosen.groups]
+        assert sum(author.startswith("new") for author in authors) == batch // 8
+        assert sum(author.startswith("good") for author in authors) == 3
+        assert chosen.refused["probation"] > 10
