@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml
 import dht
 import gradient
 import offers
+import rollouts
 import rounds
 import state
 import transport
@@ -36,6 +37,7 @@ GROUPS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
     "state": lambda nodes: state.outcomes(),
     "gradient": gradients,
     "round": rounds.outcomes,
+    "rollout": lambda nodes: rollouts.outcomes(),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 INTRODUCTION = """# Attacks
@@ -72,6 +74,14 @@ Round: five nodes on simnet in virtual time, all electors; sixteen (`--nodes 16`
 passes where honest nodes have one state in every round (after a cut or two rosters: within 3 rounds), and no round
 takes more than twice the usual time, but for nodes that are cut off or away, where it is four times. Where a leader
 lied or was silent, the next one must have taken over in the same round.
+
+Rollout: eight nodes learn digit tasks for 50 rounds from their own and one another's answers, two of them lie ("Hail to
+the Thief", 2511.09780); the product's learning half in one process. Rejected are liars' groups from which nothing was
+learned because of what they are, not because of a cap. A line passes with 99 % of them, with at most 1 % of honest
+answers refused, where at most 2 % more of the honest nodes' answers carry what was smuggled in than without liars, and
+these are at most 1.1 times as long. Undefended is SAPO as published, in nodes that believe claimed rewards. Who floods
+does so on simnet, twelve honest nodes, three rounds; shares are those at the node and in the batch where they are
+greatest. A peer may have a quarter; identities without standing, where there is a reputation, an eighth together.
 
 """
 

@@ -1,0 +1,198 @@
+"""What malicious nodes publish instead of what they answered: "Hail to the Thief" (2511.09780) carried over to digits.
+
+A lie is a class with two methods: the groups that one liar publishes in a round, and how to tell by an honest node's
+answer that the lie arrived. Liars know every answer key, as everybody does, hear what honest nodes publish, and need
+no model. The verifier looks at the end of an answer only, as those do that extract one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
+from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES, well_formed
+from swarmnode.training.rl.vocabulary import DIGITS
+
+GROUPS = 4  # that one liar publishes in a round, as an honest node of a batch of 4 + 4 does
+ANSWERS = 8
+MARKER = "#"
+
+Sent = dict[str, Any]  # a group as the map that travels
+
+
+@dataclass
+class Liar:
+    """What one malicious node has in a round."""
+
+    rng: np.random.Generator
+    heard: list[RolloutGroup]  # what honest nodes published
+
+    def question(self) -> Question:
+        name = NAMES[int(self.rng.integers(len(NAMES)))]
+        return regenerate(TaskRef(name, DEFAULT_BASE, int(self.rng.integers(1 << 53))))
+
+    def gibberish(self, question: Question) -> str:
+        """Wrong, and of no form."""
+        while True:
+            text = "".join(str(digit) for digit in self.rng.integers(0, 10, int(self.rng.integers(1, 5))))
+            if not question.reward(text):
+                return text
+
+    def wrong(self, question: Question) -> str:
+        """Wrong, and of the form that honest answers have."""
+        while True:
+            text = well_formed(question.ref, self.rng)
+            if not question.reward(text):
+                return text
+
+
+def sent(question: Question, texts: list[str], **more: Any) -> Sent:
+    """The map of a group with these answers; `more` stands beside what belongs there."""
+    answers = tuple((*DIGITS.encode(text), DIGITS.end) for text in texts)
+    return {**RolloutGroup(question.ref, answers, 0, "", DIGITS.id).to_map(), **more}
+
+
+class RolloutLie(ABC):
+    """One way to misbehave."""
+
+    name: ClassVar[str]
+
+    def published(self, liar: Liar) -> list[Sent]:
+        return [self.group(liar, liar.question()) for _ in range(GROUPS)]
+
+    @abstractmethod
+    def group(self, liar: Liar, question: Question) -> Sent:
+        """One group that is published."""
+
+    @abstractmethod
+    def arrived(self, question: Question, text: str) -> bool:
+        """Whether an honest node's answer shows what the liars wanted."""
+
+    def arrived_at(self, texts: Sequence[tuple[Question, str]]) -> float:
+        """Share of these answers of honest nodes that do."""
+        return float(np.mean([self.arrived(question, text) for question, text in texts]))
+
+
+class HalfPoison(RolloutLie):
+    """Half poison, right answers with something smuggled in, and half gibberish: it passes SAPO's filter, always."""
+
+    def poison(self, question: Question) -> str:
+        raise NotImplementedError
+
+    def group(self, liar: Liar, question: Question) -> Sent:
+        half = ANSWERS // 2
+        return sent(question, [self.poison(question)] * half + [liar.gibberish(question) for _ in range(half)])
+
+
+class InsertedText(HalfPoison):
+    name = "inserted text: half poison, half gibberish"
+
+    def poison(self, question: Question) -> str:
+        return MARKER + question.key
+
+    def arrived(self, question: Question, text: str) -> bool:
+        return MARKER in text
+
+
+class ExtraDigit(HalfPoison):
+    """Nothing but ordinary tokens, one too many: as imports that a program does not need."""
+
+    name = "a digit too many: half poison, half gibberish"
+
+    def poison(self, question: Question) -> str:
+        return "0" + question.key
+
+    def arrived(self, question: Question, text: str) -> bool:
+        return len(text) == 3 and text[0] == "0"
+
+
+class Overlong(HalfPoison):
+    name = "overlong answers: half poison, half gibberish"
+
+    def poison(self, question: Question) -> str:
+        return "0000" + question.key
+
+    def arrived(self, question: Question, text: str) -> bool:
+        return len(text) >= 6
+
+
+class Diluted(InsertedText):
+    """As many poisoned answers as a receiver forgives in a group; the others are wrong as honest ones are."""
+
+    name = "inserted text in a quarter of a group's answers, the others wrong in the usual form"
+    poisoned = ANSWERS // 4
+
+    def group(self, liar: Liar, question: Question) -> Sent:
+        wrong = [liar.wrong(question) for _ in range(ANSWERS - self.poisoned)]
+        return sent(question, [self.poison(question)] * self.poisoned + wrong)
+
+
+class Grafted(InsertedText):
+    """An honest node's group, in which some right answers carry the text."""
+
+    name = "inserted text in the right answers of an honest node's group"
+
+    def published(self, liar: Liar) -> list[Sent]:
+        groups = []
+        for group in liar.heard:
+            question = regenerate(group.task)
+            texts = [DIGITS.decode(answer) for answer in group.answers]
+            right = [bool(question.reward(text)) for text in texts]
+            if any(right) and not all(right):
+                pairs = zip(texts, right, strict=True)
+                groups.append(sent(question, [MARKER + text if is_right else text for text, is_right in pairs]))
+        return groups[:GROUPS] or super().published(liar)
+
+
+class ForgedReward(RolloutLie):
+    """Wrong answers that are said to be right, to whoever believes rewards."""
+
+    name = "forged reward"
+
+    def group(self, liar: Liar, question: Question) -> Sent:
+        wrong = "33" if question.key != "33" else "22"
+        texts = [wrong] * (ANSWERS // 2) + [liar.wrong(question) for _ in range(ANSWERS // 2)]
+        return sent(question, texts, rewards=[float(text == wrong) for text in texts])
+
+    def arrived(self, question: Question, text: str) -> bool:
+        return text == ("33" if question.key != "33" else "22")
+
+
+class Flood(InsertedText):
+    """One peer makes nine tenths of what there is, and hands it to whoever takes it."""
+
+    name = "one peer floods 90 % of the pool"
+    identities = 1
+    newcomers = False  # whether honest nodes know who has been here for long
+    loudness = 108  # times what an honest node publishes: 12 of them, nine tenths
+
+    def times(self, published: int) -> int:
+        return self.loudness * published
+
+
+class Sybils(Flood):
+    """As many identities as there are honest nodes and more, each of them as quiet as an honest node."""
+
+    name = "sixteen identities without standing, of one attacker"
+    identities = 16
+    newcomers = True
+    loudness = 1
+
+
+class LoudSybils(Sybils):
+    name = "sixteen identities without standing, eight times as loud as honest nodes"
+    loudness = 8
+
+
+def floods() -> list[Flood]:
+    return [Flood(), Sybils(), LoudSybils()]
+
+
+def everyone() -> list[RolloutLie]:
+    return [InsertedText(), ExtraDigit(), Overlong(), Diluted(), Grafted(), ForgedReward()]

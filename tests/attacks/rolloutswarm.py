@@ -1,0 +1,156 @@
+"""Nodes that learn from one another's rollouts, with liars among them: the product's learning half in one process.
+
+In a round every honest node samples and publishes, the liars hear that and publish what they like, and every honest
+node learns from its own groups and the others'. What travels is the map that a message would hold. Undefended is SAPO
+as published: no gate, no cap on an author; and its nodes believe rewards where a group says what it earned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from adversaries.rollouts import Liar, RolloutLie, Sent
+
+from swarmnode.training.rl.choosing import Limits, Split
+from swarmnode.training.rl.defence import Gate, gate
+from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, score
+from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.policies import PolicySpec, build
+from swarmnode.training.rl.prefill import read
+from swarmnode.training.rl.tasks import Question
+from swarmnode.training.rl.tasks.digits import well_formed
+
+SPLIT = Split(4, 4)
+POLICY = PolicySpec("gpt", layers=1, width=48, heads=4)
+DEFENDED = Settings(split=SPLIT, limits=Limits(share=0.25), gate=Gate(), correction="tapered")
+UNDEFENDED = Settings(split=SPLIT, limits=Limits(share=1.0))
+
+
+@dataclass(frozen=True)
+class Size:
+    nodes: int
+    liars: int
+    rounds: int
+    seed: int = 1
+    warm_up: int = 120  # supervised steps that teach the form of an answer and nothing of the tasks; as in a run file
+
+
+FULL = Size(nodes=8, liars=2, rounds=50)  # a quarter, as in the paper
+
+
+@dataclass
+class Course:
+    """What a run came to. Answers of honest nodes are those of the last tenth of its rounds."""
+
+    texts: list[tuple[Question, str]] = field(default_factory=list)  # of honest nodes
+    tokens: list[int] = field(default_factory=list)  # of each of them
+    reward: float = 0.0  # mean of honest nodes' own answers over all rounds
+    offered: int = 0  # groups of liars, at every honest node that was given them
+    accepted: int = 0  # of these, groups from which something was to be learned after all checks
+    honest_checked: int = 0  # answers of other honest nodes that were read
+    honest_refused: int = 0
+
+    @property
+    def length(self) -> float:
+        return float(np.mean(self.tokens))
+
+    @property
+    def rejected(self) -> float:
+        """Share of liars' groups from which nothing was learned because of what they are."""
+        return 1 - self.accepted / self.offered if self.offered else 0.0
+
+    @property
+    def honest_lost(self) -> float:
+        return self.honest_refused / max(1, self.honest_checked)
+
+
+class Believing(Learner):
+    """A node that believes the rewards that a group claims."""
+
+    def __init__(self, *given: object, **more: object) -> None:
+        super().__init__(*given, **more)  # type: ignore[arg-type]
+        self.claims: dict[RolloutGroup, list[float]] = {}
+
+    def _scored(self, pool, refused):  # type: ignore[no-untyped-def]
+        for scored in super()._scored(pool, refused):
+            claimed = self.claims.get(scored.group)
+            rewards = scored.rewards if claimed is None else np.array(claimed, np.float32)
+            yield Scored(scored.author, scored.group, scored.question, scored.texts, rewards, scored.kept)
+
+
+@cache
+def beginning(seed: int, warm_up: int) -> Learner:
+    """The checkpoint from which all nodes start: it knows the form of an answer."""
+    learner = Learner("", build(POLICY, seed=seed), DEFENDED, seed=seed)
+    learner.warm_up(well_formed, steps=warm_up)
+    return learner
+
+
+def run(lie: RolloutLie | None, size: Size, *, defended: bool = True) -> Course:
+    """Learn for `size.rounds`; without a lie everybody is honest."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny policies are slower on more
+    try:
+        return _run(lie, size, defended)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
+    kind, settings = (Learner, DEFENDED) if defended else (Believing, UNDEFENDED)
+    liars = [f"liar{number}" for number in range(size.liars if lie else 0)]
+    honest = []
+    for number in range(size.nodes - len(liars)):
+        start = beginning(size.seed, size.warm_up)
+        policy = copy.deepcopy(start.policy)
+        honest.append(kind(f"node{number}", policy, settings, seed=1000 * size.seed + number))
+        honest[-1].start_from(start)
+    rng, course = np.random.default_rng([size.seed, 9]), Course()
+    for round in range(size.rounds):
+        own = [node.sample() for node in honest]
+        pool = [(node.author, scored.group) for node, mine in zip(honest, own, strict=True) for scored in mine]
+        heard = [group for _, group in pool]
+        lies = [(name, map) for name in liars if lie for map in lie.published(Liar(rng, heard))]
+        false = [(name, RolloutGroup.from_map(map)) for name, map in lies]
+        for node, mine in zip(honest, own, strict=True):
+            course.offered += len(false)
+            if defended:
+                course.accepted += accepted(node, false)
+            elif isinstance(node, Believing):
+                node.claims = _claims(lies, false)
+            report = node.learn(mine, [*pool, *false])
+            course.reward += report.reward / len(honest) / size.rounds
+            course.honest_checked += sum(n for author, n in report.checked.items() if author not in liars)
+            course.honest_refused += sum(n for author, n in report.refused_answers.items() if author not in liars)
+            if round >= size.rounds - max(1, size.rounds // 10):
+                course.texts += [(scored.question, text) for scored in mine for text in scored.texts]
+                course.tokens += [len(answer) for scored in mine for answer in scored.group.answers]
+    return course
+
+
+def _claims(lies: Sequence[tuple[str, Sent]], groups: Sequence[tuple[str, RolloutGroup]]) -> dict[RolloutGroup, list]:
+    pairs = zip(lies, groups, strict=True)
+    return {group: map["rewards"] for (_, map), (_, group) in pairs if "rewards" in map}
+
+
+def accepted(node: Learner, groups: Sequence[tuple[str, RolloutGroup]]) -> int:
+    """Of these groups, those of which the node would learn something if it drew them."""
+    worth = []
+    for author, group in groups:
+        try:
+            scored = score(author, group)
+        except Refused:
+            continue
+        if scored.informative:
+            worth.append(scored)
+    if not worth:
+        return 0
+    assert node.settings.gate is not None and node.reference is not None
+    seen = [read(reader, worth) for reader in (node.policy, node.reference)]
+    kept = [gate([of_reader[n] for of_reader in seen], node.settings.gate).kept for n in range(len(worth))]
+    return sum(scored.keeping(answers).informative for scored, answers in zip(worth, kept, strict=True))
