@@ -1,9 +1,10 @@
 """A small model of the open round: every order of deliveries, deaths and ends of waits, or as many as one tries.
 
 Each node decides with the very functions of `protocols.chain`. A state of the model is what each node has said, how
-much of what each other one said has reached it, where it stands and which attempt it believes to run. From every state:
+much of what each other one said has reached it, where it stands, where it last heard that each other one stands, and
+which attempt it believes to run. From every state:
 
-    deliver   the next statement of one node reaches another one
+    deliver   the next statement of one node reaches another one, or where it stands now: its head
     wait      a wait ends at a node: for commits, for contributions, for scores, or for the attempt
     die       one node stops for good; what it said may still arrive, or not
 
@@ -14,6 +15,7 @@ What keeps the number of states small, without leaving out an outcome:
 - so does the end of an attempt; and where a leader gives up its own;
 - what one author said arrives in its order, and with what it refers to: scores without the cut before them, or a head
   without its roster, are of no use until that came too;
+- a head replaces the one before it, so one that was replaced never arrives later, and nobody's heads are counted;
 - a statement that cannot make a difference to its receiver any more has arrived.
 
 A liar says one thing to some and another to the others: what it says is then a different record for each receiver.
@@ -82,6 +84,7 @@ class Node(NamedTuple):
     dead: bool
     said: int  # its log
     heard: tuple[int, ...]  # of each node's log, by its number, what arrived here
+    heads: tuple[bytes, ...]  # of each node, by its number, where it was last heard to stand; empty: nowhere yet
 
 
 State = tuple[Node, ...]
@@ -125,11 +128,11 @@ class Model:
     liar: str = ""  # leads with two rosters, and tells each of them to half of the others
     may_die: frozenset[str] = frozenset()
     sealing: bool = True  # else seals arrive with the cuts of their judges
+    at_once: tuple[type, ...] = ()  # kinds of statements that reach everybody who lives as soon as they are made
     patient: frozenset[str] = frozenset()  # whose waits end only where nothing is left to arrive anywhere
     states: int = 0
     _logs: Logs = field(default_factory=Logs)
     _said: dict[bytes, Said[Any]] = field(default_factory=dict)
-    _order: dict[bytes, int] = field(default_factory=dict)  # of heads: a later one replaces the earlier
     _scores: dict[bytes, Said[Scores]] = field(default_factory=dict)  # by seal
     _blocks: dict[bytes, Block] = field(default_factory=dict)
     _offers: dict[bytes, Offer] = field(default_factory=dict)  # by commit
@@ -190,12 +193,13 @@ class Model:
             raise Broken(f"{error}\n{self._story(came_from, before)}") from None
 
     def _first(self) -> State:
-        nobody = (NOTHING,) * len(self.names)
-        return self._normal(tuple(Node(j, self.root.tip, 0, False, NOTHING, nobody) for j in range(len(self.names))))
+        nothing, nowhere = (NOTHING,) * len(self.names), (b"",) * len(self.names)
+        begun = (Node(j, self.root.tip, 0, False, NOTHING, nothing, nowhere) for j in range(len(self.names)))
+        return self._normal(tuple(begun))
 
     def _successors(self, state: State) -> Iterator[State]:
         arriving = any(
-            not node.dead and node.heard[i] != other.said
+            not node.dead and (node.heard[i] != other.said or node.heads[i] != self._head(other))
             for node in state
             for i, other in enumerate(state)
             if i != node.number
@@ -207,6 +211,8 @@ class Model:
                 if i != j and node.heard[i] != other.said:
                     more, _ = self._logs.next(other.said, node.heard[i])
                     yield self._with(state, node._replace(heard=(*node.heard[:i], more, *node.heard[i + 1 :])))
+                if i != j and node.heads[i] != self._head(other):
+                    yield self._with(state, self._see(node, other))
             if not (arriving and self.names[j] in self.patient):
                 for after in self._waits(node):
                     yield self._with(state, after)
@@ -246,11 +252,22 @@ class Model:
                     state, again = (*state[:j], after, *state[j + 1 :]), True
         return state
 
+    def _head(self, node: Node) -> bytes:
+        """What it has said of where it stands."""
+        return node.tip if node.tip != self.root.tip else b""
+
+    def _see(self, node: Node, other: Node) -> Node:
+        i = other.number
+        return node._replace(heads=(*node.heads[:i], self._head(other), *node.heads[i + 1 :]))
+
     def _hear_idle(self, state: State, node: Node) -> Node:
         for i, other in enumerate(state):
+            if Head in self.at_once and i != node.number:
+                node = self._see(node, other)
             while i != node.number and node.heard[i] != other.said:
                 more, spoken = self._logs.next(other.said, node.heard[i])
-                if not self._is_idle(node, spoken[node.number]):
+                at_once = isinstance(self._said[spoken[node.number]].what, self.at_once)
+                if not at_once and not self._is_idle(node, spoken[node.number]):
                     break
                 node = node._replace(heard=(*node.heard[:i], more, *node.heard[i + 1 :]))
         return node
@@ -263,8 +280,6 @@ class Model:
 
     def _cannot_matter(self, node: Node, id: bytes) -> bool:
         what, chain, own = self._said[id].what, self._chain(node), self._own(node)
-        if isinstance(what, Head):
-            return False
         if not self._in_round(node) or what.round < chain.round:
             return True
         if (what.round, what.parent) != (chain.round, chain.tip):
@@ -313,26 +328,23 @@ class Model:
         return [self._said[id] for id in sorted({spoken[node.number] for log in logs for spoken in log})]
 
     def _follow(self, node: Node) -> Node:
-        heads = {}
-        tree = Tree(self.root)
-        self._grow(tree, node.tip)
-        for said in sorted(self._known(node), key=lambda said: self._order.get(said.id, 0)):
-            if isinstance(said.what, Head):
-                heads[said.author] = said.what.roster
-                self._grow(tree, said.what.roster)
-            elif isinstance(said.what, Roster):
-                self._grow(tree, said.id)
+        heads = dict(zip(self.names, node.heads, strict=True))
         me = self.names[node.number]
+        heads[me] = self._head(node)
+        heads = {name: head for name, head in heads.items() if head}
+        tree = Tree(self.root)
+        for id in (
+            node.tip,
+            *heads.values(),
+            *(said.id for said in self._known(node) if isinstance(said.what, Roster)),
+        ):
+            self._grow(tree, id)
         to = follow(tree, RULES, heads, me=me, tip=node.tip, attempt=node.attempt)
         if to == node.tip:
             return node
         if to not in self._blocks:
             self._add(empty_block(self._chain(node)))
-        chain = self._blocks[to].chain
-        order = 1 + max((self._order.get(spoken[node.number], 0) for spoken in self._logs[node.said]), default=0)
-        head = say(me, Head(to, chain.round, STATE), hlc=order)
-        self._order[head.id] = order
-        return self._speak(node._replace(tip=to, attempt=0), head)
+        return node._replace(tip=to, attempt=0)
 
     def _grow(self, tree: Tree, id: bytes) -> None:
         """Have a roster in the tree, with all before it: who tells of it serves it."""
@@ -382,7 +394,7 @@ class Model:
         )
 
     def _is_of(self, chain: ChainState, said: Said[Any]) -> bool:
-        return not isinstance(said.what, Head) and (said.what.round, said.what.parent) == (chain.round, chain.tip)
+        return (said.what.round, said.what.parent) == (chain.round, chain.tip)
 
     def _carry_out(self, node: Node, action: Action) -> Node:
         chain, me, own = self._chain(node), self.names[node.number], self._own(node)
@@ -465,8 +477,6 @@ class Model:
             keys: dict[str, bytes] = {}
             for spoken in self._logs[node.said]:
                 said = self._said[spoken[node.number]]
-                if isinstance(said.what, Head):
-                    continue
                 if keys.setdefault(said.what.key, said.id) != said.id:
                     raise Broken(f"{self.names[node.number]} says two things under {said.what.key}")
         if (apart := self._apart(state)) not in self._ending:
@@ -475,7 +485,7 @@ class Model:
 
     def _apart(self, state: State) -> State:
         """The state without what was heard: all that matters once everything has arrived."""
-        return tuple(node._replace(heard=()) for node in state)
+        return tuple(node._replace(heard=(), heads=()) for node in state)
 
     def _check_end(self, state: State) -> None:
         """Once everything has arrived and all waits have ended, all who live ended their rounds on the same roster."""
@@ -499,8 +509,8 @@ class Model:
 
     def _exchanged(self, state: State) -> State:
         """Everybody has heard all that was said until now, and then did what it can."""
-        full = tuple(node.said for node in state)
-        return tuple(node if node.dead else self._settle(node._replace(heard=full)) for node in state)
+        said, heads = tuple(node.said for node in state), tuple(self._head(node) for node in state)
+        return tuple(node if node.dead else self._settle(node._replace(heard=said, heads=heads)) for node in state)
 
     def _waited(self, state: State) -> State:
         """The next wait has ended, everywhere."""
@@ -534,6 +544,11 @@ class Model:
             for was, now in zip((*one.heard, one.said), (*other.heard, other.said), strict=True):
                 for spoken in self._logs[now][len(self._logs[was]) :]:
                     told.append(f"{self.names[j]}: {self._name(spoken[j])}")
+            if other.tip != one.tip:
+                told.append(f"{self.names[j]} stands on {other.tip.hex()[:6]}")
+            for i, (was, now) in enumerate(zip(one.heads, other.heads, strict=True)):
+                if was != now:
+                    told.append(f"{self.names[j]} sees {self.names[i]} on {now.hex()[:6]}")
             if other.attempt != one.attempt:
                 told.append(f"{self.names[j]} is in attempt {other.attempt}")
             if other.dead and not one.dead:
@@ -542,5 +557,4 @@ class Model:
 
     def _name(self, id: bytes) -> str:
         said = self._said[id]
-        to = f" {said.what.roster.hex()[:6]}" if isinstance(said.what, Head) else ""
-        return f"{said.author}'s {type(said.what).__name__.lower()} {id.hex()[:6]}{to}"
+        return f"{said.author}'s {type(said.what).__name__.lower()} {id.hex()[:6]}"

@@ -2,8 +2,11 @@
 
 In every state that is visited: nobody honest says two things under one write-once key, two nodes on one roster have one
 chain, an honest leader leaves out nothing that judges found to help, and, once everything has arrived and all waits
-have ended, everybody who lives has ended its rounds on the same roster. Two nodes are explored exhaustively, more are
-walked at random. `make thorough` walks more; numbers of states are printed with `-s`.
+have ended, everybody who lives has ended its rounds on the same roster.
+
+Two nodes are explored exhaustively. So are three and four, one half of the round at a time: while they speak, with what
+follows from it known to all at once, and while they decide, with all that is spoken known to all at once. Both halves
+together are walked at random. `make thorough` explores and walks more; numbers of states are printed with `-s`.
 """
 
 from __future__ import annotations
@@ -16,8 +19,12 @@ from hypothesis import settings
 
 from swarmnode.protocols.chain import derive, duty
 from swarmnode.protocols.chain.forks import Tree
+from swarmnode.protocols.chain.statements import Commit, Cut, Head, Reveal, Roster, Scores, Seal
 
 WALKS = settings().max_examples // 5  # per swarm
+MOST = 5_000_000 if settings().max_examples > 100 else 60_000  # states explored of one swarm
+SPOKEN: tuple[type, ...] = (Commit, Cut, Reveal, Seal, Scores)
+DECIDED: tuple[type, ...] = (Roster, Head)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +35,44 @@ def test_two_nodes_end_a_round_alike_in_every_order(authors: str, may_die: str, 
     model.explore(50_000)
     print(f"two nodes, {authors=} {may_die=} {liar=}: {model.states} states, {model.rosters} rosters")
     assert model.rosters > 2
+
+
+def explore(names: str, authors: str, at_once: tuple[type, ...], *, may_die: str = "", liar: str = "") -> None:
+    model = Model(tuple(names), frozenset(authors), may_die=frozenset(may_die), liar=liar, at_once=at_once)
+    model.explore(MOST)
+    print(f"{names}, {authors=} {may_die=} {liar=}: {model.states} states, {model.rosters} rosters")
+    assert model.rosters > 2
+
+
+thorough = pytest.mark.skipif(MOST < 100_000, reason="make thorough")
+
+
+@pytest.mark.parametrize(
+    ("names", "authors", "may_die", "liar"),
+    [
+        ("ABC", "A", "", ""),
+        ("ABC", "ABC", "", "C"),  # C leads the first attempt
+        pytest.param("ABC", "A", "ABC", "", marks=thorough),
+        pytest.param("ABCD", "A", "", "", marks=thorough),
+    ],
+)
+def test_more_nodes_decide_alike_in_every_order(names: str, authors: str, may_die: str, liar: str) -> None:
+    explore(names, authors, SPOKEN, may_die=may_die, liar=liar)
+
+
+@pytest.mark.parametrize(
+    ("authors", "may_die", "late"),
+    [
+        ("A", "", (Commit, Cut, Reveal)),
+        pytest.param("A", "B", (Commit, Cut, Reveal), marks=thorough),
+        pytest.param("AB", "", (Commit, Cut, Reveal), marks=thorough),
+        pytest.param("A", "", SPOKEN, marks=thorough),
+    ],
+)
+def test_three_nodes_end_a_round_alike_in_every_order_of_what_is_spoken(
+    authors: str, may_die: str, late: tuple[type, ...]
+) -> None:
+    explore("ABC", authors, (*DECIDED, *(kind for kind in SPOKEN if kind not in late)), may_die=may_die)
 
 
 @pytest.mark.parametrize(
