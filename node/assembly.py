@@ -142,6 +142,7 @@ def make_session(
     chosen: ChosenRun,
     config: NodeConfig,
     *,
+    limits: Limits,
     rounds: int | None,
     roster: str,
     folder: Path,
@@ -192,6 +193,7 @@ def make_session(
                 sign=network.sign,
                 rng=random.Random(),
                 policy=config.policy,
+                rollouts=limits.rollouts,
             )
         )
 

@@ -157,7 +157,7 @@ class Daemon:
         self.logs = logs
         self.socket = datadir.prepare_socket()
         self.store = RunStore(datadir)
-        limits = Limits()
+        self.limits = limits = Limits()
         self.network = Libp2pNetwork(identity, host_settings(config, agent=AGENT, limits=limits))
         self.network.pacer.is_member = self._is_member
         self.rpc = Rpc(self.network, limits=limits.rpc)
@@ -309,6 +309,7 @@ class Daemon:
             self.session = make_session(
                 chosen,
                 self.config,
+                limits=self.limits,
                 rounds=self.options.rounds,
                 roster=self.options.roster,
                 folder=folder,

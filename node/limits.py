@@ -13,6 +13,7 @@ from swarmnode.node.nat.relay import RelayLimits
 from swarmnode.protocols.bulk import CHUNK as BULK_CHUNK
 from swarmnode.protocols.bulk import BulkLimits
 from swarmnode.protocols.conduct import ConductLimits
+from swarmnode.protocols.rollouts.sharing import RolloutLimits
 from swarmnode.protocols.rpc_flows import WINDOW
 from swarmnode.protocols.rpc_frames import RpcLimits
 from swarmnode.protocols.shard_wire import RUN_BYTES, ShardLimits
@@ -78,10 +79,12 @@ class Limits:
     bulk: BulkLimits = field(default_factory=BulkLimits)
     shards: ShardLimits = field(default_factory=ShardLimits)
     relay: RelayLimits = field(default_factory=RelayLimits)
+    rollouts: RolloutLimits = field(default_factory=RolloutLimits)
 
     def parts_per_peer(self) -> dict[str, int]:
         """Bytes that one peer can make this node keep at once, by where."""
         conn, rpc, bulk, shards, dht = self.connections, self.rpc, self.bulk, self.shards, self.dht
+        pool = self.rollouts.pool
         return {
             "sockets": conn.per_peer * SOCKET,
             "streams": conn.streams * STREAM,
@@ -93,6 +96,7 @@ class Limits:
             "bulk: a chunk each": bulk.serves * (BULK_CHUNK + WANT),
             "shards: an answer each": shards.streams * (RUN_BYTES + WANT),
             "DHT: a question and its answer each": dht.streams * 2 * dht.message,
+            "rollouts: an author's part of the pool": int(pool.share * pool.bytes),
         }
 
     def worst_case_bytes_per_peer(self) -> int:

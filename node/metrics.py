@@ -6,8 +6,9 @@ import dataclasses
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -44,13 +45,17 @@ def metrics_of(limits: Limits, *parts: Measured) -> Metrics:
 
 
 def flattened(limits: Limits) -> dict[str, float]:
-    """All limits that are numbers, as `part.name`."""
-    return {
-        f"{part.name}.{field.name}": float(value)
-        for part in dataclasses.fields(limits)
-        for field in dataclasses.fields(getattr(limits, part.name))
-        if isinstance(value := getattr(getattr(limits, part.name), field.name), int | float)
-    }
+    """All limits that are numbers, as `part.name`, or `part.part.name` where a part has parts."""
+    return dict(_numbers(limits, ""))
+
+
+def _numbers(limits: Any, prefix: str) -> Iterator[tuple[str, float]]:
+    for field in dataclasses.fields(limits):
+        value = getattr(limits, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _numbers(value, f"{prefix}{field.name}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{field.name}", float(value)
 
 
 def resident_bytes() -> float:

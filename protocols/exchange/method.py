@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnode.protocols.bulk import Bulk
@@ -33,6 +33,7 @@ from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.rollouts import RolloutLimits
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shards import Shards
@@ -142,6 +143,7 @@ class Parts:
     sign: Callable[[bytes], bytes]  # with this node's key
     rng: random.Random
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
 
 
 Build = Callable[[Parts], "Method"]

@@ -80,6 +80,7 @@ class Sapo:
             runner=parts.runner,
             now=parts.now,
             rng=parts.rng,
+            limits=parts.rollouts,
             admits=parts.admits,
             standing=self.samplers.standing,
             check=partial(_check, parts.spec.rollouts.difficulty),
@@ -175,7 +176,7 @@ class Sapo:
                 "%s did not sample with this node's weights (%s): it is not listened to any more", author, reason
             )
         if sampled:
-            behind = sum(version - signed.group.version for signed in sampled) / len(sampled)
+            behind = sum(version - signed.version for signed in sampled) / len(sampled)
             learned = replace(learned, staleness=behind)
         for author, count in learned.refused_answers.items():
             if count:

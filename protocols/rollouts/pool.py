@@ -44,14 +44,14 @@ class PoolLimits:
     """What groups may take of this node, and how long they are worth keeping."""
 
     groups: int = 512  # of others: what 64 nodes send in a round, eight each
-    bytes: int = 16 << 20  # of others; of which an author has `share`
+    bytes: int = 5 << 20  # of others; of which an author has `share`: room for the largest group
     share: float = 0.25  # of the groups held that one author may have: as the cap on a batch (training/rl/choosing.py)
     few: int = 16  # groups that an author may have anyhow: in a swarm of two the other is all there is
     probation: float = 0.125  # of the groups and bytes held, for all authors on probation together; of `few`, anyhow
     seconds: float = 900.0  # since a group was made and since it came
     versions: int = 64  # that a group may be behind the newest of its author
-    own_groups: int = 256
-    own_bytes: int = 8 << 20
+    own_groups: int = 256  # of this node's own, for those who ask later
+    own_bytes: int = 8 << 20  # of them
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Pool:
         """Keep a group of another's. "" where it is kept; else duplicate, or as `unfit` says, noted with its author."""
         if self.saw(group.id):
             return "duplicate"
-        reason = self.unfit(group.author, group.made_at, group.group.version)
+        reason = self.unfit(group.author, group.made_at, group.version)
         if not reason and group.size > self._allowed_bytes(group.author):
             reason = "too-large"
         if reason:
@@ -191,7 +191,7 @@ class Pool:
             return reason
         self._remember(group.id)
         author = self._author(group.author)
-        author.version = max(author.version, group.group.version)
+        author.version = max(author.version, group.version)
         author.came += 1
         author.groups[group.id] = None
         author.size += group.size
@@ -221,7 +221,7 @@ class Pool:
         self.expire()
         by_author: dict[PeerId, list[SignedGroup]] = {}
         for held in self._held.values():
-            if (used or not held.used) and policy in (None, held.signed.group.policy):
+            if (used or not held.used) and policy in (None, held.signed.policy):
                 by_author.setdefault(held.signed.author, []).append(held.signed)
         most = max(1, int(count * share))
         decks = list(by_author.values())
@@ -273,7 +273,7 @@ class Pool:
             signed = held.signed
             if now - min(held.came_at, signed.made_at) > 1000 * limits.seconds:
                 self._drop(id, "old")
-            elif self._authors[signed.author].version - signed.group.version > limits.versions:
+            elif self._authors[signed.author].version - signed.version > limits.versions:
                 self._drop(id, "stale")
             elif self._standing(signed.author) <= 0:
                 self._drop(id, "no-standing")

@@ -25,6 +25,7 @@ from swarmnode.training.rl.tasks.work import work
 SKIPS = 64.0  # counters of an author that may be missing: eight batches that were lost
 REFUND = 0.25  # of a skip, for each group that comes
 MOST = 128  # groups of one author that wait to be learned from; the oldest are let go
+WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets go of his oldest
 AUTHORS = 256  # that are remembered; the one silent longest is forgotten first, liars last
 LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
 
@@ -86,11 +87,12 @@ class Samplers:
             if reason in LIES:
                 self._condemn(author, reason)
             return reason
-        author.version = max(author.version, group.group.version)
+        author.version = max(author.version, group.version)
         author.waiting.append(group)
-        if len(author.waiting) > MOST:
-            del author.waiting[0]
-            author.refused["full"] += 1
+        while len(author.waiting) > MOST:
+            _let_go(author)
+        while sum(map(_bytes, self._authors.values())) > WAITING_BYTES:
+            _let_go(max(self._authors.values(), key=_bytes))
         return ""
 
     def _unfit(self, signed: SignedGroup, author: _Author) -> str:
@@ -130,7 +132,7 @@ class Samplers:
             fresh = [group for group in author.waiting if self._is_fresh(group, version)]
             if len(fresh) < len(author.waiting):
                 author.refused["stale"] += len(author.waiting) - len(fresh)
-            author.waiting = sorted(fresh, key=lambda group: group.group.version)
+            author.waiting = sorted(fresh, key=lambda group: group.version)
             decks.append(author.waiting)
         chosen: list[SignedGroup] = []
         while len(chosen) < most and any(decks):
@@ -139,7 +141,7 @@ class Samplers:
         return tuple(chosen)
 
     def _is_fresh(self, group: SignedGroup, version: int) -> bool:
-        return 0 <= version - group.group.version <= self._staleness and group.group.policy in self._versions
+        return 0 <= version - group.version <= self._staleness and group.policy in self._versions
 
     def settle(self, groups: Sequence[SignedGroup], *, caught: Mapping[PeerId, str]) -> None:
         """These were given to the trainer, and it caught those authors lying."""
@@ -188,6 +190,15 @@ class Samplers:
         if len(self._authors) > AUTHORS:
             del self._authors[next((old for old, each in self._authors.items() if not each.caught), peer)]
         return author
+
+
+def _bytes(author: _Author) -> int:
+    return sum(group.size for group in author.waiting)
+
+
+def _let_go(author: _Author) -> None:
+    del author.waiting[0]
+    author.refused["full"] += 1
 
 
 def _counted(author: _Author, counter: int) -> str:

@@ -72,10 +72,10 @@ class RolloutLimits:
     """
 
     copies: int = 8  # nodes that hold a group in the end, its author included
-    total: Rates = IN_ALL
-    author: Rates = EACH_AUTHOR
-    sender: Rates = EACH_SENDER
-    pool: PoolLimits = field(default_factory=PoolLimits)
+    total: Rates = IN_ALL  # groups and bytes a second that come in
+    author: Rates = EACH_AUTHOR  # of one author's groups, whoever brings them
+    sender: Rates = EACH_SENDER  # that one peer brings, whoever wrote them
+    pool: PoolLimits = field(default_factory=PoolLimits)  # what is held, with the quotas of authors
 
     def __post_init__(self) -> None:
         if not 1 <= self.copies <= 64:
@@ -195,7 +195,7 @@ class Rollouts:
     def forget_before(self, version: int) -> None:
         """Hand on no more own groups that were written before that version: they came too late to be of use."""
         for group in self.pool.own():
-            if group.group.version < version:
+            if group.version < version:
                 self._spreader.forget(group.id)
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -122,16 +122,21 @@ class SignedHeader:
                 raise InvalidGroup("the content is not the one that the header names", forged=True)
         else:
             content = self.header.content
-        return SignedGroup(self, content, _unpack(self.header, content))
+        _unpack(self.header, content)
+        return SignedGroup(self, content)
 
 
 @dataclass(frozen=True)
 class SignedGroup:
-    """A rollout group, its author and what proves it."""
+    """A rollout group, its author and what proves it. Made by `complete`, which has checked the content."""
 
     signed: SignedHeader
     content: bytes = field(repr=False)
-    group: RolloutGroup
+
+    @property
+    def group(self) -> RolloutGroup:
+        """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
+        return _unpack(self.signed.header, self.content)
 
     @property
     def id(self) -> bytes:
@@ -144,6 +149,14 @@ class SignedGroup:
     @property
     def counter(self) -> int:
         return self.signed.header.counter
+
+    @property
+    def version(self) -> int:
+        return self.signed.header.version
+
+    @property
+    def policy(self) -> str:
+        return self.signed.header.policy
 
     @property
     def made_at(self) -> int:

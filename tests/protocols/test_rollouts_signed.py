@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -187,3 +188,17 @@ def test_a_header_that_names_no_group_is_refused_when_it_is_complete(change: dic
     header = open_header(payload, bytes(64), run_id=RUN, verify=lambda *_: True)
     with pytest.raises(InvalidGroup):
         header.complete()
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_what_is_held_of_a_group_takes_little_more_memory_than_its_bytes(logprobs: bool) -> None:
+    chance = tuple(tuple(-0.5 for _ in range(1000)) for _ in range(16)) if logprobs else None
+    tokens = tuple(tuple(range(1000 * n, 1000 * n + 1000)) for n in range(16))
+    sent = sealed(RolloutGroup(TaskRef("digits/swap", 5, 1), tokens, 0, "", "", chance))
+    tracemalloc.start()
+    try:
+        held = opened(sent.signed).complete(bytes(bytearray(sent.content)))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held.size > 32_000 and taken < 1.5 * held.size
