@@ -207,8 +207,8 @@ class Pool:
     ) -> tuple[SignedGroup, ...]:
         """Up to `count` groups of others that `used` has not named, at most `share` of `count` of one author.
 
-        Authors take turns, those on probation `probation` of them all; only groups of `policy` where one is given.
-        `Rollouts` asks others for what is lacking.
+        Authors take turns; of all that are drawn, `probation` are of authors on probation. Only groups of `policy`
+        where one is given. `Rollouts` asks others for what is lacking.
         """
         chosen = self.drawn(count, rng, used=False, policy=policy, share=share)
         self.lacking = count - len(chosen)
@@ -224,23 +224,15 @@ class Pool:
             if (used or not held.used) and policy in (None, held.signed.policy):
                 by_author.setdefault(held.signed.author, []).append(held.signed)
         most = max(1, int(count * share))
-        decks = list(by_author.values())
-        rng.shuffle(decks)
-        for deck in decks:
+        established: list[list[SignedGroup]] = []
+        on_probation: list[list[SignedGroup]] = []
+        for author, deck in by_author.items():
             rng.shuffle(deck)
-            del deck[most:]
-        chosen: list[SignedGroup] = []
-        on_probation = 0
-        while decks and len(chosen) < count:
-            decks = [deck for deck in decks if deck]
-            for deck in decks[: count - len(chosen)]:
-                signed = deck.pop()
-                if self._on_probation(signed.author):
-                    on_probation += 1
-                    if on_probation > max(1, int(count * self.limits.probation)):
-                        continue
-                chosen.append(signed)
-        return tuple(chosen)
+            (on_probation if self._on_probation(author) else established).append(deck[:most])
+        some = _in_turn(on_probation, max(1, int(count * self.limits.probation)), rng)
+        chosen = _in_turn(established, count - len(some), rng)
+        part = self.limits.probation / (1 - self.limits.probation)  # to one of those who are not on probation
+        return (*chosen, *some[: max(1, int(part * len(chosen) + 1e-9))])
 
     def used(self, ids: Iterable[bytes]) -> None:
         """These were learned from, or looked at in vain: they are not drawn again, but still told to others."""
@@ -363,3 +355,14 @@ class Pool:
         self._seen[id] = None
         if len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
+
+
+def _in_turn(decks: list[list[SignedGroup]], count: int, rng: random.Random) -> list[SignedGroup]:
+    """Up to `count` groups, one of each deck in turn."""
+    left = [deck for deck in decks if deck]
+    rng.shuffle(left)
+    chosen: list[SignedGroup] = []
+    while left and len(chosen) < count:
+        chosen += [deck.pop() for deck in left[: count - len(chosen)]]
+        left = [deck for deck in left if deck]
+    return chosen

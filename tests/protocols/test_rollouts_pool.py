@@ -165,6 +165,12 @@ def test_authors_on_probation_have_one_eighth_together_however_many_they_are() -
         drawn = authors(held.candidates(count, random.Random(1)))
         assert 1 <= sum(n for author, n in drawn.items() if author.startswith("new")) <= count // 8
         assert drawn.total() == count
+    fresh = Pool("me", now=Clock(), standing=standing)
+    for seed in range(14):
+        fresh.add(by("good", seed))
+    for seed in range(14, 30):
+        fresh.add(by(f"new {seed}", seed))
+    assert sum(n for author, n in authors(fresh.candidates(64, random.Random(1))).items() if author != "good") == 2
 
 
 def test_refusals_are_counted_by_reason_and_author_and_cost_bounded_memory() -> None:
