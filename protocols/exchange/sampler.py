@@ -5,16 +5,17 @@ arXiv 2508.05387; INTELLECT-2, 2505.07291). Its `Method` is this one, whatever r
     sample    answers to the questions that follow from this node's identity, its counter and the weights, with proofs
     give      to the trainer alone, which checks them and says what became of them
 
-A trainer is chosen among members whose policy has this node's shape: the one for which fewest sample. A round is one
-batch. Who may fail when, and what is then true: a trainer that is silent for PATIENCE is left for another one; weights
-that cannot be had are done without as long as those in hand are at most `staleness` updates old; without any, this node
-waits. What it wrote with older weights and could not hand over is dropped.
+A trainer is chosen among members whose policy has this node's shape: the one for which fewest sample, now and then
+anew. A round is one batch. Who may fail when, and what is then true: a trainer that is silent for PATIENCE is left for
+another one; weights that cannot be had are done without as long as those in hand are at most `staleness` updates old;
+without any, this node waits. What it wrote with older weights and could not hand over is dropped.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -24,7 +25,7 @@ from swarmnode.protocols.exchange.method import Begin, LostPlace, Parts, Place, 
 from swarmnode.protocols.exchange.outcomes import Completed
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.rollouts import RolloutLimits, Rollouts
+from swarmnode.protocols.rollouts import Rollouts
 from swarmnode.protocols.rollouts.weights import (
     Newest,
     NoWeights,
@@ -43,8 +44,9 @@ from swarmnode.training.rl.tasks.work import asked, work
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
+LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
 PATIENCE = 15.0  # seconds for which a trainer may be silent
-ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weights by itself
+ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weights by itself, for the tally
 AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
@@ -75,6 +77,7 @@ class Sampler:
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
         self._heard = self._asked = -PATIENCE  # trio times
+        self._look_at = 0.0  # trio time from which on another trainer may need this node more
         self._news = trio.Event()  # newer weights were named
         self._given = 0
         self._counter = 0
@@ -89,8 +92,8 @@ class Sampler:
             runner=parts.runner,
             now=parts.now,
             rng=parts.rng,
+            limits=replace(parts.rollouts, copies=2),  # this node's and the trainer's
             admits=parts.admits,
-            limits=RolloutLimits(copies=2),  # this node's and the trainer's
             takes=False,
         )
         serve_fresh(parts.rpc, run_id=parts.run_id, told=self._on_fresh)
@@ -168,9 +171,12 @@ class Sampler:
     async def _fit_weights(self) -> Weights:
         """Have weights in the policy that are of use, the newest that can be had; waits until there are some."""
         while True:
-            if self.trainer is None:
+            if self.trainer is None or trio.current_time() >= self._look_at:
                 await self._choose_trainer()
-            elif not self._push or trio.current_time() - self._asked >= ASK_EVERY:
+            if self.trainer is None:
+                await trio.sleep(LOOK_EVERY)
+                continue
+            if not self._push or trio.current_time() - self._asked >= ASK_EVERY:
                 await self._ask()
             if not self._push or (self.weights is None and self._next is None):
                 await self._fetch()
@@ -187,60 +193,76 @@ class Sampler:
         return newest is None or weights.trainer != self.trainer or newest.version - weights.version > self._staleness
 
     async def _choose_trainer(self) -> None:
-        """Ask all members that are here; take the trainer for which fewest sample, others by lot."""
+        """Ask all members that are here, and take a trainer; leave the present one only for one that needs it more."""
+        self._look_at = trio.current_time() + LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0)
         found: dict[PeerId, Newest] = {}
 
         async def look(peer: PeerId) -> None:
-            told = await ask(self._parts.rpc, peer, run_id=self._parts.run_id, push=self._push)
-            if told is not None and not told.caught:
+            told = await self._told_by(peer, samples=peer == self.trainer)
+            if told is not None:
                 found[peer] = told
 
         async with trio.open_nursery() as nursery:
             for peer in self._parts.membership.connected():
                 nursery.start_soon(look, peer)
-        others: set[str] = set()
-        for peer in sorted(
-            found, key=lambda peer: (found[peer].samplers, sha256(f"{self._me} {peer}".encode()).digest())
-        ):
-            weights = self._opened(peer, found[peer].payload, found[peer].signature)
-            if weights is not None and weights.shape != self._shape:
-                others.add(weights.shape)
-                continue
-            self.trainer, self._heard = peer, trio.current_time()
-            self._take(found[peer], weights)
-            self._warn(None)
-            return
-        self._warn(
-            f"the policies that are trained here are {', '.join(sorted(others))}, and this node samples with "
-            f"{self._shape}; start it with --policy {min(others)}"
-            if others
-            else "no member that is connected trains a policy; this node waits for one to sample for"
-        )
+        alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.caught]
+        self._warn_of(found, alike)
+        if self.trainer in found or (self.trainer is None and alike):
+            self._go_to(min(alike, key=lambda peer: self._others(peer, found[peer]), default=None))
+
+    def _others(self, peer: PeerId, told: Newest) -> tuple[int, bool, bytes]:
+        """What decides between trainers: how many others would sample for it, and then by lot."""
+        moves = self.trainer not in (None, peer)
+        return told.samplers + moves, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
+
+    def _go_to(self, trainer: PeerId | None) -> None:
+        if trainer != self.trainer:
+            self.trainer, self._heard, self._asked = trainer, trio.current_time(), -PATIENCE
+            self._newest = self.weights = self._next = self.told = None
 
     async def _ask(self) -> None:
+        """Have the trainer say what is newest, and what became of this node's groups."""
         assert self.trainer is not None
         self._asked = trio.current_time()
-        told = await ask(self._parts.rpc, self.trainer, run_id=self._parts.run_id, push=self._push)
+        told = await self._told_by(self.trainer, samples=True)
         if told is not None:
-            self._heard = trio.current_time()
-            self._take(told, self._opened(self.trainer, told.payload, told.signature))
+            self._heard, self.told = trio.current_time(), told
+            self._name(self._opened(self.trainer, told.payload, told.signature))
+            if told.expected > self._counter or 0 <= told.expected < self._counter - AGAIN:
+                self._counter = told.expected
+        if told is not None and told.caught:
+            self._parts.observer.warn(
+                "caught",
+                f"the trainer {self.trainer} takes nothing from this node any more: its groups were not written with "
+                f"the weights that they name ({told.caught}); have a look at this machine's memory and disk",
+            )
+            self._go_to(None)
         elif trio.current_time() - self._heard > PATIENCE:
             log.warning("%s does not answer any more; looking for another trainer", self.trainer)
-            self.trainer = self._newest = self.weights = self._next = None
+            self._go_to(None)
 
-    def _take(self, told: Newest, weights: Weights | None) -> None:
-        self.told = told
+    async def _told_by(self, peer: PeerId, *, samples: bool) -> Newest | None:
+        push = samples and self._push
+        return await ask(self._parts.rpc, peer, run_id=self._parts.run_id, samples=samples, push=push)
+
+    def _name(self, weights: Weights | None) -> None:
+        """The trainer named these weights."""
         if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
             self._newest = weights
             self.rollouts.forget_before(weights.version - self._staleness)
             self._news.set()
-        if told.expected >= 0 and (told.expected > self._counter or self._counter - told.expected > AGAIN):
-            self._counter = told.expected
-        if told.caught:
-            self._warn(
-                f"the trainer {self.trainer} takes nothing from this node any more: its groups were not sampled with "
-                f"the weights that they name ({told.caught}); check memory and disk, then start with a new --data-dir"
+
+    def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
+        shapes = sorted({told.shape for told in found.values()})
+        text = None
+        if not found:
+            text = "no member that is connected trains a policy; this node waits for one to sample for"
+        elif not alike and self._shape not in shapes:
+            text = (
+                f"the policies that are trained here are {', '.join(shapes)}, and this node samples with "
+                f"{self._shape}; start it with --policy {shapes[0]}"
             )
+        self._parts.observer.warn("sampling", text)
 
     def _opened(self, peer: PeerId, payload: bytes, signature: bytes) -> Weights | None:
         if not payload:
@@ -257,9 +279,9 @@ class Sampler:
         if peer != self.trainer:
             return
         weights = self._opened(peer, payload, signature)
-        if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
-            self._heard, self._newest = trio.current_time(), weights
-            self._news.set()
+        if weights is not None:
+            self._heard = trio.current_time()
+            self._name(weights)
         await trio.lowlevel.checkpoint()
 
     async def _fetch_meanwhile(self) -> None:
@@ -275,7 +297,7 @@ class Sampler:
         if newest is None or any(weights is not None and weights.policy == newest.policy for weights in held):
             return
         if newest.size != 4 * self._policy.layout.parameters or newest.shape != self._shape:
-            self._warn(f"the trainer's policy is {newest.shape}, this node samples with {self._shape}; use --policy")
+            log.warning("the weights of %s are not of a policy %s", newest.trainer, self._shape)
             return
         try:
             parameters = await fetch_weights(newest, shards=self._shards, runner=self._parts.runner)
@@ -293,7 +315,7 @@ class Sampler:
         tasks = [
             work(
                 self._parts.run_id,
-                self._me,
+                self._parts.me,
                 self._counter + number,
                 version=weights.version,
                 policy=weights.policy,
@@ -305,26 +327,19 @@ class Sampler:
 
     def _told_of(self, weights: Weights, groups: Sequence[RolloutGroup]) -> Sampled:
         told = self.told or Newest()
-        reward = mean_reward([score(self._me, group) for group in groups])
+        reward = mean_reward([score(self._parts.me, group) for group in groups])
         return Sampled(
             weights.trainer, weights.version, len(groups), reward, self._given, told.accepted, dict(told.refused)
         )
-
-    @property
-    def _me(self) -> PeerId:
-        return self._parts.me
 
     def _to(self) -> Sequence[PeerId]:
         """Whom groups are given to, while it is connected."""
         return [peer for peer in self._parts.membership.connected() if peer == self.trainer]
 
-    def _warn(self, text: str | None) -> None:
-        self._parts.observer.warn("sampling", text)
-
     def _stand(self, round: int) -> Place:
         self._began = trio.current_time()
         policy = self.weights.policy if self.weights is not None else ""
-        self._place = Place(round, policy, members=(self._me,))
+        self._place = Place(round, policy, members=(self._parts.me,))
         return self._place
 
     def _stands(self) -> Place:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 WEIGHTS, FRESH = "rollouts.weights", "rollouts.fresh"
 TAG = b"swarmnode/weights/1\0"  # no other kind of message that a node signs begins so
 MAX_SIGNED = 1024  # bytes of Weights
-ASKED_WITHIN = 30.0  # seconds after a question for which a trainer goes on to broadcast, and to tell who asked
+ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
 MAX_SAMPLERS = 256  # that are told of new weights
 QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
 
@@ -77,6 +77,7 @@ class Weights:
 @dataclass(frozen=True)
 class WeightsQuery:
     run_id: str
+    samples: bool = False  # I sample for you
     push: bool = False  # tell me of new ones
 
 
@@ -85,9 +86,10 @@ class Newest:
     """Whether the peer trains a policy, its newest weights where they are out, and how the asker stands with it."""
 
     trains: bool = False
+    shape: str = ""  # of the policy, such as gpt:2x48
     payload: bytes = b""  # of Weights; empty where none are out yet: ask again
     signature: bytes = b""
-    samplers: int = 0  # who asked lately
+    samplers: int = 0  # others that sample for it
     expected: int = -1  # counter of the asker's next group; -1 where none came yet
     came: int = 0  # the asker's groups
     accepted: int = 0  # of these, learned from or found to teach nothing
@@ -172,14 +174,16 @@ class Broadcast:
         self._newest: tuple[Weights, bytes, bytes] | None = None
         self._out: deque[bytes] = deque()  # shards that are here, the oldest first
         self._counter = 0
-        self._asked: OrderedDict[PeerId, tuple[float, bool]] = OrderedDict()  # trio time of the last question; push?
+        self._asked: OrderedDict[PeerId, tuple[float, bool]] = (
+            OrderedDict()
+        )  # who samples: trio time of the last question; push?
         self._queries = Budget[PeerId](QUERIES)
         self._news = trio.Event()
         rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody asked lately."""
+        """Whether somebody samples for this node."""
         return any(True for _ in self._askers())
 
     @property
@@ -235,14 +239,16 @@ class Broadcast:
         if not self._queries.take(peer, 1):
             self.offences.note(peer, "asks too often for weights", Kind.LOAD)
             raise Refuse("busy", f"at most {QUERIES.rate:g} questions for weights a second")
-        self._asked[peer] = (trio.current_time(), query.push)
-        self._asked.move_to_end(peer)
+        self._asked.pop(peer, None)
+        if query.samples:
+            self._asked[peer] = (trio.current_time(), query.push)
         while len(self._asked) > MAX_SAMPLERS:
             self._asked.popitem(last=False)
         tally = self._samplers.tally(peer)
         _, payload, signature = self._newest or (None, b"", b"")
         return Newest(
             trains=True,
+            shape=self._shape,
             payload=payload,
             signature=signature,
             samplers=sum(asker != peer for asker, _ in self._askers()),
@@ -254,10 +260,10 @@ class Broadcast:
         )
 
 
-async def ask(rpc: Rpc, peer: PeerId, *, run_id: str, push: bool) -> Newest | None:
+async def ask(rpc: Rpc, peer: PeerId, *, run_id: str, samples: bool, push: bool) -> Newest | None:
     """What a peer says of its weights; None where it does not answer, or trains nothing."""
     try:
-        newest = await rpc.call(peer, WEIGHTS, WeightsQuery(run_id, push), Newest, timeout=TIMEOUT)
+        newest = await rpc.call(peer, WEIGHTS, WeightsQuery(run_id, samples, push), Newest, timeout=TIMEOUT)
     except CallError as error:
         log.debug("%s does not tell of weights: %s", peer, error)
         return None

@@ -58,7 +58,7 @@ def test_default_data_directory_follows_xdg(tmp_path: Path) -> None:
         ("prot = 1", ["node.toml", "'prot'", "did you mean 'port'?"]),
         ("port = 70000", ["node.toml", "port = 70000", "0 to 65535"]),
         ('port = "x"', ["node.toml", "port = 'x'", "a number"]),
-        ('role = "king"', ["node.toml", "'king'", "one of train, relay, watch"]),
+        ('role = "king"', ["node.toml", "'king'", "one of train, rollout, relay, watch"]),
         ('listen = "home"', ["node.toml", "listen = 'home'", "an IP address"]),
         ('join = ["1.2.3.4:80"]', ["node.toml", "1.2.3.4:80", "/p2p/", "/dns4/"]),
         ('join = ["/dns4/seed/udp/80"]', ["node.toml", "/dns4/seed/udp/80", "/p2p/", "/dns4/"]),

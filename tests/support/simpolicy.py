@@ -105,7 +105,7 @@ class SimPolicy:
             tokens=3 * OWN * ANSWERS,
             seconds=0.0,
             sampled=sum(each.informative for each in proved),
-            checked=Counter(author for author, _ in sampled),
+            checked=dict(Counter(author for author, _ in sampled)),
             caught=caught,
         )
 

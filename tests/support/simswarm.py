@@ -18,6 +18,7 @@ from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.node.toytrainer import SimTrainer
 from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.exchange import sampler
 from swarmnode.protocols.exchange.agreement import Agreement
 from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco import Diloco
@@ -117,12 +118,14 @@ class SimSwarm:
         participants: int | None = None,
         model: Callable[[str, PeerId], ToyModel] | None = None,
         trainer: Callable[[str, PeerId], Trainer] | None = None,
+        rollouts: dict[str, Any] | None = None,
     ) -> None:
-        """`electors`: names of those who judge, where the method has judges; `participants`: in a round, None: as by
-        default. `model` makes a node's, by name and id, or `trainer` all that trains it."""
+        """`electors`: names of those who judge, where the method has judges; `participants`: in a round, None: as
+        by default; `rollouts`: of the run file. `model` makes a node's, by name and id, or `trainer` all of it."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
         self._method, self._electors, self._participants = method, electors, participants
+        self._rollouts = rollouts or {}
         model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
         self._trainer = trainer or (lambda name, peer: SimTrainer(model(name, peer), seconds_per_step=seconds_per_step))
         self.nodes: dict[str, SimNode] = {}
@@ -134,9 +137,19 @@ class SimSwarm:
         self.told: list[tuple[str, dict[str, Any]]] = []  # every round event: node, event with its roster
 
     async def start(
-        self, name: str, *, rounds: int | None = None, join: str | None = None, wait_peers: int = 0, roster: str = ""
+        self,
+        name: str,
+        *,
+        rounds: int | None = None,
+        join: str | None = None,
+        wait_peers: int = 0,
+        roster: str = "",
+        samples: bool = False,
     ) -> SimNode:
-        """Start a node that creates the run, or joins it through the node called `join`, by a string with `roster`."""
+        """Start a node that creates the run, or joins it through the node called `join`, by a string with `roster`.
+
+        `samples`: it does nothing else, as with --role rollout.
+        """
         network = self.world.node(name)
         trainer = self._trainer(name, network.me)
         rpc = Rpc(network)
@@ -161,7 +174,7 @@ class SimSwarm:
             self._news = trio.Event()
 
         def build(observer: Observer) -> Method:
-            return METHODS[self.spec.exchange.method](
+            return (sampler.build if samples else METHODS[self.spec.exchange.method])(
                 Parts(
                     me=network.me,
                     run_id=RUN,
@@ -238,6 +251,7 @@ class SimSwarm:
             "run": {"name": "simulated", "trust": trust},
             "task": {"name": "digits-rl" if self._method == "sapo" else "byte-lm"},
             "inner": {"steps": self._steps},
+            "rollouts": self._rollouts,
             "exchange": {"method": self._method, "deadline_floor": self._floor, "deadline_ceiling": 60.0},
         }
         spec = parse_runspec(tables, source="simulation").begun_by(self.world.node("a").me)

@@ -24,7 +24,7 @@ from torch import nn
 from swarmnode.training.rl.defence import Proof, Reading, TokenReading, proven
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.prefill import read
-from swarmnode.training.rl.proofs import Tolerance, distances
+from swarmnode.training.rl.proofs import HALF, Tolerance, distances
 from swarmnode.training.rl.sampling import Sampling
 
 # Log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
@@ -52,6 +52,8 @@ class Audit:
         """`share` of each author's groups is looked at; `keep` versions are remembered."""
         self._policy, self._share, self._keep = policy, share, keep
         self._how = how or Sampling()
+        exact = all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+        self._tolerance = Tolerance() if exact else HALF
         self._rng = np.random.default_rng([seed, 5])
         self._judge: nn.Module | None = None
         self._weights: OrderedDict[str, torch.Tensor] = OrderedDict()  # by hash, (P,) each, the oldest first
@@ -117,7 +119,7 @@ class Audit:
         (distance,) = distances([scored.group.proof], [activations])
         if distance is None:
             return "no-proof"
-        if not distance.fits(Tolerance()):
+        if not distance.fits(self._tolerance):
             return "other-activations"
         pooled = self._drawn[scored.author]
         pooled.append(_drawing(tokens))

@@ -1,0 +1,195 @@
+"""Swarms on simnet in which some nodes only sample for policies that others train."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import trio
+from simpolicy import SimPolicy
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.exchange.sampler import Sampler
+from swarmnode.protocols.exchange.sapo import Sapo
+from swarmnode.protocols.rollouts.samplers import Tally
+from swarmnode.protocols.trainer import Vector
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
+
+STALENESS = 4  # the run's bound, by default
+Body = Callable[[SimSwarm], Awaitable[None]]
+Make = Callable[[str], SimPolicy]
+
+
+class OtherWeights(SimPolicy):
+    """Samples with its own shares, whatever weights it is given."""
+
+    def load(self, vector: Vector) -> None:
+        assert np.isfinite(vector).all()
+
+
+class PicksQuestions(SimPolicy):
+    """Answers questions of its own choice."""
+
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+        easy = [TaskRef("digits/swap", 5, seed) for seed in range(len(tasks))]
+        return await super().answer(easy, version=version, policy=policy)
+
+
+def simulate(
+    body: Body,
+    *,
+    trainers: str,
+    samplers: str,
+    odd: dict[str, type[SimPolicy]] | None = None,
+    world: SimWorld | None = None,
+    **rollouts: Any,
+) -> None:
+    """`body` with a swarm whose nodes have all begun; `odd` nodes have such a policy."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            kinds = odd or {}
+            swarm = SimSwarm(
+                nursery,
+                world=world or SimWorld(latency=0.05),
+                method="sapo",
+                trainer=lambda name, peer: kinds.get(name, SimPolicy)(peer, knows=0.5 if name in kinds else 0.2),
+                rollouts=rollouts,
+            )
+            for name in trainers + samplers:
+                await swarm.start(name, join=None if name == "a" else "a", samples=name in samplers)
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def trainer_of(swarm: SimSwarm, name: str) -> Sapo:
+    method = swarm.nodes[name].method
+    assert isinstance(method, Sapo)
+    return method
+
+
+def sampler_of(swarm: SimSwarm, name: str) -> Sampler:
+    method = swarm.nodes[name].method
+    assert isinstance(method, Sampler)
+    return method
+
+
+def tally(swarm: SimSwarm, name: str, *, by: str = "a") -> Tally:
+    return trainer_of(swarm, by).samplers.tally(swarm.peer(name))
+
+
+def learned(swarm: SimSwarm, name: str) -> list[dict[str, Any]]:
+    return [event["learned"] for event in swarm.nodes[name].rounds.values()]
+
+
+def test_trainers_learn_from_what_others_sample_for_them() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        def chosen() -> list[str]:
+            return sorted(
+                name for name in "ab" for each in "cdef" if sampler_of(swarm, each).trainer == swarm.peer(name)
+            )
+
+        await swarm.until(lambda: chosen() == [*"aabb"])  # those who looked at one moment part again
+        first = max(swarm.nodes["a"].rounds) + 5
+        await swarm.round_done(first + 10, *"ab")
+        for name in "ab":
+            told = [swarm.nodes[name].rounds[round]["learned"] for round in range(first, first + 10)]
+            assert all(each["sampled"] > 0 for each in told)
+            assert max(each["staleness"] for each in told) <= STALENESS
+            assert all(each["own"] == 1 for each in told), "who is sampled for asks itself little"
+            assert not any(each["caught"] for each in learned(swarm, name))
+        for name in "cdef":
+            told = swarm.nodes[name].rounds[max(swarm.nodes[name].rounds)]["sampled"]
+            assert told["given"] >= told["accepted"] > 0 and not told["refused"]
+        assert all(len(trainer_of(swarm, name).rollouts.pool) for name in "ab"), "trainers still share"
+
+    simulate(body, trainers="ab", samplers="cdef")
+
+
+def test_who_samples_with_other_weights_is_caught_in_three_rounds_and_alone_pays() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.until(lambda: tally(swarm, "d").came > 0)
+        first = max(swarm.nodes["a"].rounds, default=-1) + 1
+        await swarm.round_done(first + 3, "a")
+        assert tally(swarm, "d").caught == "other-activations"
+        assert tally(swarm, "d").accepted == 0
+        assert trainer_of(swarm, "a").samplers.standing(swarm.peer("d")) == 0
+        assert tally(swarm, "c").accepted > 0 and not tally(swarm, "c").caught
+        await swarm.round_done(first + 12, "a")
+        assert tally(swarm, "d").accepted == 0, "nothing of a liar's is learned from any more"
+        assert any("takes nothing from this node" in text for text in swarm.nodes["d"].session.warnings.values())
+
+    simulate(body, trainers="a", samplers="cd", odd={"d": OtherWeights})
+
+
+def test_who_picks_its_questions_is_refused_before_anybody_looks_at_its_answers() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.until(lambda: tally(swarm, "d").came > 0)
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 2, "a")
+        assert tally(swarm, "d").caught == "cherry-picked" and tally(swarm, "d").accepted == 0
+        assert tally(swarm, "c").accepted > 0
+
+    simulate(body, trainers="a", samplers="cd", odd={"d": PicksQuestions})
+
+
+def test_samplers_fetch_weights_from_one_another() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(10, *"acde")
+        newest = trainer_of(swarm, "a").broadcast
+        assert newest is not None and newest.newest is not None
+        held = {sampler_of(swarm, name).weights for name in "cde"}
+        assert all(weights is not None and weights.trainer == swarm.peer("a") for weights in held)
+        assert all(newest.newest.version - weights.version <= STALENESS for weights in held if weights is not None)
+
+    simulate(body, trainers="a", samplers="cde")
+
+
+def test_who_is_told_of_new_weights_fetches_them_while_it_samples() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(20, *"ac")
+        told = learned(swarm, "a")
+        assert all(each["sampled"] > 0 for each in told[8:20])
+        assert max(each["staleness"] for each in told) <= STALENESS
+        versions = [swarm.nodes["c"].rounds[round]["sampled"]["version"] for round in range(8, 20)]
+        assert len(set(versions)) > 8, "its weights keep up with the trainer's"
+
+    simulate(body, trainers="a", samplers="c", weights="push")
+
+
+def test_a_trainer_that_dies_is_left_for_another_and_without_any_a_sampler_waits() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, "c")
+        first = next(name for name in "ab" if swarm.peer(name) == sampler_of(swarm, "c").trainer)
+        other = "b" if first == "a" else "a"
+        swarm.kill(first)
+        await swarm.until(lambda: sampler_of(swarm, "c").trainer == swarm.peer(other))
+        came = tally(swarm, "c", by=other).came
+        await swarm.until(lambda: tally(swarm, "c", by=other).came > came)
+        swarm.kill(other)
+        await trio.sleep(60)
+        batches = len(swarm.nodes["c"].rounds)
+        await trio.sleep(60)
+        assert len(swarm.nodes["c"].rounds) == batches, "nobody samples for nobody"
+        assert any("waits for one to sample for" in text for text in swarm.nodes["c"].session.warnings.values())
+
+    simulate(body, trainers="ab", samplers="c")
+
+
+def test_a_sampler_that_is_cut_off_comes_back_with_new_weights_and_counters_that_are_borne() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(8, "a", "c")
+        swarm.world.partition([[swarm.peer("a")], [swarm.peer("c")]])
+        await trio.sleep(30)
+        swarm.world.heal()
+        await trio.sleep(30)
+        accepted = tally(swarm, "c").accepted
+        await trio.sleep(20)
+        assert tally(swarm, "c").accepted > accepted
+        assert not tally(swarm, "c").caught
+
+    simulate(body, trainers="a", samplers="c")
