@@ -6,6 +6,7 @@ hold the same roster derive the same `ChainState`, and the same bits by folding 
     statements.py   what is said in a round: commit, cut, reveal, seal, scores, roster, head
     chainstate.py   what follows from a chain, as far as later rounds need it: electors, seed, history
     electorate.py   who is an elector, a judge, a leader or a participant of a round
+    seats.py        who leaves the electorate between its changes, as silent, and who takes the seat
     beacon.py       the hash chains from which seeds are drawn
     derive.py       what the quoted records make of a round: accepted, refused, weights
     validity.py     whether a roster is one that its leader may have made, and the chain after it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarmnode.crdt import encoding
@@ -89,6 +89,8 @@ class ChainState:
     undoable: bool  # whether the last roster moved the parameters, so that it can be undone
     window: int  # ms of this round's training
     norms: tuple[float, ...] = ()  # to which the last rosters that accepted something clipped, oldest first
+    seats: int = 0  # electors that there may be before the electorate next changes: see `seats`
+    silent: Mapping[str, int] = field(default_factory=dict)  # of electors missed: rosters since they were last quoted
 
     def encode(self) -> bytes:
         """Canonical bytes, for `decode`."""
@@ -105,7 +107,9 @@ class ChainState:
             "reverted": self.reverted,
             "round": self.round,
             "run": self.run_id,
+            "seats": self.seats,
             "seed": self.seed,
+            "silent": dict(self.silent),
             "tip": self.tip,
             "undoable": self.undoable,
             "window": self.window,
@@ -130,7 +134,8 @@ def genesis(run_id: str, electors: tuple[str, ...], *, window: int) -> ChainStat
     named = tuple(sorted(set(electors)))
     start = genesis_id(run_id)
     seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
-    return ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
+    first = ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
+    return replace(first, seats=len(named))
 
 
 def decode(raw: bytes) -> ChainState:
@@ -155,6 +160,8 @@ def decode(raw: bytes) -> ChainState:
             value["undoable"],
             value["window"],
             value["norms"],
+            value["seats"],
+            value["silent"],
         )
         if state.encode() != raw:
             raise ValueError("it holds more, or has a field of another type")

@@ -4,7 +4,9 @@
   electors during the first GENESIS_EPOCHS without that. They change with every `earn_window`-th roster. They grow by
   at most `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants;
   at most half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
-- Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders.
+  Between the changes who is silent leaves, and others take the seats (`seats`).
+- Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of whom
+  those that were missed lately come last.
 - A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved, and again with each further
   one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
   cut off, `forks` heals it.
@@ -47,7 +49,8 @@ def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
 
 def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """Who leads: attempt a belongs to the a-th. After the last one the round is empty."""
-    return tuple(_drawn(chain, "lead", judges(chain, rules))[:ATTEMPTS])
+    order = _drawn(chain, "lead", judges(chain, rules))
+    return tuple(sorted(order, key=lambda judge: judge in chain.silent)[:ATTEMPTS])
 
 
 def majority(chain: ChainState, rules: ChainRules) -> int:
@@ -115,21 +118,50 @@ def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """The electors after `chain.made` rosters, where they change with the last of them; else as before."""
     if chain.made % rules.earn_window:
         return chain.electors
+    rosters, work = _earned(chain, rules)
+    proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
+    lapsed = sorted(
+        set(chain.electors) - proven - _named(chain, rules), key=lambda peer: (rosters[peer], work[peer], peer)
+    )
+    stay = set(chain.electors).difference(lapsed[: len(chain.electors) // 2])
+    new = candidates(chain, rules)
+    room = min(
+        max(1, len(chain.electors) * rules.growth // MILLION),
+        most_electors(rules) - len(stay),
+    )
+    return tuple(sorted(stay.union(new[: max(0, room)])))
+
+
+def most_electors(rules: ChainRules) -> int:
+    """How many electors there may come to be."""
+    return max(1, rules.participants * ELECTORS_SHARE // MILLION)
+
+
+def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
+    """Who has a right to a place and none, and is in the last roster, so is there: most audited work first.
+
+    That are those who earned it and, before all others while they need no proof, the genesis electors.
+    """
+    rosters, work = _earned(chain, rules)
+    there = {one.author for one in chain.history[-1]} if chain.history else set()
+    named = _named(chain, rules)
+    proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
+    return sorted(proven.difference(chain.electors), key=lambda one: (one not in named, -work[one], one))
+
+
+def _named(chain: ChainState, rules: ChainRules) -> set[str]:
+    """The genesis electors, while they need no proof of work."""
+    return set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
+
+
+def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter[str]]:
+    """Rosters with accepted work and units of it, by author, in those of the last rosters that count by now."""
     rosters, work = Counter[str](), Counter[str]()
     for worked in chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :]:
         for one in worked:
             rosters[one.author] += 1
             work[one.author] += one.units
-    proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
-    named = set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
-    lapsed = sorted(set(chain.electors) - proven - named, key=lambda peer: (rosters[peer], work[peer], peer))
-    stay = set(chain.electors).difference(lapsed[: len(chain.electors) // 2])
-    new = sorted(proven - set(chain.electors), key=lambda author: (-work[author], author))
-    room = min(
-        max(1, len(chain.electors) * rules.growth // MILLION),
-        max(1, rules.participants * ELECTORS_SHARE // MILLION) - len(stay),
-    )
-    return tuple(sorted(stay.union(new[: max(0, room)])))
+    return rosters, work
 
 
 def successors(chain: ChainState) -> tuple[str, ...]:

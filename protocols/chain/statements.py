@@ -2,7 +2,7 @@
 
     kind     key                               said by
     commit   commit/ROUND/PARENT               who offers a contribution
-    cut      cut/ROUND/PARENT                  judges: the well-formed commits that I hold
+    cut      cut/ROUND/PARENT                  judges: the well-formed commits that I hold, and whom I missed before
     reveal   reveal/ROUND/PARENT               who committed, once more than half of the judges have cut
     score    score/ROUND/PARENT-seal, -open    judges: first the hash of their scores, then the scores
     roster   roster/ROUND/PARENT-ATTEMPT       the leader of the attempt
@@ -34,6 +34,7 @@ SALT = 16  # bytes
 PREFIX = 16  # bytes of a commit's id in scores
 MAX_COMMITS = 96  # in one cut, one judge's scores, one roster; a record has no room for many more
 MAX_JUDGES = 33  # quoted in one roster
+MAX_ELECTORS = 1 << 16  # whom a cut can name by their place
 MAX_ROUND = 99_999_999  # eight digits
 MAX_GAIN = 1 << 40  # micro-bits per byte
 MAX_WINDOW = 24 * 3_600_000  # ms
@@ -85,13 +86,18 @@ class Commit:
 
 @dataclass(frozen=True)
 class Cut:
-    """The commits that a judge holds when it stops waiting, and the hash of the nonce that draws its batch."""
+    """The commits that a judge holds when it stops waiting, and the hash of the nonce that draws its batch.
+
+    `absent` are those of this round's electors who judged the round before, which the parent ended, and of whom the
+    author holds no cut of it: by their places in `ChainState.electors`, so that a cut has room for them.
+    """
 
     round: int
     parent: bytes
     commits: tuple[bytes, ...]  # ids of records, ascending
     nonce_hash: bytes
     window: int  # ms that the judge proposes for the next round's training
+    absent: tuple[int, ...] = ()  # ascending
 
     @property
     def key(self) -> str:
@@ -100,6 +106,7 @@ class Cut:
     @property
     def value(self) -> Value:
         return {
+            "absent": self.absent,
             "commits": self.commits,
             "nonce_hash": self.nonce_hash,
             "parent": self.parent,
@@ -344,6 +351,15 @@ def _ascending(values: Any, size: int, most: int) -> tuple[bytes, ...]:
     return ids
 
 
+def _places(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, tuple) or len(values) > MAX_JUDGES:
+        raise ValueError(f"at most {MAX_JUDGES} places expected")
+    places = tuple(_integer(value, 0, MAX_ELECTORS - 1) for value in values)
+    if any(a >= b for a, b in pairwise(places)):
+        raise ValueError("places are not in ascending order")
+    return places
+
+
 def _commit(round: int, v: Mapping[str, Any]) -> Commit:
     return Commit(round, _bytes(v["parent"], HASH), _bytes(v["binding"], HASH), _bytes(v["anchor"], HASH))
 
@@ -351,7 +367,12 @@ def _commit(round: int, v: Mapping[str, Any]) -> Commit:
 def _cut(round: int, v: Mapping[str, Any]) -> Cut:
     commits = _ascending(v["commits"], HASH, MAX_COMMITS)
     return Cut(
-        round, _bytes(v["parent"], HASH), commits, _bytes(v["nonce_hash"], HASH), _integer(v["window"], 0, MAX_WINDOW)
+        round,
+        _bytes(v["parent"], HASH),
+        commits,
+        _bytes(v["nonce_hash"], HASH),
+        _integer(v["window"], 0, MAX_WINDOW),
+        _places(v["absent"]),
     )
 
 

@@ -18,11 +18,11 @@ from swarmnode.protocols.chain.electorate import (
     judges,
     leaders,
     majority,
-    next_electors,
     next_participation,
     quorum,
     successors,
 )
+from swarmnode.protocols.chain.seats import next_silent, reseated
 from swarmnode.protocols.chain.statements import Roster, Said, nonce_hash
 
 
@@ -121,8 +121,7 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
         window=roster.window,
         norms=norms,
     )
-    if after.made % rules.earn_window == 0:
-        after = replace(after, electors=next_electors(after, rules), cohort=after.seed)
+    after = reseated(replace(after, silent=next_silent(chain, rules, quoted.cuts)), rules)
     known = {one.author for worked in after.history for one in worked}.union(after.electors)
     return replace(after, anchors={author: anchors[author] for author in sorted(known) if author in anchors})
 
@@ -130,12 +129,14 @@ def advance(chain: ChainState, rules: ChainRules, id: bytes, roster: Roster, quo
 def advance_empty(chain: ChainState) -> ChainState:
     """The chain after a round that ended empty: nobody loses its place, and work and window stay."""
     forsaken = chain.empties + 1 >= SUCCESSION
+    electors = successors(chain) if forsaken else chain.electors
     return replace(
         chain,
         round=chain.round + 1,
         tip=empty_id(chain),
         seed=_next_seed(chain, b""),
-        electors=successors(chain) if forsaken else chain.electors,
+        electors=electors,
+        seats=max(chain.seats, len(electors)),
         participation=min(EVERYBODY, 2 * chain.participation),
         empties=0 if forsaken else chain.empties + 1,
         undoable=False,

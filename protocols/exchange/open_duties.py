@@ -27,6 +27,7 @@ from swarmnode.protocols.chain.duty import (
     WriteScores,
     WriteSeal,
 )
+from swarmnode.protocols.chain.seats import places_of
 from swarmnode.protocols.chain.statements import (
     SALT,
     Commit,
@@ -121,9 +122,16 @@ class Duties:
     async def cut(self, turn: Turn, commits: tuple[bytes, ...]) -> None:
         """List these commits, once; with the hash of the nonce that draws what this judge measures on."""
         chain, nonce = turn.chain, self._voice.derive("nonce", turn.chain)
-        cut = Cut(chain.round, chain.tip, commits, nonce_hash(nonce), self._proposal(turn))
+        cut = Cut(chain.round, chain.tip, commits, nonce_hash(nonce), self._proposal(turn), self._absent(turn))
         turn.own = replace(turn.own, cut=cut)
         await self._voice.say(cut)
+
+    def _absent(self, turn: Turn) -> tuple[int, ...]:
+        """Judges of the round before of whom no cut came; nobody, where this node holds nothing of it."""
+        before = self._held.books.get(turn.block.parent)
+        if before is None:
+            return ()
+        return places_of(turn.chain, set(before.judges) - before.cuts_by_judge().keys())
 
     def _proposal(self, turn: Turn) -> int:
         """The window that this judge proposes for the next round, ms: twice what the median author needed in this."""

@@ -15,6 +15,7 @@ from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
 from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.electorate import judges, leaders, quorum
 from swarmnode.protocols.chain.forks import Block, empty_block
+from swarmnode.protocols.chain.seats import places_of
 from swarmnode.protocols.chain.statements import (
     FULL_STANDING,
     JUDGED,
@@ -91,9 +92,12 @@ def nonce_of(chain: ChainState, judge: str) -> bytes:
     return hashed("nonce", judge, chain.tip)
 
 
-def cut(chain: ChainState, judge: str, commits: Iterable[bytes], *, window: int = WINDOW) -> Said[Cut]:
-    listed = tuple(sorted(commits))
-    return say(judge, Cut(chain.round, chain.tip, listed, nonce_hash(nonce_of(chain, judge)), window))
+def cut(
+    chain: ChainState, judge: str, commits: Iterable[bytes], *, window: int = WINDOW, absent: Iterable[str] = ()
+) -> Said[Cut]:
+    """`absent`: judges of the round before whom this one missed."""
+    listed, nonce = tuple(sorted(commits)), nonce_hash(nonce_of(chain, judge))
+    return say(judge, Cut(chain.round, chain.tip, listed, nonce, window, places_of(chain, absent)))
 
 
 def row(id: bytes, gain: int, *, found: int = JUDGED, standing: int = FULL_STANDING) -> Score:
@@ -122,13 +126,15 @@ def fair(
     offers: Sequence[Offer],
     *,
     silent: Iterable[str] = (),
+    absent: Iterable[str] = (),
     undo: int | None = 0,
     gains: Callable[[str, Offer], int] = lambda judge, one: one.gain,
 ) -> Quoted:
-    """What honest judges make of these offers, but for those who are silent."""
+    """What honest judges make of these offers, but for those who are silent; they missed those who are `absent`."""
+    absent = frozenset(absent)
     present = [judge for judge in judges(chain, rules) if judge not in set(silent)]
     return quote(
-        [cut(chain, judge, (one.id for one in offers)) for judge in present],
+        [cut(chain, judge, (one.id for one in offers), absent=absent) for judge in present],
         [scores(chain, judge, [row(one.id, gains(judge, one)) for one in offers], undo=undo) for judge in present],
         offers,
     )
@@ -159,10 +165,10 @@ def after_rounds(
 ) -> ChainState:
     """The chain after so many rounds, in which these authors contribute and whoever is silent neither cuts nor scores.
 
-    Rounds end empty where too few judges are left.
+    From the second of them on the others say so. Rounds end empty where too few judges are left.
     """
     authors, silent = tuple(authors), frozenset(silent)
-    for _ in range(rounds):
+    for number in range(rounds):
         present = [judge for judge in judges(chain, rules) if judge not in silent]
         if len(present) < quorum(chain, rules):
             chain = empty_block(chain).chain
@@ -172,5 +178,6 @@ def after_rounds(
         if attempt == len(leaders(chain, rules)):
             chain = empty_block(chain).chain
         else:
-            chain = block(chain, rules, fair(chain, rules, offers, silent=silent), attempt=attempt).chain
+            quoted = fair(chain, rules, offers, silent=silent, absent=silent if number else ())
+            chain = block(chain, rules, quoted, attempt=attempt).chain
     return chain

@@ -23,6 +23,7 @@ from swarmnode.protocols.chain.statements import (
     JUDGED,
     MALFORMED,
     MAX_COMMITS,
+    MAX_ELECTORS,
     MAX_GAIN,
     MAX_JUDGES,
     MAX_ROUND,
@@ -77,9 +78,10 @@ def entries(draw: st.DrawFn) -> tuple[Entry, ...]:
     )
 
 
+places = st.sets(st.integers(0, MAX_ELECTORS - 1), max_size=5).map(lambda some: tuple(sorted(some)))
 statements: st.SearchStrategy[Any] = st.one_of(
     st.builds(Commit, rounds, hashes, hashes, hashes),
-    st.builds(Cut, rounds, hashes, ascending(HASH, 5), hashes, windows),
+    st.builds(Cut, rounds, hashes, ascending(HASH, 5), hashes, windows, places),
     st.builds(
         Reveal, rounds, hashes, hashes, st.binary(min_size=SALT, max_size=SALT), hashes, st.integers(1, MAX_SIZE)
     ),
@@ -197,7 +199,7 @@ def largest() -> list[Any]:
     of, total = (MAX_ROUND, bytes(HASH)), MAX_COMMITS * 1000 << 10
     return [
         Commit(*of, bytes(HASH), bytes(HASH)),
-        Cut(*of, commits, bytes(HASH), MAX_WINDOW),
+        Cut(*of, commits, bytes(HASH), MAX_WINDOW, tuple(range(MAX_ELECTORS - MAX_JUDGES, MAX_ELECTORS))),
         Reveal(*of, bytes(HASH), bytes(SALT), bytes(HASH), MAX_SIZE),
         Seal(*of, bytes(HASH)),
         Scores(*of, bytes(HASH), bytes(SALT), -MAX_GAIN, rows),
@@ -217,6 +219,14 @@ def test_one_commit_more_than_the_most_is_refused() -> None:
     too_many = tuple(sorted(hashed("commit", i) for i in range(MAX_COMMITS + 1)))
     with pytest.raises(InvalidStatement):
         read(record_of("author", Cut(0, bytes(HASH), too_many, bytes(HASH), 0)))
+
+
+@pytest.mark.parametrize(
+    "absent", [(1, 0), (1, 1), (-1,), (MAX_ELECTORS,), (True,), ("a",), tuple(range(MAX_JUDGES + 1)), None]
+)
+def test_who_was_missed_is_named_by_ascending_places_and_by_few(absent: Any) -> None:
+    with pytest.raises(InvalidStatement):
+        read(record_of("author", Cut(0, bytes(HASH), (), bytes(HASH), 0, absent)))
 
 
 def test_a_seal_is_the_hash_of_one_list_of_scores() -> None:
