@@ -176,7 +176,7 @@ class Samplers:
             author.highest + 1 if author.highest >= 0 else -1,
             author.came,
             author.accepted,
-            dict(author.refused),
+            dict(+author.refused),
             author.caught,
         )
 

@@ -35,3 +35,30 @@ def test_a_task_or_policy_that_there_is_not_is_refused_with_what_there_is(tmp_pa
     assert unknown.returncode == 2 and "digits-rl" in unknown.stderr
     odd = swarmnode("run", "--task", "digits-rl", "--policy", "gpt:2x47", "--data-dir", tmp_path / "b", "--port", "0")
     assert odd.returncode != 0 and "multiple of 2" in odd.stderr
+
+
+def test_a_node_that_only_samples_is_learned_from_by_the_one_that_trains(tmp_path: Path) -> None:
+    first, second = tmp_path / "trainer", tmp_path / "sampler"
+    with Node(first, "--task", "digits-rl", corpus=None) as trainer:
+        join = ("--join", trainer.ready["multiaddr"], "--run", trainer.ready["run_id"])
+        with Node(second, *join, "--role", "rollout", corpus=None) as sampler:
+            told = sampler.wait_for("round", lambda event: event["sampled"]["accepted"] > 0)["sampled"]
+            assert told["trainer"] == trainer.ready["peer_id"] and not told["refused"]
+            learned = trainer.wait_for("round", lambda event: event["learned"]["sampled"] > 0)["learned"]
+            assert learned["staleness"] <= 4 and not learned["caught"]
+            assert learned["checked"][sampler.ready["peer_id"]] > 0, "some of what it wrote was looked at"
+            (seen,) = trainer.command_line("rollouts", "stats")["samplers"]
+            assert seen["sampler"] == sampler.ready["peer_id"] and seen["accepted"] > 0
+            people = swarmnode("status", "--data-dir", second).stdout
+            assert "rollout" in people and "accepted" in people and "bits per byte" not in people
+            assert "accepted" in swarmnode("rollouts", "stats", "--data-dir", second).stdout
+        assert trainer.next_round(after=2)["steps"] == 1, "who was sampled for goes on alone"
+
+
+def test_only_sampling_has_no_meaning_where_nobody_shares_rollouts(
+    tmp_path: Path, run_file: Path, corpus: Path
+) -> None:
+    done = swarmnode(
+        "run", run_file, "--role", "rollout", "--data-dir", tmp_path / "a", "--port", "0", "--corpus", corpus
+    )
+    assert done.returncode == 3 and "leave out --role rollout" in " ".join(done.stderr.split())

@@ -48,6 +48,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
         draw(st.text(max_size=64)),
         draw(st.text(max_size=64)),
         tuple(map(tuple, logprobs)) if draw(st.booleans()) else None,
+        draw(st.binary(max_size=40)),
     )
 
 
