@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MALFORMED_REMEMBERED = 1024
 OFFERED_WITHIN = 1.0  # seconds that a source may take to have what it is about to have
+ANSWERS_WITHIN = 3.0  # seconds without a byte after which the next source is asked as well
 FETCH_WITHIN = 120.0  # seconds of one attempt at one source
 
 
@@ -41,6 +42,15 @@ class Contribution:
     raw: bytes
     norm: float  # Euclidean, exact
     round: int
+
+
+class _Source:
+    """A peer that is asked for a contribution."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer = peer
+        self.heard = trio.Event()  # bytes come, or none will
+        self.ended = trio.Event()
 
 
 class Contributions:
@@ -88,29 +98,53 @@ class Contributions:
             self._bulk.offer(self._key(id), self._held[id].raw)
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
-        """Have it here, or know it as malformed. Raises Missing. Asks `sources` one after the other."""
-        for peer in sources:
-            try:
-                raw = await self._fetch_from(peer, id)
-            except NetworkError as error:
-                logger.debug("contribution %s not from %s: %s", id.hex()[:12], peer, error)
-                continue
-            found = await self._runner(lambda raw=raw: id_of(raw))  # type: ignore[misc]
-            if found != id:
-                logger.warning("%s sent another contribution than the one asked for", peer)
-                continue
-            try:
-                norm = await self._runner(lambda raw=raw: exact_norm(raw, self._elements, codec_name=self._codec))  # type: ignore[misc]
-            except CodecError:
-                self._malformed[id] = None
-                if len(self._malformed) > MALFORMED_REMEMBERED:
-                    self._malformed.popitem(last=False)
-                return
-            self.fetched += 1
-            self._put(id, Contribution(raw, norm, round))
-            self.serve(id)
-            return
-        raise Missing(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
+        """Have it here, or know it as malformed. Raises Missing.
+
+        Asks `sources` one after the other: the next where one has nothing, or sends nothing for ANSWERS_WITHIN, as a
+        frozen one does; what that sends after all still counts.
+        """
+        async with trio.open_nursery() as nursery:
+            for peer in sources:
+                source = _Source(peer)
+                nursery.start_soon(self._have_from, source, id, round, nursery.cancel_scope)
+                with trio.move_on_after(ANSWERS_WITHIN):
+                    await source.heard.wait()
+                if source.heard.is_set():
+                    await source.ended.wait()
+        if id not in self._held and id not in self._malformed:
+            raise Missing(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
+
+    async def _have_from(self, source: _Source, id: bytes, round: int, asking: trio.CancelScope) -> None:
+        """Fetch it from one source; ends `asking` where it is here or known as malformed then."""
+        try:
+            if await self._take_from(source, id, round):
+                asking.cancel()
+        finally:
+            source.heard.set()
+            source.ended.set()
+
+    async def _take_from(self, source: _Source, id: bytes, round: int) -> bool:
+        """Whether it is here, or known as malformed, after this source was asked."""
+        try:
+            raw = await self._fetch_from(source.peer, id, lambda size: source.heard.set())
+        except NetworkError as error:
+            logger.debug("contribution %s not from %s: %s", id.hex()[:12], source.peer, error)
+            return False
+        found = await self._runner(lambda: id_of(raw))
+        if found != id:
+            logger.warning("%s sent another contribution than the one asked for", source.peer)
+            return False
+        try:
+            norm = await self._runner(lambda: exact_norm(raw, self._elements, codec_name=self._codec))
+        except CodecError:
+            self._malformed[id] = None
+            if len(self._malformed) > MALFORMED_REMEMBERED:
+                self._malformed.popitem(last=False)
+            return True
+        self.fetched += 1
+        self._put(id, Contribution(raw, norm, round))
+        self.serve(id)
+        return True
 
     def forget(self, before: int) -> None:
         """Let go of rounds before this one, and of the oldest beyond the budget."""
@@ -121,10 +155,10 @@ class Contributions:
             del self._held[id]
             self._bulk.withdraw(self._key(id))
 
-    async def _fetch_from(self, peer: PeerId, id: bytes) -> bytes:
+    async def _fetch_from(self, peer: PeerId, id: bytes, heard: Callable[[int], None]) -> bytes:
         raw: bytes | memoryview | None = None
         with trio.move_on_after(FETCH_WITHIN):
-            raw = await self._bulk.fetch(peer, self._key(id), max_size=self.size, wait=OFFERED_WITHIN)
+            raw = await self._bulk.fetch(peer, self._key(id), max_size=self.size, wait=OFFERED_WITHIN, progress=heard)
         if raw is None:
             raise NetworkError(f"{peer} took more than {FETCH_WITHIN:.0f} s")
         return bytes(raw)

@@ -186,15 +186,16 @@ class Waits:
     ) -> None:
         """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took.
 
-        Where many are lacking at its end, the network is slower than it was, and the whole wait is learned from. A few
-        who are there and keep silent would so make every round longer than the last: then it is what the others took.
-        A roster has one who is lacking.
+        Where many who are there are lacking at its end, the network is slower than it was, and the whole wait is
+        learned from. A few who keep silent, as who joins anew does, would so make every round longer than the last:
+        then it is what the others took. A roster has one who is lacking.
 
         `since`: when it began, in trio time; `until`: it ends then in any case.
         """
         began = trio.current_time() if since is None else since
         deadline = min(began + self._patience(phase), until)
         left, came = lacking(), began  # who is lacking, and when the last of those who came did
+        crowd, there = max(len(left), len(self._held.block.chain.electors)), len(left)
 
         def whole() -> bool:
             nonlocal left, came
@@ -206,7 +207,8 @@ class Waits:
         if not await self._held.until(whole, deadline=min(deadline, trio.current_time() + QUIET)):
             with self._liveness.watching(peer for peer in left if peer != self._me):
                 await self._held.until(lambda: whole() or not any(map(self._is_there, left)), deadline=deadline)
-        few = phase != "roster" and 2 * len(left) < len(self._held.block.chain.electors)
+                there = sum(map(self._is_there, left))
+        few = phase != "roster" and 2 * there < crowd
         if not left or few:
             self._deadlines[phase].observe(came - began)
         elif trio.current_time() >= deadline:  # else who is gone made it short

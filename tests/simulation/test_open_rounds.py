@@ -11,6 +11,7 @@ from simswarm import SimSwarm
 
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.chain.forks import empty_block
+from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.exchange.open import Open
 
 NAMES = ("a", "b", "c", "d")
@@ -157,6 +158,22 @@ def test_after_a_partition_all_follow_one_chain(sides: tuple[str, str]) -> None:
         await swarm.until(lambda: swarm.all_agree(after=max(heights) + 3), within=120)
 
     simulate(body)
+
+
+def test_one_of_many_who_is_there_and_silent_teaches_nobody_to_wait_longer() -> None:
+    """As is who comes back under its old name, and is expected for two rounds before it is in step."""
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, *NAMES)
+        waits = method_of(swarm, "a").rounds._waits
+        usual = waits._deadlines["tried"] = AdaptiveDeadline(floor=3.0, ceiling=60.0)
+        b, c, d = (swarm.peer(name) for name in "bcd")
+        for _ in range(5):
+            began = trio.current_time()
+            await waits._wait_for("tried", lambda began=began: {b, c, d} if trio.current_time() < began + 1 else {d})
+        assert usual.usual is not None and usual.usual < 3
+
+    simulate(body, electors=("a",))
 
 
 def test_a_late_joiner_is_in_step_within_two_rounds() -> None:

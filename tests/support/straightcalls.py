@@ -184,7 +184,7 @@ def straight_calls() -> Iterator[Counts]:
     async def go_on() -> None:
         pass
 
-    async def fetch(self: Contributions, peer: PeerId, id: bytes) -> bytes:
+    async def fetch(self: Contributions, peer: PeerId, id: bytes, heard: Callable[[int], None]) -> bytes:
         assert isinstance(self._bulk._network, SimNetwork)
         with trio.move_on_after(FETCH_WITHIN):
             try:
