@@ -4,7 +4,7 @@ In every state that is visited: nobody honest says two things under one write-on
 chain, an honest leader leaves out nothing that judges found to help, and, once everything has arrived and all waits
 have ended, everybody who lives has ended its rounds on the same roster.
 
-Two nodes are explored exhaustively. So are three and four, one half of the round at a time: while they speak, with what
+Two nodes are explored exhaustively. So are three, one half of the round at a time: while they speak, with what
 follows from it known to all at once, and while they decide, with all that is spoken known to all at once. Both halves
 together are walked at random. `make thorough` explores and walks more; numbers of states are printed with `-s`.
 """
@@ -37,10 +37,10 @@ def test_two_nodes_end_a_round_alike_in_every_order(authors: str, may_die: str, 
     assert model.rosters > 2
 
 
-def explore(names: str, authors: str, at_once: tuple[type, ...], *, may_die: str = "", liar: str = "") -> None:
-    model = Model(tuple(names), frozenset(authors), may_die=frozenset(may_die), liar=liar, at_once=at_once)
+def explore(authors: str, at_once: tuple[type, ...], *, may_die: str = "", liar: str = "") -> None:
+    model = Model(("A", "B", "C"), frozenset(authors), may_die=frozenset(may_die), liar=liar, at_once=at_once)
     model.explore(MOST)
-    print(f"{names}, {authors=} {may_die=} {liar=}: {model.states} states, {model.rosters} rosters")
+    print(f"three nodes, {authors=} {may_die=} {liar=}: {model.states} states, {model.rosters} rosters")
     assert model.rosters > 2
 
 
@@ -48,16 +48,15 @@ thorough = pytest.mark.skipif(MOST < 100_000, reason="make thorough")
 
 
 @pytest.mark.parametrize(
-    ("names", "authors", "may_die", "liar"),
+    ("authors", "may_die", "liar"),
     [
-        ("ABC", "A", "", ""),
-        ("ABC", "ABC", "", "C"),  # C leads the first attempt
-        pytest.param("ABC", "A", "ABC", "", marks=thorough),
-        pytest.param("ABCD", "A", "", "", marks=thorough),
+        ("A", "", ""),
+        ("ABC", "", "C"),  # C leads the first attempt
+        pytest.param("A", "ABC", "", marks=thorough),
     ],
 )
-def test_more_nodes_decide_alike_in_every_order(names: str, authors: str, may_die: str, liar: str) -> None:
-    explore(names, authors, SPOKEN, may_die=may_die, liar=liar)
+def test_three_nodes_decide_alike_in_every_order(authors: str, may_die: str, liar: str) -> None:
+    explore(authors, SPOKEN, may_die=may_die, liar=liar)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_more_nodes_decide_alike_in_every_order(names: str, authors: str, may_di
 def test_three_nodes_end_a_round_alike_in_every_order_of_what_is_spoken(
     authors: str, may_die: str, late: tuple[type, ...]
 ) -> None:
-    explore("ABC", authors, (*DECIDED, *(kind for kind in SPOKEN if kind not in late)), may_die=may_die)
+    explore(authors, (*DECIDED, *(kind for kind in SPOKEN if kind not in late)), may_die=may_die)
 
 
 @pytest.mark.parametrize(
