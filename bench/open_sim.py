@@ -12,7 +12,9 @@ and a fifth each leaves, dies, and freezes for two rounds.
 `bytes` are those that the average node sent in the round, by what they carry. Contributions grow with the model and all
 else does not: `bytes_at_10M` has them as they would be with ten million parameters. `hashes` counts different hashes of
 the round among nodes that run and are not frozen, `told` those of these nodes that told its end; `late_hashes` in the
-summary are rounds of which different hashes were told by those who are there at the end of the run.
+summary are rounds of which different hashes were told by those who are there at the end of the run. Frozen nodes here
+are cut off rather than stopped, and end rounds by themselves meanwhile: what they told of these stays told.
+`late_histories` are the rounds that ended by different rosters in the histories on which those who are there stand.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ async def simulate(options: argparse.Namespace, counts: Counts) -> dict[str, Any
 def summarised(
     options: argparse.Namespace, swarm: ChurnSwarm, told: list[dict[str, Any]], ended: bool
 ) -> dict[str, Any]:
-    late = [each["round"] for each in told if swarm.look_at(each["round"]).hashes > 1]
+    rounds = [each["round"] for each in told]
     steady = told[len(told) // 4 :] or told
     names = sorted({name for each in steady for name in each["bytes"]})
     return {
@@ -104,7 +106,8 @@ def summarised(
         "rounds_told": len(told),
         "empty_rounds": sum(each["members"] == 0 for each in told),
         "forked_when_told": sum(each["hashes"] > 1 for each in told),
-        "late_hashes": late,
+        "late_hashes": [round for round in rounds if swarm.look_at(round).hashes > 1],
+        "late_histories": [round for round in rounds if swarm.histories(round) > 1],
         "loss": round(told[-1]["loss"], 5) if told else math.nan,
         "seconds_median": round(median(each["seconds"] for each in told), 2) if told else math.nan,
         "seconds_most": round(max(each["seconds"] for each in told), 2) if told else math.nan,

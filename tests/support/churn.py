@@ -185,6 +185,7 @@ class ChurnSwarm:
     gone: list[str] = field(default_factory=list)
     history: list[Round] = field(default_factory=list)
     happened: dict[str, int] = field(default_factory=dict)
+    rosters: dict[str, dict[int, bytes]] = field(default_factory=dict)  # name -> round -> id of what ended it
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -237,7 +238,26 @@ class ChurnSwarm:
         found = self.look_at(round, now - self._since)
         self._since = now
         self.history.append(found)
+        self._note_rosters()
         return found
+
+    def _note_rosters(self) -> None:
+        """Note by which rosters the living nodes came to where they stand now, whatever they told before."""
+        for name in self.living:
+            method = self.swarm.nodes[name].method
+            if not isinstance(method, Open) or not method.held.stands:
+                continue
+            path = method.held.tree.path(method.held.tip)
+            if not path:
+                continue
+            before, first = self.rosters.get(name, {}), path[0].chain.round - 1
+            same = before.get(first - 1) == path[0].parent
+            older = {round: id for round, id in before.items() if round < first and same}
+            self.rosters[name] = older | {block.chain.round - 1: block.id for block in path}
+
+    def histories(self, round: int) -> int:
+        """How many different rosters ended a round, as the histories of those living nodes have it that know it."""
+        return len({self.rosters[name][round] for name in self.living if round in self.rosters.get(name, {})})
 
     def sent(self) -> int:
         """Bytes that all nodes sent since they began; those of earlier lives too."""
@@ -323,6 +343,7 @@ class ChurnSwarm:
     async def _join(self, name: str, through: str) -> None:
         if name in self.swarm.nodes:
             self._sent_before += self.swarm.nodes[name].network.bytes_out
+            self.rosters.pop(name, None)
         await self.swarm.start(name, join=through)
         self.names.append(name)
 
