@@ -208,12 +208,15 @@ class Sampler:
         alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.caught]
         self._warn_of(found, alike)
         if self.trainer in found or (self.trainer is None and alike):
-            self._go_to(min(alike, key=lambda peer: self._others(peer, found[peer]), default=None))
+            before, needs = self.trainer, min(alike, key=lambda peer: self._others(peer, found[peer]), default=None)
+            self._go_to(needs)
+            if before not in (None, needs):
+                await self._told_by(before, samples=False)  # so that it counts this node no more
 
     def _others(self, peer: PeerId, told: Newest) -> tuple[int, bool, bytes]:
-        """What decides between trainers: how many others would sample for it, and then by lot."""
+        """What decides between trainers: how many others sample for it, and then by lot."""
         moves = self.trainer not in (None, peer)
-        return told.samplers + moves, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
+        return told.samplers, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
 
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:

@@ -1,0 +1,237 @@
+"""Whether policies learn as well from what others sample for them as from what they sample themselves; JSON lines.
+
+    python bench/samplers.py [--updates 150] [--seeds 3] [--arms colocated pull push cheated]
+
+Eight nodes on the simulated network, two that train and six that only sample (`--role rollout`), with the product's own
+protocol and real tiny policies on nine digit tasks. Time is virtual: sampling a batch takes `--sampling` seconds, an
+update `--update`, links have 50 ms and 20 Mbit/s. No node takes rollouts of policies other than those it samples for
+or trains (J = 0), so that arms differ in who samples only:
+
+colocated   the two that train ask themselves as many questions for an update as three samplers ask
+pull, push  how samplers come to new weights
+cheated     pull, and one of the six samples with other weights, which it was left with
+
+Told for each arm and seed: the mean over all updates and both trainers of the expected reward on fresh questions after
+the update ("reward per update"), and over the last tenth; how many updates old the groups were that were learned from;
+groups a trainer learned from in an update; what of them was refused; and where one cheats, in how many of its trainer's
+rounds it was caught and how many of its groups were learned from. `cpu_seconds` is the bench's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import trio
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.exchange.sampler import Sampler
+from swarmnode.protocols.exchange.sapo import ASKED_ITSELF, Sapo
+from swarmnode.protocols.trainer import Learned, Vector, Worked
+from swarmnode.training.inner import layout_of
+from swarmnode.training.layout import Layout
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import Assignment
+
+TRAINERS, SAMPLERS = "ab", "cdefgh"
+BATCH = 8  # questions that a sampler answers at once
+CHEAT = "h"
+
+
+class InProcess:
+    """A `RolloutTrainer` of the product's task, in this process; calls take virtual time."""
+
+    def __init__(self, task: DigitsRL, *, sampling: float, update: float, cheats: bool = False) -> None:
+        self.task, self._sampling, self._update, self._cheats = task, sampling, update, cheats
+        self.learned: list[Learned] = []
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.task.model)
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def parameters(self) -> Vector:
+        with torch.no_grad():
+            vector: Vector = torch.nn.utils.parameters_to_vector(self.task.model.parameters()).numpy().copy()
+        return vector
+
+    def load(self, vector: Vector) -> None:
+        if not self._cheats:
+            with torch.no_grad():
+                torch.nn.utils.vector_to_parameters(torch.from_numpy(vector.copy()), self.task.model.parameters())
+
+    async def rollouts(
+        self, *, version: int, count: int | None = None, policy: str = ""
+    ) -> tuple[list[RolloutGroup], float]:
+        answer = self.task.rollouts(version=version, count=count, policy=policy)
+        await trio.sleep(self._sampling * len(answer["groups"]) / BATCH)
+        return [RolloutGroup.from_map(group) for group in answer["groups"]], self._sampling
+
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+        asked = [(task.name, task.difficulty, task.seed) for task in tasks]
+        answer = self.task.answer(asked, version=version, policy=policy)
+        await trio.sleep(self._sampling)
+        return [RolloutGroup.from_map(group) for group in answer["groups"]], self._sampling
+
+    async def learn(
+        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+    ) -> Learned:
+        await trio.sleep(self._update)
+        told = self.task.learn(*([(author, group.to_map()) for author, group in groups] for groups in (pool, sampled)))
+        self.learned.append(Learned(**told))
+        return self.learned[-1]
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+        raise AssertionError("a policy has no batches")
+
+    async def interrupt(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        await trio.lowlevel.checkpoint()
+        return self.task.evaluate(thorough=thorough, seed=seed)
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        raise AssertionError("nobody asks")
+
+
+def a_spec(arm: str, seed: int) -> RunSpec:
+    """The run that the nodes of an arm learn in."""
+    return parse_runspec(
+        {"run": {"name": arm, "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts_of(arm)},
+        source="bench",
+    )
+
+
+def rollouts_of(arm: str) -> dict[str, Any]:
+    """[rollouts] of an arm's run."""
+    each = BATCH * len(SAMPLERS) // len(TRAINERS) + ASKED_ITSELF  # groups of an update
+    return {
+        "batch": each if arm == "colocated" else BATCH,
+        "external": 0,
+        "adaptive": False,
+        "policy": "gpt:1x48",
+        "weights": "push" if arm == "push" else "pull",
+    }
+
+
+def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float) -> dict[str, Any]:
+    """The line of one arm. All chance of the learning comes from `seed`."""
+    began = time.process_time()
+    spec = a_spec(arm, seed)
+    beginning = DigitsRL(spec, Assignment("", "beginning"))
+    without = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
+    trainers: dict[str, InProcess] = {}
+
+    def make(name: str, peer: str) -> InProcess:
+        task = DigitsRL(without, Assignment("", peer))
+        task.learner.start_from(beginning.learner)
+        cheats = arm == "cheated" and name == CHEAT
+        trainers[name] = InProcess(task, sampling=sampling, update=update, cheats=cheats)
+        return trainers[name]
+
+    told: dict[str, Any] = {"arm": arm, "seed": seed, "updates": updates}
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            world = SimWorld(latency=0.05, bandwidth=20e6 / 8)
+            swarm = SimSwarm(nursery, world=world, method="sapo", trainer=make, rollouts=rollouts_of(arm), seed=seed)
+            for name in TRAINERS if arm == "colocated" else TRAINERS + SAMPLERS:
+                await swarm.start(name, join=None if name == "a" else "a", samples=name in SAMPLERS)
+            await swarm.until(lambda: all(len(trainers[name].learned) >= updates for name in TRAINERS), within=1e5)
+            told.update(what_came(swarm, {name: trainers[name].learned[:updates] for name in TRAINERS}))
+            if arm == "cheated":
+                told.update(caught(swarm))
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+    return {**told, "cpu_seconds": round(time.process_time() - began, 1)}
+
+
+def what_came(swarm: SimSwarm, learned: dict[str, list[Learned]]) -> dict[str, Any]:
+    """Rewards, ages and refusals."""
+    both = [each for of_node in learned.values() for each in of_node]
+    late = [each for of_node in learned.values() for each in of_node[-max(1, len(of_node) // 10) :]]
+    events = [
+        event["learned"]
+        for name in learned
+        for event in swarm.nodes[name].rounds.values()
+        if event["learned"]["sampled"]
+    ]
+    refused: Counter[str] = Counter()
+    came = accepted = 0
+    for name in learned:
+        method = swarm.nodes[name].method
+        assert isinstance(method, Sapo)
+        for tally in method.samplers.tallies():
+            refused.update(tally.refused)
+            came, accepted = came + tally.came, accepted + tally.accepted
+    return {
+        "reward_per_update": round(fmean(each.heldout for each in both), 4),
+        "reward_at_the_end": round(fmean(each.heldout for each in late), 4),
+        "staleness_mean": round(fmean(event["staleness"] for event in events), 2) if events else 0.0,
+        "staleness_worst_update": max((event["staleness"] for event in events), default=0.0),
+        "informative_per_update": round(fmean(each.informative + each.sampled for each in both), 2),
+        "came": came,
+        "accepted": accepted,
+        "refused": dict(refused),
+        "seconds_per_update": round(fmean(e["seconds"] for n in learned for e in swarm.nodes[n].rounds.values()), 2),
+    }
+
+
+def caught(swarm: SimSwarm) -> dict[str, Any]:
+    """When the one that cheats was found out by the trainer that it sampled for first."""
+    cheat = swarm.peer(CHEAT)
+    found = []
+    for name in TRAINERS:
+        method, rounds = swarm.nodes[name].method, swarm.nodes[name].rounds
+        assert isinstance(method, Sapo)
+        tally = method.samplers.tally(cheat)
+        looked = [number for number, event in rounds.items() if cheat in event["learned"]["checked"]]
+        lied = [number for number, event in rounds.items() if cheat in event["learned"]["caught"]]
+        if tally.came:
+            found.append(
+                {"trainer": name, "rounds": lied[0] - looked[0] + 1 if lied else None, "learned_from": tally.accepted}
+            )
+    method = swarm.nodes[CHEAT].method
+    assert isinstance(method, Sampler)
+    return {"cheat": found, "cheat_samples_on": method.trainer is not None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=150, help="of each trainer")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--arms", nargs="+", default=["colocated", "pull", "push", "cheated"])
+    parser.add_argument("--sampling", type=float, default=0.5, help="virtual seconds of a batch of 8 groups")
+    parser.add_argument("--update", type=float, default=0.2, help="virtual seconds of an update")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    for seed in range(1, options.seeds + 1):
+        for arm in options.arms:
+            line = run_arm(arm, seed, updates=options.updates, sampling=options.sampling, update=options.update)
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
