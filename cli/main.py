@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("swarmnode.cli.inspect", "logs"),
     "shards": ("swarmnode.cli.shards", "shards"),
     "state": ("swarmnode.cli.state", "state"),
+    "scores": ("swarmnode.cli.scores", "scores"),
     "rollouts": ("swarmnode.cli.rollouts", "rollouts"),
     "successor": ("swarmnode.cli.successor", "successor"),
     "provenance": ("swarmnode.cli.provenance", "provenance"),

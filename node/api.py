@@ -25,6 +25,7 @@ from swarmnode.node.datashards import release_forgotten
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.netcheck import report
 from swarmnode.node.rollouts_api import RolloutsApi
+from swarmnode.node.scores_api import ScoresApi
 from swarmnode.node.shards_api import ShardsApi
 from swarmnode.node.state_api import StateApi
 from swarmnode.node.successor_api import SuccessorApi
@@ -79,7 +80,7 @@ class Api:
         network = daemon.network
         state = StateApi(lambda: daemon.state, me=network.me, verify=network.verify, now=now_ms, runner=in_thread)
         methods |= state.methods()
-        methods |= SuccessorApi(daemon).methods() | RolloutsApi(daemon).methods()
+        methods |= SuccessorApi(daemon).methods() | RolloutsApi(daemon).methods() | ScoresApi(daemon).methods()
         streams = {"logs": self.logs, "events": self.events, **state.streams()}
         return ControlServer(daemon.socket, methods, streams)
 

@@ -35,6 +35,7 @@ from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.network import Network, PeerId, relayed_peers
+from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
@@ -155,6 +156,7 @@ def make_session(
     sync: StateSync,
     trainer: Trainer,
     membership: Membership,
+    ledger: Ledger,
     emit: Callable[[dict[str, Any]], None],
 ) -> Session:
     """This node's life in the run, for so many `rounds`, in the history with this roster. The trainer told its layout.
@@ -192,6 +194,7 @@ def make_session(
                 now=now_ms,
                 sign=network.sign,
                 rng=random.Random(),
+                ledger=ledger,
                 policy=config.policy,
                 rollouts=limits.rollouts,
             )

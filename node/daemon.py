@@ -38,6 +38,7 @@ from swarmnode.node.assembly import (
     make_state,
     make_sync,
     make_trainer,
+    now_ms,
 )
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datadir import DataDir
@@ -53,6 +54,7 @@ from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.reasons import reason_of
+from swarmnode.node.reputation import feed, make_watching
 from swarmnode.node.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.session import Session
 from swarmnode.node.shardstore import ShardStore
@@ -68,6 +70,8 @@ from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.reputation.rolloutwork import RolloutWork
+from swarmnode.protocols.reputation.watching import Watching
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
@@ -177,6 +181,7 @@ class Daemon:
         self.successors: SuccessorWatch | None = None
         self.sync: StateSync | None = None
         self.membership: Membership | None = None
+        self.watching: Watching | None = None
         self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
         self._members_at = -math.inf
         self.trainer: TrainerProcess | None = None
@@ -302,6 +307,19 @@ class Daemon:
             await stack.enter_async_context(_running(self.membership.run))
             self.successors = SuccessorWatch(state, chosen.spec)
             await stack.enter_async_context(_running(self.successors.run))
+            self.watching = await make_watching(
+                folder,
+                me=self.network.me,
+                now=now_ms,
+                runner=in_thread,
+                state=state,
+                sync=self.sync,
+                members=lambda: len(self._members_now()) + 1,
+                round=self.rounds_done,
+            )
+            self.watching.measure(self.metrics)
+            self.network.conduct.watch(self.watching.offences)
+            await stack.enter_async_context(_running(self.watching.run))
             layout = self.trainer.layout
             parent = await in_thread(lambda: parent_state(self.store, chosen, layout))
             if parent is not None:
@@ -322,6 +340,7 @@ class Daemon:
                 sync=self.sync,
                 trainer=self.trainer,
                 membership=self.membership,
+                ledger=self.watching.ledger,
                 emit=self.emit,
             )
             self.session.method.measure(self.metrics)
@@ -329,6 +348,7 @@ class Daemon:
                 self.network.conduct.watch(self.session.method.rollouts.offences)
             if isinstance(self.session.method, Sapo) and self.session.method.broadcast is not None:
                 self.network.conduct.watch(self.session.method.broadcast.offences)
+            self._feed_ledger(self.session)
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
             self.emit({"event": "finished", "rounds": self.rounds_done()})
@@ -337,12 +357,23 @@ class Daemon:
                 with self._serving:
                     await self.session.serve_forever()
 
+    def _feed_ledger(self, session: Session) -> None:
+        """Have what is seen of peers in this run count."""
+        assert self.watching is not None and self.sync is not None
+        told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
+        if isinstance(session.method, Sapo):
+            told.append(session.method.rollouts.offences)
+            self.watching.sources.append(RolloutWork(session.method.rollouts.pool))
+        feed(self.watching.ledger, *told)
+
     def _forget_state(self) -> None:
         """The state closes next: from now on nobody can ask for it."""
         self.state = None
 
     def _relays_for(self, peer: PeerId) -> bool:
-        """A node of a run relays for its members; one that only relays, for every node of our kind."""
+        """A node of a run relays for its members, one that only relays for all of our kind; not if they harm."""
+        if self.watching is not None and peer in self.watching.ledger.to_contain():
+            return False
         return self._is_member(peer) or (self.config.role == "relay" and self.network.speaks(peer, HELLO))
 
     # --- what others ask --------------------------------------------------------------------------------------------
@@ -393,12 +424,15 @@ class Daemon:
 
     def _is_member(self, peer: PeerId) -> bool:
         """Whether the peer takes part in this node's run, so that its bytes are not held up."""
+        return peer in self._members_now()
+
+    def _members_now(self) -> frozenset[PeerId]:
         if self.membership is None:
-            return False
+            return frozenset()
         now = trio.current_time()
         if now - self._members_at > MEMBERS_FOR:
             self._members, self._members_at = frozenset(self.membership.members()), now
-        return peer in self._members
+        return self._members
 
     def join_line(self) -> str:
         """A command for another machine."""

@@ -33,6 +33,7 @@ from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.rollouts import RolloutLimits
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import Runner
@@ -142,6 +143,7 @@ class Parts:
     now: Callable[[], int]  # real time in ms since the epoch
     sign: Callable[[bytes], bytes]  # with this node's key
     rng: random.Random
+    ledger: Ledger | None = None  # of what this node sees of its peers' work; None believes everybody alike
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
     rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
 

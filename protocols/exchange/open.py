@@ -17,6 +17,7 @@
     open_examine.py        how a roster comes into the tree
     open_sources.py        asking peers for what is missing, and answering them
     open_wire.py           their questions and answers
+    open_witness.py        what rosters prove of everybody's work, for this node's ledger
 
 The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
 never stops; no local work is lost; while a majority of electors is honest and connected, all connected honest nodes
@@ -52,9 +53,11 @@ from swarmnode.protocols.exchange.open_held import AWAY, Held
 from swarmnode.protocols.exchange.open_keeper import Keeper
 from swarmnode.protocols.exchange.open_place import OpenPlace
 from swarmnode.protocols.exchange.open_round import OpenRounds
+from swarmnode.protocols.exchange.open_scoring import full_standing
 from swarmnode.protocols.exchange.open_states import States
 from swarmnode.protocols.exchange.open_turn import RoundSettings, Voice
 from swarmnode.protocols.exchange.open_waits import Waits
+from swarmnode.protocols.exchange.open_witness import witness
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.statebackend import StateError
@@ -83,7 +86,7 @@ class Open:
         if parts.state is None or parts.sync is None:
             raise ValueError("the open exchange needs the replicated state")
         spec, exchange, layout = parts.spec, parts.spec.exchange, parts.trainer.layout
-        self._me, self._sync = parts.me, parts.sync
+        self._me, self._sync, self._ledger = parts.me, parts.sync, parts.ledger
         rules = rules_of(spec.trust)
         self.catch_up = CatchUp(
             run_id=parts.run_id,
@@ -151,6 +154,7 @@ class Open:
             runner=parts.runner,
             members=lambda: len(parts.membership.members()) + 1,
             moved=self._moved,
+            standing=parts.ledger.roster_standing if parts.ledger is not None else full_standing,
         )
         self.places = OpenPlace(
             me=parts.me,
@@ -245,6 +249,8 @@ class Open:
         states = self.held.states
         self.catch_up.serve_state(block.chain.round, states.hashes[block.id], states[block.id])
         self.places.arrived = trio.current_time()
+        if self._ledger is not None:
+            witness(self._ledger, self.held, block)
 
     async def _say_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node."""

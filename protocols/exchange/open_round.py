@@ -32,7 +32,7 @@ from swarmnode.protocols.exchange.method import Overtaken, RoundResult
 from swarmnode.protocols.exchange.open_duties import Duties
 from swarmnode.protocols.exchange.open_held import BURST
 from swarmnode.protocols.exchange.open_keeper import Keeper
-from swarmnode.protocols.exchange.open_scoring import Bench, batch_seed
+from swarmnode.protocols.exchange.open_scoring import Bench, Standing, batch_seed, full_standing
 from swarmnode.protocols.exchange.open_settling import Settling, accepted_in
 from swarmnode.protocols.exchange.open_sources import Lost
 from swarmnode.protocols.exchange.open_turn import RoundSettings, Turn, Voice
@@ -60,13 +60,17 @@ class OpenRounds:
         runner: Runner,
         members: Callable[[], int],
         moved: Callable[[Block], None],
+        standing: Standing = full_standing,
     ) -> None:
-        """`members`: of the swarm, as far as this node sees; `moved` is told every move."""
+        """`members`: of the swarm, as far as this node sees; `moved` is told every move.
+
+        `standing`: what this node says of authors in its scores.
+        """
         self._me, self._settings = me, settings
         self._keeper, self._held, self._work = keeper, keeper.held, work
         self._voice, self._duties, self._waits, self._runner = voice, duties, waits, runner
         self._settling = Settling(me, self._held, work)
-        self._members, self._moved = members, moved
+        self._members, self._moved, self._standing = members, moved, standing
         self.began = trio.current_time()  # when this node came to where it stands
         self.ended = trio.current_time()  # when its last round ended
         self._offered = float("-inf")  # when it last had work to offer
@@ -110,6 +114,7 @@ class OpenRounds:
             seed=batch_seed(self._voice.derive("nonce", block.chain), block.chain.seed),
             lr=self._settings.outer_lr,
             codec_name=self._settings.codec,
+            standing=self._standing,
         )
         turn = Turn(block, held.book, self.began, bench)
         turn.recall(self._me, self._work)

@@ -25,6 +25,7 @@ import trio
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.exchange.outcomes import Completed
 from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rollouts import Rollouts, SignedGroup
 from swarmnode.protocols.rollouts.checks import informative
 from swarmnode.protocols.rollouts.samplers import Samplers
@@ -59,7 +60,7 @@ class Sapo:
         self._pace = parts.spec.rollouts.pace
         self._wanted = CANDIDATES * parts.spec.rollouts.batch
         self._rng = parts.rng
-        self._sampled = parts.spec.rollouts.sampled
+        self._sampled, self._ledger = parts.spec.rollouts.sampled, parts.ledger
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(
             parts.me,
@@ -82,7 +83,7 @@ class Sapo:
             rng=parts.rng,
             limits=parts.rollouts,
             admits=parts.admits,
-            standing=self.samplers.standing,
+            standing=self._standing,
             check=partial(_check, parts.spec.rollouts.difficulty),
             sampled=self.samplers.add,
         )
@@ -93,6 +94,11 @@ class Sapo:
 
     def measure(self, metrics: Metrics) -> None:
         self.rollouts.measure(metrics)
+
+    def _standing(self, author: PeerId) -> float:
+        """How much of its share an author has here: nothing once it was caught lying, or while it is contained."""
+        standing = self._ledger.standing(author) if self._ledger is not None else 1.0
+        return min(standing, self.samplers.standing(author))
 
     @property
     def place(self) -> Place | None:

@@ -11,6 +11,7 @@ Words fade: each HALF_LIFE halves them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -99,19 +100,20 @@ def reasons(standing: Standing) -> tuple[str, ...]:
     """Why a peer stands where it does, for a person; the evidence itself is in `account` and `words`."""
     own, told = standing.account, []
     if own.rounds:
-        told.append(f"its work was measured here in {own.rounds} rounds and helped in {own.helped}")
+        told.append(f"its work was looked at in {_count(own.rounds, 'round')} and helped in {own.helped}")
     else:
-        told.append("no work of it was measured here yet")
+        told.append("no work of it was looked at here yet")
     if own.strikes:
-        told.append(f"its last {own.strikes} contributions did harm, each more than {HARM_FROM:g} of what others help")
+        last = "its last contribution" if own.strikes == 1 else f"each of its last {own.strikes} contributions"
+        told.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
     if own.offences > 0.05:
         told.append(f"it broke rules: that takes {100 * (1 - conduct(own)):.0f} % of its score")
     heard = [word for word in standing.words if word.voice > 0]
     if heard:
-        outvoted = " and are outvoted by what was seen here" if own.rounds >= FEW else ""
-        told.append(f"{len(heard)} peers with verified work attest to it{outvoted}")
+        outvoted = ", outvoted by what was seen here" if own.rounds >= FEW else ""
+        told.append(f"{_count(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
     if standing.unheard:
-        told.append(f"{standing.unheard} attestations count for nothing, as their authors have no verified work here")
+        told.append(f"{_count(standing.unheard, 'attestation')} not heard: no work of who says so was verified here")
     if standing.contained:
         told.append("it is contained: it did harm round after round and has no score left")
     elif standing.probation:
@@ -146,5 +148,9 @@ def _with_share(one: Standing, share: float) -> Standing:
     return replace(one, share=share)
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _faded(age: int) -> float:
-    return 0.5 ** (max(0, age) / HALF_LIFE)
+    return math.exp2(-max(0, age) / HALF_LIFE)

@@ -44,8 +44,8 @@ def test_the_reasons_tell_what_was_seen_and_who_attests() -> None:
     view = world.view(ME, [said("honest01", "zoe", 900), said("nobody", "zoe", 0), said("honest02", "zoe", 900)])
     assert "helped in 40" in reasons(view["honest01"])[0]
     assert any("contained" in why for why in reasons(view["eve"]))
-    assert any("2 peers with verified work attest" in why for why in reasons(view["zoe"]))
-    assert any("1 attestations count for nothing" in why for why in reasons(view["zoe"]))
+    assert any("2 peers with verified work spoke" in why for why in reasons(view["zoe"]))
+    assert any("1 attestation not heard" in why for why in reasons(view["zoe"]))
     assert view["zoe"].score == pytest.approx(0.9)
 
 

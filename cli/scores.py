@@ -1,0 +1,105 @@
+"""`swarmnode scores`: what the running node thinks of its peers, and why."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
+from swarmnode.cli.text import duration, plain, table
+from swarmnode.node.control.client import ControlClient
+
+
+def scores(
+    peer: Annotated[
+        str | None, typer.Argument(metavar="[PEER]", help="A peer id, or how it begins or ends. [default: all]")
+    ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Show what each score rests on.")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show how this node scores its peers' work, and what that leads to.
+
+    Every node has scores of its own: from what it measured itself, and where that is little, from what others attest.
+    """
+    from swarmnode.cli.status_view import short_peer
+
+    answer = ControlClient(directory(data_dir)).call("scores", peer=peer, why=why)
+    if json_output:
+        print_json(answer)
+        return
+    peers = answer["peers"]
+    if not peers:
+        print("nothing was seen of anybody's work yet")
+        return
+    if why:
+        print("\n\n".join(_explained(each) for each in peers))
+        return
+    rows = [
+        (
+            short_peer(each["peer_id"]),
+            f"{each['score']:.2f}",
+            f"{each['low']:.2f} to {each['high']:.2f}",
+            f"{each['work']:.2f}",
+            f"{each['weight']:.2f}",
+            f"{100 * each['share']:.1f} %",
+            f"{each['helped']} of {each['rounds']}",
+            str(each["attesters"]),
+            _word(each),
+        )
+        for each in peers
+    ]
+    heads = ("PEER", "SCORE", "RANGE", "WORK", "WEIGHT", "SHARE", "HELPED", "ATTESTERS", "")
+    print(table(heads, rows, right=frozenset({1, 3, 4, 5, 7})))
+    if answer["more"]:
+        print("there are more; name one to see it")
+
+
+def _word(each: dict[str, Any]) -> str:
+    if each["me"]:
+        return "this node"
+    if each["contained"]:
+        return "contained"
+    return "on probation" if each["probation"] else ""
+
+
+def _explained(each: dict[str, Any]) -> str:
+    from swarmnode.cli.status_view import short_peer
+
+    lines = [
+        each["peer_id"] + (f" ({_word(each)})" if _word(each) else ""),
+        f"score {each['score']:.2f} ({each['low']:.2f} to {each['high']:.2f}), work {each['work']:.2f}, "
+        f"weight {each['weight']:.2f}, share {100 * each['share']:.1f} %",
+        f"rating {each['rating']['mu']:.1f} ± {each['rating']['sigma']:.1f} (doing nothing has 25)",
+        *(f"- {plain(reason, 160)}" for reason in each["reasons"]),
+    ]
+    if each["found"]:
+        seen = [_found(found) for found in each["found"]]
+        lines += ["", table(("SEEN HERE", "GOOD", "BAD", "EVIDENCE"), seen, right=frozenset({1, 2}))]
+    if each["words"]:
+        words = [
+            (
+                short_peer(word["attester"]),
+                f"{word['voice']:.2f}",
+                f"{word['score']:.2f}",
+                f"{word['work']:.2f}",
+                str(word["rounds"]),
+                duration(max(0.0, time.time() - word["at_ms"] / 1000)),
+                ", ".join(_said(found) for found in word["found"]),
+            )
+            for word in each["words"]
+        ]
+        heads = ("ATTESTER", "VOICE", "SCORE", "WORK", "ROUNDS", "AGE", "GOOD/BAD")
+        lines += ["", table(heads, words, right=frozenset({1, 2, 3, 4, 5}))]
+    return "\n".join(lines)
+
+
+def _found(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    return found["saw"], str(found["good"]), str(found["bad"]), found["evidence"][:16] or "-"
+
+
+def _said(found: dict[str, Any]) -> str:
+    checked = "" if found["checked"] == "unknown" else f" ({found['checked']})"
+    return f"{found['saw']} {found['good']}/{found['bad']}{checked}"

@@ -1,0 +1,368 @@
+"""What one node has seen of its peers in one run: it takes observations in, and answers who may have how much.
+
+    ledger = Ledger(me, now=now)
+    ledger.begin(chain); ledger.follow(id, parent, work, round=8)  # the open chain: what rosters prove
+    ledger.observe(peer, Saw.PROOF, good=6, bad=1, evidence=group) # all else, counted until …
+    ledger.close(round)                                            # … an epoch ends
+    ledger.hear(attested)                                          # others' words
+    ledger.view()[peer], ledger.standing(peer)
+
+Accounts along the chain belong to a roster each, as states do: who switches to another fork has the accounts of that
+fork. What rosters prove is the same for everybody who measured nothing itself; all else is this node's own.
+
+Nothing here waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KEPT rosters and MAX_HEARD words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
+from swarmnode.protocols.offences import Kind
+from swarmnode.protocols.reputation.account import (
+    CONTAINED_AFTER,
+    NEWCOMER,
+    Account,
+    after_conduct,
+    after_work,
+    conduct,
+    contained,
+    score,
+)
+from swarmnode.protocols.reputation.attestation import (
+    EVIDENCE,
+    FULL,
+    MAX_COUNT,
+    MAX_FINDINGS,
+    Attestation,
+    Attested,
+    Finding,
+    Saw,
+)
+from swarmnode.protocols.reputation.chainwork import MEASURED, OFFENCES, RoundWork, after_roster, at_joining
+from swarmnode.protocols.reputation.opinions import weighted_median
+from swarmnode.protocols.reputation.rating import Rating
+from swarmnode.protocols.reputation.view import Standing, standings
+
+KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
+MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first
+MAX_HEARD = 16_384  # words of others: 4 MiB
+HARSH = 4.0  # rollouts that hold up which one that does not outweighs
+WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
+NEWS = 512  # … and in all swarm of that size together, however many attest
+NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
+LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who is not contained: one bad run of data ends nobody's part
+WORK = frozenset({Saw.PROOF, Saw.AUDIT, Saw.ASSIGNED})  # findings that are about work; the others are about conduct
+
+
+@dataclass(frozen=True)
+class _Stand:
+    """Where a roster leads: everybody's account there, and what it proved itself."""
+
+    parent: bytes
+    round: int  # rounds done
+    accounts: Mapping[str, Account]
+    work: RoundWork | None
+
+
+@dataclass
+class _Seen:
+    """What was seen of one peer beside the chain."""
+
+    account: Account = NEWCOMER
+    pending: Counter[tuple[Saw, bool]] = field(default_factory=Counter)  # (kind, whether good), since the last epoch
+    totals: Counter[tuple[Saw, bool]] = field(default_factory=Counter)
+    evidence: dict[Saw, bytes] = field(default_factory=dict)
+    news: int = 0  # observations since it was attested last
+
+
+class Ledger:
+    """One node's, in one run. `now`: ms since the epoch."""
+
+    def __init__(self, me: str, *, now: Callable[[], int]) -> None:
+        self.me, self._now = me, now
+        self.round = 0
+        self._stands: OrderedDict[bytes, _Stand] = OrderedDict()
+        self._tip = b""
+        self._restored: tuple[int, Mapping[str, Account]] | None = None
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._heard: OrderedDict[tuple[str, str], Attested] = OrderedDict()  # by attester and subject
+        self._liars: frozenset[str] = frozenset()
+        self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
+        self._view: dict[str, Standing] | None = None
+
+    # --- what the chain proves --------------------------------------------------------------------------------------
+
+    def begin(self, chain: ChainState) -> None:
+        """Stand on a chain without its past: with what is known already, else with what its state remembers."""
+        if self._stands:
+            accounts: Mapping[str, Account] = self._stands[self._tip].accounts
+        elif self._restored is not None:
+            accounts = self._restored[1]
+        else:
+            accounts = at_joining(chain)
+        self._stands = OrderedDict({chain.tip: _Stand(b"", chain.round, accounts, None)})
+        self.go_to(chain.tip)
+
+    def stands(self, roster: bytes) -> bool:
+        """Whether the accounts at a roster are known."""
+        return roster in self._stands
+
+    def follow(self, roster: bytes, parent: bytes, work: RoundWork | None, *, round: int) -> None:
+        """Go on to a roster after one that `stands`; `work` is None for an empty one. `round`: rounds done there."""
+        if roster not in self._stands:
+            before = self._stands[parent].accounts
+            old = self._restored is not None and work is not None and work.round < self._restored[0]
+            after = before if work is None or old else after_roster(before, work, me=self.me)
+            self._stands[roster] = _Stand(parent, round, after, work)
+            if len(self._stands) > KEPT:
+                self._stands.popitem(last=False)
+        self.go_to(roster)
+
+    def go_to(self, roster: bytes) -> None:
+        """Stand on a roster that `stands`, perhaps of another fork."""
+        self._tip, self._view = roster, None
+        self._stands.move_to_end(roster)
+        self.round = self._stands[roster].round
+
+    def works(self) -> tuple[RoundWork, ...]:
+        """What the rosters down from here proved, the newest first."""
+        return tuple(stand.work for stand in self._down() if stand.work is not None)
+
+    def _down(self) -> Iterator[_Stand]:
+        at = self._tip
+        while at in self._stands:
+            yield self._stands[at]
+            at = self._stands[at].parent
+
+    # --- what this node saw itself ----------------------------------------------------------------------------------
+
+    def observe(self, peer: str, saw: Saw, *, good: int = 0, bad: int = 0, evidence: bytes = b"") -> None:
+        """So many good and bad things of a kind; counts from the end of the epoch on. `evidence`: an id, if any."""
+        if peer == self.me or not (good or bad):
+            return
+        seen = self._seen.setdefault(peer, _Seen())
+        self._seen.move_to_end(peer)
+        if len(self._seen) > MAX_PEERS:
+            self._seen.popitem(last=False)
+        for counts in (seen.pending, seen.totals):
+            counts[saw, True] = min(MAX_COUNT, counts[saw, True] + good)
+            counts[saw, False] = min(MAX_COUNT, counts[saw, False] + bad)
+        if evidence:
+            seen.evidence[saw] = evidence[:EVIDENCE]
+        seen.news += good + bad
+
+    def offended(self, peer: str, what: str, kind: Kind) -> None:
+        """An offence of a peer, as `Offences.tell` passes it on. Overload is none: the honest cause it as well."""
+        if kind is not Kind.LOAD:
+            self.observe(peer, Saw.FORM, bad=2 if kind is Kind.LIE else 1)
+
+    def close(self, round: int | None = None) -> None:
+        """End an epoch: what was observed since the last one counts. `round`: of this node, where there is no chain.
+
+        Full work is what the author of the median piece did: many names that do little each do not lower it, unless
+        most of all work is theirs.
+        """
+        if round is not None and not self._stands:
+            self.round = round
+        usual = weighted_median((float(good), float(good)) for good, _ in map(self._answers, self._seen.values()))
+        for seen in self._seen.values():
+            good, bad = self._answers(seen)
+            if good or bad:
+                worth = (good - HARSH * bad) / (good + bad)
+                gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
+                seen.account = after_work(seen.account, gain, round=self.round)
+            wrong = sum(count for (saw, fine), count in seen.pending.items() if not fine and saw not in WORK)
+            if wrong:
+                seen.account = after_conduct(seen.account, bad=wrong, round=self.round)
+            seen.pending.clear()
+        self._view = None
+
+    def _answers(self, seen: _Seen) -> tuple[int, int]:
+        """Pieces of work that held up in this epoch, and that did not."""
+        return tuple(sum(seen.pending[saw, fine] for saw in WORK) for fine in (True, False))  # type: ignore[return-value]
+
+    def accounts(self) -> dict[str, Account]:
+        """Everybody's account here: work as the chain proves it, or else as it was seen; and all that was offended."""
+        chain = self._stands[self._tip].accounts if self._stands else {}
+        found = dict(chain)
+        for peer, seen in self._seen.items():
+            if peer not in found:
+                found[peer] = seen.account
+            elif seen.account.offences:
+                found[peer] = replace(found[peer], offences=found[peer].offences + seen.account.offences)
+        return found
+
+    # --- what others say, and what is said to them ------------------------------------------------------------------
+
+    def hear(self, attested: Attested) -> None:
+        """Take in what somebody attests; of each attester and subject the newest word is kept."""
+        key = (attested.attester, attested.what.subject)
+        before = self._heard.get(key)
+        if before is None or (before.at, before.id) < (attested.at, attested.id):
+            self._heard[key] = attested
+            self._heard.move_to_end(key)
+            self._view = None
+            if len(self._heard) > MAX_HEARD:
+                self._heard.popitem(last=False)
+
+    def mistrust(self, liars: frozenset[str]) -> None:
+        """Hear nothing more of who equivocated about attestations."""
+        if liars != self._liars:
+            self._liars, self._view = liars, None
+
+    def found(self, peer: str) -> tuple[Finding, ...]:
+        """All that was seen of a peer, by kind, with the newest evidence."""
+        counts: Counter[tuple[Saw, bool]] = Counter()
+        evidence: dict[Saw, bytes] = {}
+        for work in self.works():
+            for one in work.works:
+                if one.author != peer:
+                    continue
+                for saw, fine in _told(one.verdict, one.gains.get(self.me)):
+                    counts[saw, fine] += 1
+                    evidence.setdefault(saw, work.roster[:EVIDENCE])
+        if (seen := self._seen.get(peer)) is not None:
+            counts += seen.totals
+            evidence = seen.evidence | evidence
+        kinds = sorted({saw for (saw, _), count in counts.items() if count}, key=lambda saw: saw.value)
+        return tuple(Finding(saw, counts[saw, True], counts[saw, False], evidence.get(saw, b"")) for saw in kinds)
+
+    def to_attest(self, members: int) -> tuple[Attestation, ...]:
+        """What this node has to say that it did not say yet, of whom it has most news. `members`: of the swarm.
+
+        What only repeats the chain is said by who measured: others can read it there.
+        """
+        view, told = self.view(), []
+        measured: Counter[str] = Counter()
+        for work in self.works():
+            for one in work.works:
+                measured[one.author] += self.me in one.gains and work.round >= self._attested.get(one.author, 0)
+        for peer, standing in view.items():
+            seen = self._seen.get(peer)
+            news = measured[peer] + (seen.news if seen is not None else 0)
+            if news and peer != self.me:
+                told.append((news, peer, standing))
+        told.sort(key=lambda one: (-one[0], one[1]))
+        return tuple(self._attestation(peer, standing) for _, peer, standing in told[: _subjects(members)])
+
+    def said(self, attestation: Attestation) -> None:
+        """This attestation was signed: what it tells is no news any more."""
+        self._attested[attestation.subject] = self.round
+        if attestation.subject in self._seen:
+            self._seen[attestation.subject].news = 0
+
+    def _attestation(self, peer: str, standing: Standing) -> Attestation:
+        own = standing.account  # what was seen here, not what was heard: nobody is a voice twice
+        return Attestation(
+            self.round,
+            peer,
+            round(FULL * score(own)),
+            round(FULL * max(0.0, min(1.0, own.earned))),
+            min(MAX_COUNT, own.rounds),
+            self.found(peer)[:MAX_FINDINGS],
+        )
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def view(self) -> dict[str, Standing]:
+        """Everybody as this node sees it now."""
+        if self._view is None:
+            self._view = standings(
+                self.accounts(),
+                self._heard.values(),
+                self.works(),
+                me=self.me,
+                round=self.round,
+                now=self._now(),
+                liars=self._liars,
+            )
+        return self._view
+
+    def standing(self, peer: str) -> float:
+        """How much of its share a peer may have of what this node alone decides about, 0 to 1: its rollout pool.
+
+        From `choosing.ESTABLISHED` on for who did verified work, NEWCOMER_STANDING for others, nothing for who is
+        contained. While nobody's work was verified, everybody has all of it.
+        """
+        view = self.view()
+        one = view.get(peer)
+        if one is not None and one.contained:
+            return 0.0
+        if not any(not other.probation for other in view.values()):
+            return 1.0
+        if one is None or one.probation:
+            return NEWCOMER_STANDING
+        return 0.5 + 0.5 * one.score if one.score > 0 else NEWCOMER_STANDING
+
+    def roster_standing(self, peer: str) -> int:
+        """What this node, as a judge, says of an author in its scores, in thousandths: from the chain alone.
+
+        All of it for who is new, as the chain keeps newcomers on probation itself; nothing for who goes on doing harm.
+        """
+        account = (self._stands[self._tip].accounts if self._stands else {}).get(peer, NEWCOMER)
+        if account.rounds < CONTAINED_AFTER:
+            return FULL_STANDING
+        if contained(account):
+            return 0
+        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * score(account) / conduct(account)))
+
+    def to_contain(self) -> tuple[str, ...]:
+        """Whom this node should be rid of: they go on doing harm."""
+        return tuple(peer for peer, one in self.view().items() if one.contained and peer != self.me)
+
+    # --- across restarts --------------------------------------------------------------------------------------------
+
+    def export(self) -> dict[str, Any]:
+        """What `restore` takes, for JSON."""
+        chain = self._stands[self._tip].accounts if self._stands else {}
+        return {
+            "version": 1,
+            "round": self.round,
+            "chain": {peer: _plain(account) for peer, account in sorted(chain.items())},
+            "seen": {peer: _plain(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take up what `export` gave, before anything else. Raises ValueError for what it did not give."""
+        try:
+            if kept["version"] != 1:
+                raise ValueError(f"version {kept['version']}")
+            self.round = int(kept["round"])
+            chain = {str(peer): _account(fields) for peer, fields in kept["chain"].items()}
+            seen = {str(peer): _account(fields) for peer, fields in kept["seen"].items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"no exported reputation: {error}") from error
+        self._restored = (self.round, chain) if chain else None
+        self._seen = OrderedDict((peer, _Seen(account)) for peer, account in list(seen.items())[-MAX_PEERS:])
+        self._view = None
+
+
+def _told(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
+    """The findings in what became of one commit; gains only where this node measured."""
+    if own_gain is not None:
+        yield Saw.GAIN, own_gain > 0
+    if verdict in MEASURED:
+        yield Saw.FORM, True
+        yield Saw.TIMELY, True
+    elif verdict in OFFENCES:
+        yield Saw.FORM, False
+    elif verdict == REFUSED_LATE:
+        yield Saw.TIMELY, False
+
+
+def _subjects(members: int) -> int:
+    """How many subjects a node attests in one epoch, so that the swarm's attestations stay within NEWS."""
+    return max(1, min(WHOSE_NEWS, NEWS // max(1, members)))
+
+
+def _plain(account: Account) -> dict[str, Any]:
+    return asdict(account)
+
+
+def _account(fields: Mapping[str, Any]) -> Account:
+    return Account(**{**fields, "rating": Rating(**fields["rating"])})

@@ -1,0 +1,99 @@
+"""`swarmnode scores` against a ledger: what a person sees of whom the node trusts, and why."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import typer
+from typer.testing import CliRunner
+
+from swarmnode.cli.scores import scores as command
+from swarmnode.node.control.client import ControlError
+from swarmnode.node.control.server import ControlServer
+from swarmnode.node.datadir import DataDir
+from swarmnode.node.scores_api import ScoresApi
+from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
+from swarmnode.protocols.reputation.ledger import Ledger
+
+ME, BOB, CAT, EVE, ZOE = ("12D3KooW" + letter * 44 for letter in "ABCEZ")
+Ask = Callable[..., Any]
+
+
+def seen() -> Ledger:
+    ledger = Ledger(ME, now=lambda: 0)
+    for epoch in range(6):
+        for peer in (BOB, CAT):
+            ledger.observe(peer, Saw.PROOF, good=8, evidence=b"\xab" * 32)
+        ledger.observe(EVE, Saw.PROOF, bad=8)
+        ledger.close(epoch)
+    ledger.hear(Attested(BOB, b"\x01", 0, Attestation(4, ZOE, 900, 800, 30, (Finding(Saw.KEPT, 3, 1),))))
+    return ledger
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Ask]:
+    """Answers of `swarmnode scores`, as text, or read from JSON with --json."""
+    ready, stop = threading.Event(), threading.Event()
+    daemon = SimpleNamespace(watching=SimpleNamespace(ledger=seen()))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            server = ControlServer(DataDir(tmp_path).prepare_socket(), ScoresApi(daemon).methods(), {})  # type: ignore[arg-type]
+            await nursery.start(server.run)
+            ready.set()
+            await trio.to_thread.run_sync(stop.wait)
+            nursery.cancel_scope.cancel()
+
+    thread = threading.Thread(target=lambda: trio.run(main), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    app = typer.Typer()
+    app.command()(command)
+
+    def call(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, [*arguments, "--data-dir", str(tmp_path)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return json.loads(result.output) if "--json" in arguments else result.output
+
+    yield call
+    stop.set()
+    thread.join(10)
+
+
+def test_the_list_shows_score_range_weight_and_who_is_contained(ask: Ask) -> None:
+    lines = {line.split()[0]: line for line in ask().splitlines()[1:]}
+    eve = next(line for name, line in lines.items() if name.endswith("E" * 6))
+    bob = next(line for name, line in lines.items() if name.endswith("B" * 6))
+    assert "contained" in eve and "0.00" in eve
+    assert "6 of 6" in bob and "1.00" in bob
+
+
+def test_why_shows_reasons_findings_and_words_with_their_voices(ask: Ask) -> None:
+    text = ask(ZOE[-8:], "--why")
+    assert "no work of it was looked at here yet" in text
+    assert "1 peer with verified work spoke for or against it" in text
+    assert "kept 3/1" in text
+    text = ask(BOB, "--why")
+    assert "helped in 6" in text and "proof" in text and "abababab" in text
+
+
+def test_as_json_everything_is_there_for_a_program(ask: Ask) -> None:
+    answer = ask("--json", "--why")
+    by_peer = {each["peer_id"]: each for each in answer["peers"]}
+    assert by_peer[EVE]["contained"] and by_peer[EVE]["standing"] == 0.0
+    assert by_peer[ZOE]["words"][0]["attester"] == BOB
+    assert by_peer[BOB]["found"] == [{"saw": "proof", "good": 48, "bad": 0, "evidence": "ab" * 16}]
+    assert "reasons" not in ask("--json")["peers"][0]
+
+
+def test_a_peer_of_whom_nothing_is_known_is_told_so(ask: Ask) -> None:
+    with pytest.raises(ControlError, match="nothing is known of a peer called nobody"):
+        ask("nobody")

@@ -1,0 +1,198 @@
+"""What a node's ledger makes of what it is told, over forks, epochs and restarts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from chains import RULES, after_rounds, start
+
+from swarmnode.protocols.chain.statements import FULL_STANDING
+from swarmnode.protocols.offences import Kind
+from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
+from swarmnode.protocols.reputation.chainwork import Judged, RoundWork
+from swarmnode.protocols.reputation.ledger import MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
+
+ME = "ann"
+JUDGES = ("ann", "bob", "cat", "dan", "eli")
+
+
+def ledger() -> Ledger:
+    return Ledger(ME, now=lambda: 0)
+
+
+def id_of(name: object) -> bytes:
+    return repr(name).encode().ljust(32, b"\0")
+
+
+def work(round: int, gains: dict[str, int], roster: bytes = b"") -> RoundWork:
+    works = tuple(
+        Judged(author, id_of((author, round)), 0 if gain > 0 else 3, True, dict.fromkeys(set(JUDGES) - {author}, gain))
+        for author, gain in sorted(gains.items())
+    )
+    return RoundWork(round, roster or id_of(round), works)
+
+
+def on_chain(rounds: int, gains: dict[str, int], mine: Ledger | None = None) -> Ledger:
+    mine, chain = mine or ledger(), start(JUDGES)
+    mine.begin(chain)
+    parent = chain.tip
+    for round in range(rounds):
+        mine.follow(id_of(round), parent, work(round, gains), round=round + 1)
+        parent = id_of(round)
+    return mine
+
+
+def test_accounts_follow_the_fork_on_which_the_node_stands() -> None:
+    mine = on_chain(5, {"bob": 1000, "cat": 1000})
+    mine.follow(id_of("here"), id_of(4), work(5, {"bob": 1000, "cat": -1000}, id_of("here")), round=6)
+    assert mine.view()["cat"].account.strikes == 1
+    mine.go_to(id_of(4))
+    mine.follow(id_of("there"), id_of(4), work(5, {"bob": 1000, "cat": 1000}, id_of("there")), round=6)
+    assert mine.view()["cat"].account.strikes == 0
+    assert mine.view()["cat"].account.rounds == 6
+    mine.go_to(id_of("here"))
+    assert mine.view()["cat"].account.strikes == 1
+
+
+def test_who_joins_begins_with_the_work_that_the_chain_remembers() -> None:
+    mine = ledger()
+    mine.begin(after_rounds(start(JUDGES), RULES, 12, ("bob", "zoe")))
+    assert mine.view()["zoe"].score == 1.0 and not mine.view()["zoe"].probation
+
+
+def test_a_chain_that_is_begun_again_does_not_wipe_out_what_was_seen() -> None:
+    mine = on_chain(6, {"bob": 1000, "eve": -1000})
+    mine.begin(start(JUDGES))
+    assert mine.view()["eve"].contained
+
+
+def test_an_empty_roster_changes_nobodys_account() -> None:
+    mine = on_chain(6, {"bob": 1000})
+    before = mine.accounts()
+    mine.follow(id_of("empty"), id_of(5), None, round=7)
+    assert mine.accounts() == before and mine.round == 7
+
+
+def test_a_judge_says_full_standing_of_newcomers_and_none_of_who_goes_on_doing_harm() -> None:
+    mine = on_chain(2, {"bob": 1000, "eve": -1000})
+    assert mine.roster_standing("eve") == mine.roster_standing("stranger") == FULL_STANDING
+    mine = on_chain(4, {"bob": 1000, "eve": -1000})
+    assert mine.roster_standing("eve") == 0
+    assert mine.roster_standing("bob") == FULL_STANDING
+
+
+def test_what_a_judge_says_in_scores_follows_from_the_chain_alone() -> None:
+    mine, other = on_chain(6, {"bob": 1000, "cat": 900}), on_chain(6, {"bob": 1000, "cat": 900})
+    mine.observe("bob", Saw.PROOF, bad=50)
+    mine.offended("bob", "lied", Kind.LIE)
+    mine.close()
+    mine.hear(Attested("cat", b"", 0, Attestation(3, "bob", 0, 0, 100)))
+    assert mine.roster_standing("bob") == other.roster_standing("bob") == FULL_STANDING
+    assert mine.view()["bob"].score < other.view()["bob"].score
+
+
+def test_rollouts_that_hold_up_earn_and_those_that_do_not_contain() -> None:
+    mine = ledger()
+    for epoch in range(5):
+        mine.observe("bob", Saw.PROOF, good=8, bad=0, evidence=b"group" * 8)
+        mine.observe("eve", Saw.PROOF, good=4, bad=4)
+        mine.close(epoch)
+    assert mine.standing("bob") > 0.9
+    assert mine.standing("eve") == 0.0
+    assert mine.to_contain() == ("eve",)
+    assert mine.standing("stranger") == NEWCOMER_STANDING
+
+
+def test_ten_authors_who_share_one_authors_rollouts_weigh_as_much_as_it() -> None:
+    mine = ledger()
+    names = [f"eve{n}" for n in range(10)]
+    for epoch in range(12):
+        for peer in ("bob", "cat", "dan"):
+            mine.observe(peer, Saw.PROOF, good=20)
+        for name in names:
+            mine.observe(name, Saw.PROOF, good=2)
+        mine.close(epoch)
+    assert sum(mine.view()[name].weight for name in names) <= 1.05 * mine.view()["bob"].weight
+
+
+def test_while_nobodys_work_was_verified_everybody_has_all_of_its_share() -> None:
+    mine = ledger()
+    assert mine.standing("bob") == 1.0
+    mine.offended("eve", "sends rubbish", Kind.BREACH)
+    mine.close(0)
+    assert mine.standing("bob") == 1.0
+
+
+def test_overload_is_no_offence_here_and_breaches_lower_a_score() -> None:
+    mine = ledger()
+    for epoch in range(6):
+        mine.observe("bob", Saw.PROOF, good=8)
+        mine.close(epoch)
+    before = mine.view()["bob"].score
+    mine.offended("bob", "asks too much", Kind.LOAD)
+    mine.close(6)
+    assert mine.view()["bob"].score == before
+    mine.offended("bob", "forges", Kind.LIE)
+    mine.close(7)
+    assert mine.view()["bob"].score < 0.7 * before
+
+
+def test_what_is_attested_is_what_was_seen_here_and_only_what_is_news() -> None:
+    mine = on_chain(6, {"bob": 1000, "eve": -1000})
+    mine.hear(Attested("bob", b"", 0, Attestation(3, "zoe", 1000, 1000, 100)))
+    said = {one.subject: one for one in mine.to_attest(members=5)}
+    assert set(said) == {"bob", "eve"}
+    assert said["bob"].found[0] == Finding(Saw.GAIN, 6, 0, id_of(5)[:16])
+    assert (said["eve"].score, said["eve"].found[0].bad) == (0, 6)
+    for one in said.values():
+        mine.said(one)
+    assert mine.to_attest(members=5) == ()
+    mine.follow(id_of(6), id_of(5), work(6, {"bob": 1000}), round=7)
+    assert [one.subject for one in mine.to_attest(members=5)] == ["bob"]
+
+
+def test_in_a_large_swarm_each_node_attests_little() -> None:
+    mine = ledger()
+    for number in range(40):
+        mine.observe(f"peer{number:02}", Saw.KEPT, good=1)
+    mine.close(0)
+    assert len(mine.to_attest(members=4)) == 16
+    assert len(mine.to_attest(members=NEWS)) == len(mine.to_attest(members=100 * NEWS)) == 1
+
+
+def test_words_of_many_authors_do_not_fill_the_memory() -> None:
+    mine = ledger()
+    for number in range(MAX_HEARD + 10):
+        mine.hear(Attested(f"a{number}", b"", 0, Attestation(0, "bob", 0, 0, 0)))
+    assert len(mine._heard) == MAX_HEARD
+
+
+def test_what_is_known_survives_a_restart() -> None:
+    mine = on_chain(6, {"bob": 1000, "eve": -1000})
+    mine.observe("dan", Saw.PROOF, good=4)
+    mine.close()
+    kept = json.loads(json.dumps(mine.export()))
+    again = ledger()
+    again.restore(kept)
+    again.begin(start(JUDGES))
+    assert again.accounts() == mine.accounts()
+
+
+def test_rounds_that_counted_before_a_restart_do_not_count_again() -> None:
+    mine = on_chain(6, {"bob": 1000})
+    again = ledger()
+    again.restore(json.loads(json.dumps(mine.export())))
+    on_chain(7, {"bob": 1000}, again)
+    assert again.view()["bob"].account.rounds == 7
+
+
+@pytest.mark.parametrize("kept", [{}, {"version": 2}, [], {"version": 1, "round": 0, "chain": {"a": {}}, "seen": {}}])
+def test_a_ledger_refuses_what_it_did_not_export(kept: object) -> None:
+    with pytest.raises(ValueError, match=r"reputation|version"):
+        ledger().restore(kept)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""Ledgers that watch one another's attestations in the replicated state, in simulation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import trio
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from swarmnode.crdt.record import write
+from swarmnode.node.simnet import run_simulation
+from swarmnode.protocols.memorystate import MemoryState
+from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.watching import EPOCH, Watching
+
+RUN = "cd" * 32
+ME, BOB, CAT, ZOE = ("12D3KooW" + letter * 44 for letter in "ABCZ")
+
+
+def now() -> int:
+    return 1_700_000_000_000 + int(1000 * trio.current_time())
+
+
+def sign(message: bytes) -> bytes:
+    return bytes(64)
+
+
+class Writer:
+    """Writes to the state at once, as `StateSync.write` does once peers were asked."""
+
+    def __init__(self, state: MemoryState) -> None:
+        self._state = state
+
+    async def write(self, key: str, value: Any) -> Any:
+        return await self._state.write(key, value)
+
+
+def watching(state: MemoryState, ledger: Ledger, round: list[int]) -> Watching:
+    return Watching(ledger, state=state, sync=Writer(state), members=lambda: 4, round=lambda: round[0])  # type: ignore[arg-type]
+
+
+def new() -> tuple[MemoryState, Ledger]:
+    return MemoryState(RUN, me=ME, sign=sign, now=now), Ledger(ME, now=now)
+
+
+async def says(state: MemoryState, author: str, what: Attestation) -> None:
+    hlc = now() << 16
+    await state.merge([write(RUN, author, what.key, what.value, hlc=hlc, sign=sign)])
+
+
+def test_a_node_attests_what_it_saw_and_says_it_once() -> None:
+    async def main() -> None:
+        state, ledger = new()
+        round = [0]
+        watch = watching(state, ledger, round)
+        watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch.run)
+            await trio.sleep(1)
+            for _ in range(4):
+                round[0] += 1
+                await trio.sleep(EPOCH)
+            said = [read(record) for record in await state.select("attestation/", limit=100)]  # type: ignore[arg-type]
+            assert [(one.what.round, one.what.subject) for one in said] == [(1, BOB)]
+            round[0] += 1
+            await trio.sleep(EPOCH)
+            assert len(await state.select("attestation/", limit=100)) == 2
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_others_words_are_heard_before_and_while_a_node_watches() -> None:
+    async def main() -> None:
+        state, ledger = new()
+        for _ in range(6):
+            for peer in (BOB, CAT):
+                ledger.observe(peer, Saw.PROOF, good=8)
+            ledger.close(0)
+        await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
+        watch = watching(state, ledger, [3])
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch.run)
+            await says(state, CAT, Attestation(4, ZOE, 800, 900, 40))
+            await trio.sleep(1)
+            assert len(ledger.view()[ZOE].words) == 2
+            assert 0.8 <= ledger.view()[ZOE].score <= 0.9
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_who_equivocates_in_attestations_is_not_heard_from_the_next_epoch_on() -> None:
+    async def main() -> None:
+        state, ledger = new()
+        for _ in range(6):
+            ledger.observe(BOB, Saw.PROOF, good=8)
+            ledger.close(0)
+        watch = watching(state, ledger, [3])
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch.run)
+            await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
+            await trio.sleep(1)
+            assert ledger.view()[ZOE].score == 0.9
+            await trio.sleep(1)
+            await says(state, BOB, Attestation(3, ZOE, 0, 0, 40))
+            await watch.end_epoch()
+            assert ledger.view()[ZOE].score == 0.0
+            assert ledger.view()[ZOE].probation
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_a_peer_that_goes_on_doing_harm_becomes_an_offender() -> None:
+    async def main() -> None:
+        state, ledger = new()
+        watch = watching(state, ledger, [0])
+        noted = []
+        watch.offences.tell(lambda peer, what, kind: noted.append((peer, what)))
+        watch.sources.append(lambda ledger: ledger.observe(ZOE, Saw.PROOF, bad=8))
+        watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch.run)
+            await trio.sleep(2.5 * EPOCH)
+            assert noted == []
+            await trio.sleep(2 * EPOCH)
+            assert {peer for peer, _ in noted} == {ZOE}
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)

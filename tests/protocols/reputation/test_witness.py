@@ -1,0 +1,89 @@
+"""A ledger that follows a node along its chain, also over forks and after catching up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from chains import RULES, block, fair, offer, start
+
+from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.derive import Quoted
+from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.exchange.open_book import Book
+from swarmnode.protocols.exchange.open_witness import witness
+from swarmnode.protocols.reputation.ledger import Ledger
+
+JUDGES = ("ann", "bob", "cat", "dan", "eli", "fay", "gus")
+
+
+class Chain:
+    """A tree with the books of its rounds, as `Held` has them."""
+
+    def __init__(self) -> None:
+        self.chain = start(JUDGES)
+        self.held: Any = SimpleNamespace(tree=Tree(self.chain), books={self.chain.tip: Book(self.chain, RULES)})
+
+    def grow(self, at: ChainState, gains: dict[str, int]) -> Block:
+        offers = [offer(at, author, gain=gain) for author, gain in gains.items()]
+        quoted = fair(at, RULES, offers)
+        return self._add(block(at, RULES, quoted), quoted)
+
+    def empty(self, at: ChainState) -> Block:
+        return self._add(empty_block(at), None)
+
+    def _add(self, new: Block, quoted: Quoted | None) -> Block:
+        if quoted is not None:
+            book = self.held.books[new.parent]
+            book.commits.update(quoted.commits)
+            book.cuts.update({cut.id: cut for cut in quoted.cuts})
+            book.scores.update({scores.id: scores for scores in quoted.scores})
+        self.held.tree.add(new)
+        self.held.books[new.id] = Book(new.chain, RULES)
+        return new
+
+
+def ledger() -> Ledger:
+    return Ledger("ann", now=lambda: 0)
+
+
+def test_all_rosters_on_the_way_count_and_empty_ones_do_not() -> None:
+    chain, mine = Chain(), ledger()
+    first = chain.grow(chain.chain, {"ann": 1000, "zoe": 1000})
+    witness(mine, chain.held, first)
+    last = chain.grow(chain.empty(chain.grow(first.chain, {"ann": 1000, "zoe": 1000}).chain).chain, {"zoe": 1000})
+    witness(mine, chain.held, last)
+    assert mine.accounts()["zoe"].rounds == 3
+    assert mine.round == last.chain.round == 4
+
+
+def test_a_node_that_goes_back_to_another_fork_has_the_accounts_of_that_fork() -> None:
+    chain, mine = Chain(), ledger()
+    root = chain.grow(chain.chain, {"ann": 1000, "zoe": 1000})
+    here, there = chain.grow(root.chain, {"ann": 1000, "zoe": -1000}), chain.empty(root.chain)
+    for stop, strikes in ((here, 1), (there, 0), (here, 1)):
+        witness(mine, chain.held, stop)
+        assert mine.accounts()["zoe"].strikes == strikes
+
+
+def test_two_nodes_that_measured_nothing_themselves_make_the_same_of_a_chain() -> None:
+    chain = Chain()
+    last = chain.grow(chain.grow(chain.chain, {"bob": 1000, "zoe": -500}).chain, {"bob": 800, "zoe": 1200})
+    views = []
+    for name in ("watcher", "joiner"):
+        mine = Ledger(name, now=lambda: 0)
+        witness(mine, chain.held, last)
+        views.append(mine.accounts())
+    assert views[0] == views[1]
+
+
+def test_a_roster_whose_quotes_are_gone_proves_nothing_and_stops_nobody() -> None:
+    chain, mine = Chain(), ledger()
+    last = chain.grow(chain.grow(chain.chain, {"zoe": 1000}).chain, {"zoe": 1000})
+    chain.held.books[chain.chain.tip].scores.clear()
+    witness(mine, chain.held, last)
+    assert mine.accounts()["zoe"].rounds == 1
