@@ -54,9 +54,13 @@ class Damage:
         return self.accuracy / self.clean
 
     def failures(self) -> tuple[str, ...]:
-        if self.share >= self.setting.least:
-            return ()
-        return (f"{self.setting.name}: {self.share:.0%} of the clean run, at least {self.setting.least:.0%} promised",)
+        broken = []
+        if self.share < self.setting.least:
+            least = f"at least {self.setting.least:.0%} promised"
+            broken.append(f"{self.setting.name}: {self.share:.0%} of the clean run, {least}")
+        if self.course.unseated:
+            broken.append(f"{self.setting.name}: {self.course.unseated} honest electors lost their places")
+        return tuple(broken)
 
 
 def damage(lie: Lie, setting: Setting, *, rounds: int = ROUNDS, seed: int = 0) -> Damage:

@@ -3,8 +3,9 @@
 Training and held-out losses are the task's; all else is the product's own: encoded contributions with error feedback,
 `chain.derive` for who is accepted with which weight and clip factor, `chain.validity` for the chain after it, and
 `apply_contributions`. What is left out is the network. Liars know everything that honest peers offer before they offer
-anything, refuse in their scores whatever is honest, praise one another, ask for every roster to be undone, and when
-they lead they quote themselves and as few honest judges as they may: those who think best of the liars.
+anything, refuse in their scores whatever is honest, praise one another, ask for every roster to be undone, say that no
+honest judge is there, and when they lead they quote themselves and as few honest judges as they may: those who think
+best of the liars.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Course:
     strike: float = 0.0  # how far the one strike took the parameters, by the median norm of what honest peers offered
     harm: float = 0.0  # bits of held-out loss that it cost
     undone: bool = False  # whether the next roster went back
+    unseated: int = 0  # honest electors who are none any more
 
 
 def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
@@ -152,6 +154,7 @@ class OpenSwarm:
         course.honest += PEERS - len(lying)
         course.refused += PEERS - len(lying) - sum(name not in lying for name, _ in counted)
         course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
+        course.unseated += len(set(chain.electors).difference(made.chain.electors, self._liars))
         self._chain = made.chain
 
     def _lying(self, number: int) -> set[str]:
@@ -197,7 +200,8 @@ class OpenSwarm:
         cuts, scored, opinions = {}, {}, {}
         for judge in judges(chain, RULES):
             if judge in lying:
-                cuts[judge] = cut(chain, judge, false if self._lie.late else everything)
+                others = [name for name in self._names if name not in lying]
+                cuts[judge] = cut(chain, judge, false if self._lie.late else everything, absent=others)
                 rows = [row(id, MAX_GAIN) for id in false] + [row(id, 0, found=MISSING) for id in true]
                 scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
                 continue
