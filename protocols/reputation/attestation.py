@@ -21,7 +21,7 @@ id of what the newest finding of its kind rests on, or empty. How far a third pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -121,7 +121,7 @@ def read(record: Record) -> Attested:
     return Attested(record.author, record.id, time_of(record.hlc), what)
 
 
-def latest(records: list[Attested]) -> dict[str, dict[str, Attested]]:
+def latest(records: Iterable[Attested]) -> dict[str, dict[str, Attested]]:
     """By subject and attester, what each attester said last."""
     found: dict[str, dict[str, Attested]] = {}
     for one in records:

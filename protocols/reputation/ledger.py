@@ -16,7 +16,7 @@ Nothing here waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KE
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -46,11 +46,12 @@ from swarmnode.protocols.reputation.attestation import (
 from swarmnode.protocols.reputation.chainwork import MEASURED, OFFENCES, RoundWork, after_roster, at_joining
 from swarmnode.protocols.reputation.opinions import weighted_median
 from swarmnode.protocols.reputation.rating import Rating
-from swarmnode.protocols.reputation.view import Standing, standings
+from swarmnode.protocols.reputation.view import Standing, disproved, standings
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first
 MAX_HEARD = 16_384  # words of others: 4 MiB
+MAX_QUOTED = 4096  # rosters named as evidence that are not here: the longest known is forgotten first
 HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
@@ -91,9 +92,12 @@ class Ledger:
         self._restored: tuple[int, Mapping[str, Account]] | None = None
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._heard: OrderedDict[tuple[str, str], Attested] = OrderedDict()  # by attester and subject
-        self._liars: frozenset[str] = frozenset()
+        self._equivocators: frozenset[str] = frozenset()
+        self._disproved: OrderedDict[str, None] = OrderedDict()  # attesters whose own evidence said otherwise
+        self._quoting: dict[bytes, set[tuple[str, str]]] = {}  # by roster that is not here yet: words that name it
         self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
         self._view: dict[str, Standing] | None = None
+        self._stale = True
 
     # --- what the chain proves --------------------------------------------------------------------------------------
 
@@ -119,13 +123,16 @@ class Ledger:
             old = self._restored is not None and work is not None and work.round < self._restored[0]
             after = before if work is None or old else after_roster(before, work, me=self.me)
             self._stands[roster] = _Stand(parent, round, after, work)
+            if work is not None:
+                named = [self._heard[key] for key in self._quoting.pop(roster[:EVIDENCE], ()) if key in self._heard]
+                self._disprove(named, (work,))
             if len(self._stands) > KEPT:
                 self._stands.popitem(last=False)
         self.go_to(roster)
 
     def go_to(self, roster: bytes) -> None:
         """Stand on a roster that `stands`, perhaps of another fork."""
-        self._tip, self._view = roster, None
+        self._tip, self._stale = roster, True
         self._stands.move_to_end(roster)
         self.round = self._stands[roster].round
 
@@ -180,7 +187,8 @@ class Ledger:
             if wrong:
                 seen.account = after_conduct(seen.account, bad=wrong, round=self.round)
             seen.pending.clear()
-        self._view = None
+        self._stale = True
+        self.view()
 
     def _answers(self, seen: _Seen) -> tuple[int, int]:
         """Pieces of work that held up in this epoch, and that did not."""
@@ -206,14 +214,34 @@ class Ledger:
         if before is None or (before.at, before.id) < (attested.at, attested.id):
             self._heard[key] = attested
             self._heard.move_to_end(key)
-            self._view = None
+            self._stale = True
             if len(self._heard) > MAX_HEARD:
                 self._heard.popitem(last=False)
+            self._compare(attested, key)
+
+    def _compare(self, attested: Attested, key: tuple[str, str]) -> None:
+        """Hold a word against the rosters that it names, now or when they come."""
+        here = {roster[:EVIDENCE]: stand.work for roster, stand in self._stands.items()}
+        for evidence in {finding.evidence for finding in attested.what.found if finding.evidence}:
+            work = here.get(evidence)
+            if work is not None:
+                self._disprove((attested,), (work,))
+            else:
+                self._quoting.setdefault(evidence, set()).add(key)
+                if len(self._quoting) > MAX_QUOTED:
+                    del self._quoting[next(iter(self._quoting))]
+
+    def _disprove(self, attested: Iterable[Attested], works: Iterable[RoundWork]) -> None:
+        for liar in sorted(disproved(attested, works)):
+            self._disproved[liar] = None
+            self._disproved.move_to_end(liar)
+            if len(self._disproved) > MAX_PEERS:
+                self._disproved.popitem(last=False)
 
     def mistrust(self, liars: frozenset[str]) -> None:
         """Hear nothing more of who equivocated about attestations."""
-        if liars != self._liars:
-            self._liars, self._view = liars, None
+        if liars != self._equivocators:
+            self._equivocators, self._stale = liars, True
 
     def found(self, peer: str) -> tuple[Finding, ...]:
         """All that was seen of a peer, by kind, with the newest evidence."""
@@ -270,16 +298,18 @@ class Ledger:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def view(self) -> dict[str, Standing]:
-        """Everybody as this node sees it now."""
-        if self._view is None:
-            self._view = standings(
-                self.accounts(),
-                self._heard.values(),
-                self.works(),
-                me=self.me,
-                round=self.round,
-                now=self._now(),
-                liars=self._liars,
+        """Everybody as this node sees it now; with 16 000 words of a thousand peers some 0.2 s of CPU."""
+        if self._view is None or self._stale:
+            self._view, self._stale = (
+                standings(
+                    self.accounts(),
+                    self._heard.values(),
+                    me=self.me,
+                    round=self.round,
+                    now=self._now(),
+                    liars=self._equivocators.union(self._disproved),
+                ),
+                False,
             )
         return self._view
 
@@ -287,9 +317,9 @@ class Ledger:
         """How much of its share a peer may have of what this node alone decides about, 0 to 1: its rollout pool.
 
         From `choosing.ESTABLISHED` on for who did verified work, NEWCOMER_STANDING for others, nothing for who is
-        contained. While nobody's work was verified, everybody has all of it.
+        contained. While nobody's work was verified, everybody has all of it. As of the end of the last epoch.
         """
-        view = self.view()
+        view = self._view if self._view is not None else self.view()
         one = view.get(peer)
         if one is not None and one.contained:
             return 0.0
@@ -313,7 +343,7 @@ class Ledger:
 
     def to_contain(self) -> tuple[str, ...]:
         """Whom this node should be rid of: they go on doing harm."""
-        return tuple(peer for peer, one in self.view().items() if one.contained and peer != self.me)
+        return tuple(peer for peer, account in self.accounts().items() if contained(account) and peer != self.me)
 
     # --- across restarts --------------------------------------------------------------------------------------------
 
@@ -339,7 +369,7 @@ class Ledger:
             raise ValueError(f"no exported reputation: {error}") from error
         self._restored = (self.round, chain) if chain else None
         self._seen = OrderedDict((peer, _Seen(account)) for peer, account in list(seen.items())[-MAX_PEERS:])
-        self._view = None
+        self._stale = True
 
 
 def _told(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:

@@ -1,6 +1,7 @@
 """A peer's standing as one node sees it: score with its uncertainty, weight, share, and the reasons.
 
-    seen = standings(accounts, attested, works, me=me, round=round, now=now)
+    liars = disproved(attested, works)
+    seen = standings(accounts, attested, me=me, round=round, now=now, liars=liars)
     seen[peer].score, seen[peer].share, reasons(seen[peer])
 
 Own observation first, others' words where it is short (`opinions.with_own`). Heard is who has verified work in *own*
@@ -12,7 +13,7 @@ Words fade: each HALF_LIFE halves them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from swarmnode.protocols.reputation.account import (
@@ -66,23 +67,18 @@ class Standing:
 def standings(
     accounts: Mapping[str, Account],
     attested: Iterable[Attested] = (),
-    works: Iterable[RoundWork] = (),
     *,
     me: str = "",
     round: int,
     now: int = 0,
-    liars: frozenset[str] = frozenset(),
+    liars: Set[str] = frozenset(),
 ) -> dict[str, Standing]:
     """Everybody of whom something is known, in order of peer id.
 
-    `works` are rounds that attestations are checked against; `now`: ms; `liars`: who equivocated about attestations.
+    `liars` are not heard: who equivocated about attestations, and whom its evidence disproves (`disproved`). `now`: ms.
     """
-    rounds = named(works)
-    said = latest(list(attested))
-    disproved = {
-        one.attester for by_attester in said.values() for one in by_attester.values() if contradicted(one, rounds)
-    }
-    silent = liars | disproved | {me}
+    said = latest(attested)
+    silent = {me, *liars}
     voices = {peer: weight(account, round) for peer, account in accounts.items() if peer not in silent}
     found = {}
     for peer in sorted(set(accounts) | set(said)):
@@ -94,6 +90,12 @@ def standings(
         [peer for peer, one in found.items() if one.probation and not one.contained and peer != me],
     )
     return {peer: _with_share(one, held.get(peer, 0.0)) for peer, one in found.items()}
+
+
+def disproved(attested: Iterable[Attested], works: Iterable[RoundWork]) -> frozenset[str]:
+    """Whose attestations these rounds contradict."""
+    rounds = named(works)
+    return frozenset(one.attester for one in attested if contradicted(one, rounds))
 
 
 def reasons(standing: Standing) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from swarmnode.protocols.chain.statements import ACCEPTED, REFUSED_NO_GAIN
 from swarmnode.protocols.reputation.account import DECAY, Account
 from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested
 from swarmnode.protocols.reputation.chainwork import Judged, RoundWork, after_roster
-from swarmnode.protocols.reputation.view import Standing, standings
+from swarmnode.protocols.reputation.view import Standing, disproved, standings
 
 NOISE = 0.3  # of one judge's measurement, relative to an honest contribution's gain
 UNIT = 1000  # micro-bits per byte that an honest contribution gains
@@ -100,13 +100,9 @@ class World:
 
     def view(self, observer: str, attested: Iterable[Attested] = ()) -> dict[str, Standing]:
         """What an observer believes now, given what others attested."""
-        return standings(
-            self.accounts.get(observer, {}),
-            attested,
-            self.works.get(observer, ())[-64:],
-            me=observer,
-            round=self.round,
-        )
+        attested = tuple(attested)
+        liars = disproved(attested, self.works.get(observer, ())[-64:])
+        return standings(self.accounts.get(observer, {}), attested, me=observer, round=self.round, liars=liars)
 
     def attests(self, observer: str) -> list[Attested]:
         """What an observer says of everybody it saw."""

@@ -196,3 +196,17 @@ def test_rounds_that_counted_before_a_restart_do_not_count_again() -> None:
 def test_a_ledger_refuses_what_it_did_not_export(kept: object) -> None:
     with pytest.raises(ValueError, match=r"reputation|version"):
         ledger().restore(kept)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", ["word", "roster"])
+def test_a_lie_is_found_out_whichever_comes_first_the_word_or_the_roster_that_it_names(first: str) -> None:
+    mine = on_chain(6, {"bob": 1000, "cat": 1000})
+    lie = Attestation(9, "cat", 0, 0, 30, (Finding(Saw.FORM, 0, 9, id_of(6)[:16]),))
+    steps = [
+        lambda: mine.hear(Attested("bob", b"", 0, lie)),
+        lambda: mine.follow(id_of(6), id_of(5), work(6, {"bob": 1000, "cat": 1000}), round=7),
+    ]
+    for step in steps if first == "word" else reversed(steps):
+        mine.hear(Attested("bob", b"", 0, Attestation(8, "zoe", 1000, 1000, 30)))
+        step()
+    assert [word.voice for word in mine.view()["zoe"].words] == [0.0]
