@@ -1,11 +1,11 @@
 """Whether policies learn as well from what others sample for them as from what they sample themselves; JSON lines.
 
-    python bench/samplers.py [--updates 150] [--seeds 3] [--arms colocated pull push cheated]
+    python bench/samplers.py [--updates 100] [--seeds 3] [--arms colocated pull push cheated]
 
 Eight nodes on the simulated network, two that train and six that only sample (`--role rollout`), with the product's own
-protocol and real tiny policies on nine digit tasks. Time is virtual: sampling a batch takes `--sampling` seconds, an
-update `--update`, links have 50 ms and 20 Mbit/s. No node takes rollouts of policies other than those it samples for
-or trains (J = 0), so that arms differ in who samples only:
+protocol and real tiny policies on nine digit tasks in base 3, which are learned in so many updates. Time is virtual:
+sampling a batch takes `--sampling` seconds, an update `--update`, links have 50 ms and 20 Mbit/s. Nobody learns from
+rollouts of policies other than its own (J = 0), so that arms differ in who samples only:
 
 colocated   the two that train ask themselves as many questions for an update as three samplers ask
 pull, push  how samplers come to new weights
@@ -128,6 +128,7 @@ def rollouts_of(arm: str) -> dict[str, Any]:
     return {
         "batch": each if arm == "colocated" else BATCH,
         "external": 0,
+        "difficulty": 3,
         "adaptive": False,
         "policy": "gpt:1x48",
         "weights": "push" if arm == "push" else "pull",
@@ -219,7 +220,7 @@ def caught(swarm: SimSwarm) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=150, help="of each trainer")
+    parser.add_argument("--updates", type=int, default=100, help="of each trainer")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--arms", nargs="+", default=["colocated", "pull", "push", "cheated"])
     parser.add_argument("--sampling", type=float, default=0.5, help="virtual seconds of a batch of 8 groups")

@@ -213,10 +213,10 @@ class Shards:
 
         def read() -> bytes:
             size = self._store.manifest(shard).size
-            room, parts = memoryview(bytearray(RUN_BYTES)), []
-            while (at := sum(map(len, parts))) < size:
-                parts.append(bytes(room[: self._store.read(shard, at // CHUNK, room)]))
-            return b"".join(parts)
+            room, content = memoryview(bytearray(RUN_BYTES)), bytearray()
+            while len(content) < size:
+                content += room[: self._store.read(shard, len(content) // CHUNK, room)]
+            return bytes(content)
 
         return await self._runner(read)
 
