@@ -94,6 +94,26 @@ def test_the_death_of_any_elector_holds_the_others_up_for_seconds(victim: str) -
     simulate(body)
 
 
+def test_a_dead_elector_leaves_within_some_rounds_and_is_one_again_when_it_works() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        def electors() -> set[str]:
+            return {name for name in names if swarm.peer(name) in method_of(swarm, "a").held.block.chain.electors}
+
+        await swarm.round_done(2, *names)
+        assert electors() == set(names)
+        swarm.kill("f")
+        await swarm.round_done(7, *"abcde", within=90)
+        assert electors() == set("abcde")
+        assert all(swarm.nodes["a"].rounds[round]["members"] for round in range(8))
+        await swarm.start("f", join="b")
+        await swarm.round_done(12, *names, within=120)
+        assert electors() == set(names)
+        assert_one_chain(swarm, *"abcde")
+
+    names = tuple("abcdef")
+    simulate(body, names=names)
+
+
 def test_a_run_outlives_its_only_elector() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
