@@ -81,7 +81,9 @@ class NodeConfig:
     )
     task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
     policy: str = option(
-        "", "this node's policy in a run by rollouts: gpt or gru, layers x width (gru:1x32); empty takes the run's"
+        "",
+        "this node's policy in a run by rollouts: gpt or gru, layers x width (gru:1x32), or hf:MODEL; empty takes the "
+        "run's",
     )
     checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
     checkpoint_keep: int = option(3, "newest checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)

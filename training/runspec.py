@@ -29,6 +29,7 @@ SCHEMA = 1
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHARD = re.compile(r"[0-9a-f]{64}")
+_MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 POLICY_HEADS = 2  # of a gpt policy
 ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
@@ -179,7 +180,8 @@ class RolloutsSection:
 
     policy: str = option(
         "gpt:2x48",
-        "policy of a node that names no other: gpt or gru, layers x width",
+        "policy of a node that names no other: gpt or gru, layers x width; or hf:MODEL, a model of transformers that "
+        "is on the machine already (hf-full:MODEL trains all of its parameters)",
         since=2,
     )
     answers: int = option(
@@ -381,7 +383,14 @@ def _check_rollouts(spec: RunSpec, source: str) -> None:
             f"{source} [rollouts]: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a "
             "part; lower the first or raise the second"
         )
-    policy_shape(rollouts.policy, where=f"{source} [rollouts]")
+    if hf_model(rollouts.policy) is None:
+        policy_shape(rollouts.policy, where=f"{source} [rollouts]")
+
+
+def hf_model(policy: str) -> tuple[str, str] | None:
+    """How it is trained (hf, hf-full) and the name or folder of the model, in a policy such as hf:Qwen/Qwen2.5-0.5B."""
+    found = _MODEL.fullmatch(policy)
+    return (found[1], found[2]) if found is not None else None
 
 
 def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
@@ -389,7 +398,8 @@ def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
     found = _POLICY.fullmatch(policy)
     if found is None:
         raise SettingError(
-            f"{where}: policy = {policy!r} is not valid; expected gpt:LAYERSxWIDTH or gru:LAYERSxWIDTH, as in gpt:2x48"
+            f"{where}: policy = {policy!r} is not valid; expected gpt:LAYERSxWIDTH or gru:LAYERSxWIDTH, as in "
+            "gpt:2x48, or hf:MODEL"
         )
     kind, layers, width = found[1], int(found[2]), int(found[3])
     if kind == "gpt" and width % POLICY_HEADS:

@@ -71,6 +71,7 @@ class Gate:
     top_k: int = 12  # ranks beyond are strange
     floor: float = 5e-3  # likelihood under which a token is strange
     share: float = 0.25  # of a group's answers that may be refused before the group is
+    tokens: float = 0.0  # of an answer's tokens that may be strange; long texts of large vocabularies have some
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,15 @@ class Verdict:
 def gate(readings: Sequence[Reading], limits: Gate) -> Verdict:
     """Judge one group by what one or more readers, the policy and its reference, find of it.
 
-    A token is strange if it is to every reader; an answer with a strange token, or that cannot be read, is refused.
+    A token is strange if it is to every reader; an answer with more strange tokens than `tokens`, or that cannot be
+    read, is refused.
     """
     floor = np.log(limits.floor)
     kept = []
     for of_answer in zip(*(reading.answers for reading in readings), strict=True):
         known = [reading for reading in of_answer if reading is not None]
         familiar = [(reading.ranks < limits.top_k) & (reading.logprobs >= floor) for reading in known]
-        kept.append(bool(familiar) and bool(np.logical_or.reduce(familiar).all()))
+        kept.append(bool(familiar) and float(np.mean(~np.logical_or.reduce(familiar))) <= limits.tokens)
     passed = np.array(kept, bool)
     if (~passed).sum() > limits.share * len(passed):
         return Verdict(np.zeros(len(passed), bool), "unlikely")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.rl.tasks import MAX_NAME, MAX_SEED, Question, TaskError, TaskRef, regenerate
-from swarmnode.training.rl.vocabulary import KNOWN
+from swarmnode.training.rl.vocabulary import BYTES, Vocabulary, known, text_by, translate
 
 MAX_ANSWERS = 64  # in a group
 MAX_TOKENS = 4096  # of an answer
@@ -142,6 +142,13 @@ class Scored:
         return group_advantages(self.rewards, self.kept)
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """In which the answers are written."""
+        vocabulary = known(self.group.vocabulary)
+        assert vocabulary is not None  # `score` refuses others
+        return vocabulary
+
+    @property
     def informative(self) -> bool:
         """Whether some answers are better than others: a group without is a zero gradient, and SAPO drops it."""
         return bool(np.any(self.advantages))
@@ -174,7 +181,7 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
         question = regenerate(group.task)
     except TaskError as error:
         raise Refused("unknown-task", str(error)) from error
-    vocabulary = KNOWN.get(group.vocabulary)
+    vocabulary = known(group.vocabulary)
     if vocabulary is None:
         raise Refused("unknown-vocabulary", f"vocabulary {group.vocabulary!r} is not known here")
     if max(map(max, group.answers)) >= vocabulary.size:
@@ -186,6 +193,18 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
     ended = [answer[-1] == vocabulary.end for answer in group.answers]
     rewards = [earn(text) if end else 0.0 for text, end in zip(texts, ended, strict=True)]
     return Scored(author, group, question, texts, np.array(rewards, np.float32), np.ones(len(texts), bool))
+
+
+def as_text(group: RolloutGroup) -> RolloutGroup:
+    """The same answers as text, for nodes that do not know the vocabulary; the tokens' chances are left out.
+
+    Raises GroupError where an answer is too long.
+    """
+    source = known(group.vocabulary)
+    if source is None:
+        raise GroupError(f"vocabulary {group.vocabulary!r} is not known here")
+    texts = [tuple(translate(answer, source, BYTES)) or (BYTES.end,) for answer in group.answers]
+    return replace(group, answers=tuple(texts), vocabulary=text_by(source.id), logprobs=None, proof=b"")
 
 
 def mean_reward(scored: Sequence[Scored]) -> float:

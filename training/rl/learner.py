@@ -41,7 +41,7 @@ from swarmnode.training.rl.proofs import commit
 from swarmnode.training.rl.sampling import Sampling, sample
 from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
 from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
-from swarmnode.training.rl.vocabulary import KNOWN, translate
+from swarmnode.training.rl.vocabulary import translate
 
 LOSSES = {"none": grpo_loss, "decoupled": decoupled_loss, "tapered": tapered_loss}
 
@@ -237,7 +237,7 @@ class Learner:
         return regenerate(TaskRef(name, difficulty, int(rng.integers(1 << 53))))
 
     def _prompt(self, question: Question) -> list[int]:
-        return self.policy.vocabulary.encode(question.prompt)
+        return self.policy.vocabulary.prompt(question.prompt)
 
     def _ask(self, count: int) -> list[Scored]:
         return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers, self._generator)
@@ -282,7 +282,7 @@ class Learner:
 
     def _check_readable(self, scored: Scored) -> None:
         """Raises Refused for a group with text that this policy has no tokens for, or no room."""
-        source, vocabulary = KNOWN[scored.group.vocabulary], self.policy.vocabulary
+        source, vocabulary = scored.vocabulary, self.policy.vocabulary
         try:
             longest = max(len(translate(answer, source, vocabulary)) for answer in scored.group.answers)
             prompt = self._prompt(scored.question)
@@ -318,7 +318,7 @@ class Learner:
         vocabulary, corrected = self.policy.vocabulary, self.settings.correction != "none"
         for number, scored in enumerate((*groups, *sampled)):
             older = number >= len(groups)
-            source = KNOWN[scored.group.vocabulary]
+            source = scored.vocabulary
             prompt = self._prompt(scored.question)
             for index, advantage in enumerate(scored.advantages.tolist()):
                 if not advantage:

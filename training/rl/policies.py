@@ -22,7 +22,16 @@ from torch import Tensor, nn
 
 from swarmnode.training.rl.vocabulary import DIGITS, KNOWN, Vocabulary
 
-State = list[tuple[Tensor, ...]]  # per layer, tensors with the batch in front
+
+class OtherState(Protocol):
+    """A cache that knows how to follow its batch."""
+
+    def repeat(self, times: int) -> OtherState: ...
+
+    def kept(self, rows: Tensor) -> OtherState: ...
+
+
+State = list[tuple[Tensor, ...]] | OtherState  # per layer, tensors with the batch in front
 
 
 class Policy(Protocol):
@@ -73,18 +82,27 @@ def build(spec: PolicySpec, *, seed: int) -> TinyGPT | TinyGRU:
 
 
 def repeat(state: State, times: int) -> State:
-    """The cache of a batch in which each row stands `times` times in a row."""
+    """The cache of a batch in which each row stands `times` times in a row. The one given is used up."""
+    if not isinstance(state, list):
+        return state.repeat(times)
     return [tuple(tensor.repeat_interleave(times, dim=0) for tensor in layer) for layer in state]
 
 
 def kept(state: State, rows: Tensor) -> State:
-    """The cache of the batch rows `rows` (indices)."""
+    """The cache of the batch rows `rows` (indices). The one given is used up."""
+    if not isinstance(state, list):
+        return state.kept(rows)
     return [tuple(tensor.index_select(0, rows) for tensor in layer) for layer in state]
 
 
 def parameter_hash(policy: nn.Module) -> str:
-    """sha-256 of the parameters in order, as hex: which weights wrote a rollout."""
-    digest = hashlib.sha256()
+    """sha-256 of the parameters in order, as hex: which weights wrote a rollout. Frozen ones count by `base_hash`."""
+    return content_hash(policy, getattr(policy, "base_hash", ""))
+
+
+def content_hash(policy: nn.Module, before: str = "") -> str:
+    """sha-256 of a text and the parameters, in order, as hex."""
+    digest = hashlib.sha256(before.encode())
     for name, parameter in policy.named_parameters():
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
@@ -150,9 +168,10 @@ class TinyGPT(nn.Module):
         return logits[:, 0], state
 
     def _run(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+        assert state is None or isinstance(state, list)
         P = 0 if state is None else state[0][0].shape[2]
         x = self.tokens(tokens) + self.positions.weight[P : P + tokens.shape[1]]  # (B, T, C)
-        after: State = []
+        after: list[tuple[Tensor, ...]] = []
         for index, block in enumerate(self.blocks):
             x, cache = block(x, None if state is None else state[index])
             after.append(cache)
@@ -181,6 +200,7 @@ class TinyGRU(nn.Module):
         return self.head(hidden[:, -1]), [(layer,) for layer in last]
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        assert isinstance(state, list)
         before = torch.stack([layer[0] for layer in state])  # (layers, B, C)
         hidden, last = self.gru(self.tokens(tokens.view(-1, 1)), before)
         return self.head(hidden[:, 0]), [(layer,) for layer in last]

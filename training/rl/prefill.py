@@ -16,9 +16,10 @@ from swarmnode.training.rl.defence import Reading, TokenReading
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.policies import Policy
 from swarmnode.training.rl.sampling import Sampling, tempered
-from swarmnode.training.rl.vocabulary import KNOWN, translate
+from swarmnode.training.rl.vocabulary import translate
 
 HONEST = Sampling()
+LOGITS = 1 << 26  # of one pass at the most: 256 MiB in float32
 
 
 @torch.no_grad()
@@ -31,8 +32,8 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, tr
     prompts, answers, places = [], [], []
     found: list[list[TokenReading | None]] = [[None] * len(scored.texts) for scored in groups]
     for number, scored in enumerate(groups):
-        source = KNOWN[scored.group.vocabulary]
-        prompt = policy.vocabulary.encode(scored.question.prompt)
+        source = scored.vocabulary
+        prompt = policy.vocabulary.prompt(scored.question.prompt)
         for index, ids in enumerate(scored.group.answers):
             try:
                 tokens = translate(ids, source, policy.vocabulary)
@@ -42,33 +43,44 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, tr
                 prompts.append(prompt)
                 answers.append(tokens)
                 places.append((number, index))
-    if prompts:
-        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-        padded = [
-            [*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))]
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        tokens = torch.tensor(padded)  # (N, T)
-        with watched(policy) if traced else nullcontext() as seen:
-            logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
-        final = seen.final.numpy() if seen else None  # (N, T - 1, C)
-        following = tokens[:, 1:, None]
-        logprobs = logits.gather(2, following)[..., 0]  # (N, T - 1)
-        ranks = (logits > logprobs[..., None]).sum(dim=-1)
-        chances = logits.exp()
-        surprises = torch.where(chances > 0, -logits, torch.zeros_like(logits))
-        entropy = (chances * surprises).sum(dim=-1)
-        variance = (chances * surprises.square()).sum(dim=-1) - entropy.square()
-        arrays = [tensor.float().cpu().numpy() for tensor in (logprobs, entropy, variance)]
-        ranked = ranks.cpu().numpy()
-        for row, (number, index) in enumerate(places):
-            begin = len(prompts[row]) - 1
-            cut = slice(begin, begin + len(answers[row]))
-            found[number][index] = TokenReading(
-                arrays[0][row, cut],
-                ranked[row, cut],
-                arrays[1][row, cut],
-                arrays[2][row, cut],
-                final[row, cut] if final is not None else None,
-            )
+    texts = list(zip(prompts, answers, places, strict=True))
+    longest = max((len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)), default=1)
+    rows = max(1, LOGITS // (longest * policy.vocabulary.size))
+    for first in range(0, len(texts), rows):
+        _read(policy, texts[first : first + rows], how, traced, found)
     return [Reading(tuple(of_group)) for of_group in found]
+
+
+def _read(
+    policy: Policy,
+    texts: Sequence[tuple[list[int], list[int], tuple[int, int]]],
+    how: Sampling,
+    traced: bool,
+    found: list[list[TokenReading | None]],
+) -> None:
+    """One pass over prompts and answers; each reading goes to its place in `found`."""
+    longest = max(len(prompt) + len(answer) for prompt, answer, _ in texts)
+    padded = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer, _ in texts]
+    tokens = torch.tensor(padded)  # (N, T)
+    with watched(policy) if traced else nullcontext() as seen:
+        logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
+    final = seen.final.numpy() if seen else None  # (N, T - 1, C)
+    following = tokens[:, 1:, None]
+    logprobs = logits.gather(2, following)[..., 0]  # (N, T - 1)
+    ranks = (logits > logprobs[..., None]).sum(dim=-1)
+    chances = logits.exp()
+    surprises = torch.where(chances > 0, -logits, torch.zeros_like(logits))
+    entropy = (chances * surprises).sum(dim=-1)
+    variance = (chances * surprises.square()).sum(dim=-1) - entropy.square()
+    arrays = [tensor.float().cpu().numpy() for tensor in (logprobs, entropy, variance)]
+    ranked = ranks.cpu().numpy()
+    for row, (prompt, answer, (number, index)) in enumerate(texts):
+        begin = len(prompt) - 1
+        cut = slice(begin, begin + len(answer))
+        found[number][index] = TokenReading(
+            arrays[0][row, cut],
+            ranked[row, cut],
+            arrays[1][row, cut],
+            arrays[2][row, cut],
+            final[row, cut] if final is not None else None,
+        )

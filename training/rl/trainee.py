@@ -22,16 +22,21 @@ import torch
 from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
 from swarmnode.training.rl.defence import Gate
-from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, score
+from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, as_text, score
+from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
-from swarmnode.training.rl.policies import PolicySpec, build
+from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
 from swarmnode.training.rl.sampling import Sampling, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.tasks.digits import well_formed
 from swarmnode.training.rl.tasks.work import asked
-from swarmnode.training.runspec import POLICY_HEADS, RunSpec, policy_shape
+from swarmnode.training.rl.vocabulary import COMMON
+from swarmnode.training.runspec import POLICY_HEADS, RunSpec, hf_model, policy_shape
 from swarmnode.training.tasks import Assignment, TaskError
 
+# Of language models; set by reasoning, not measured: who draws among the likeliest 50 seldom leaves a reader's 256.
+TEXT_SAMPLING = Sampling(max_tokens=16, top_k=50)
+TEXT_GATE = Gate(top_k=256, floor=1e-5, tokens=0.02)
 HELDOUT = 128  # fresh questions of a quick measurement
 THOROUGH = 2048
 
@@ -46,8 +51,11 @@ class DigitsRL:
             raise TaskError(f"digits-rl trains tiny policies on the CPU, not on {device}; run with --device cpu")
         rollouts = spec.rollouts
         where = "--policy" if assignment.policy else "[rollouts]"
-        kind, layers, width = policy_shape(assignment.policy or rollouts.policy, where=where)
-        policy = build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=spec.run.seed)
+        # A model that the run file names is not downloaded: whoever writes one decides nothing about this machine.
+        policy = _policy(
+            assignment.policy or rollouts.policy, where=where, seed=spec.run.seed, download=bool(assignment.policy)
+        )
+        is_small = isinstance(policy, TinyGPT | TinyGRU)
         settings = Settings(
             tasks=asked(rollouts.difficulty),
             answers=rollouts.answers,
@@ -55,7 +63,8 @@ class DigitsRL:
             limits=Limits(share=rollouts.share),
             learning_rate=spec.inner.lr,
             clip_norm=spec.inner.clip,
-            gate=Gate(),
+            gate=Gate() if is_small else TEXT_GATE,
+            sampling=Sampling() if is_small else TEXT_SAMPLING,
             correction="tapered",
         )
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.
@@ -65,7 +74,13 @@ class DigitsRL:
             assignment.peer_id, policy, settings, seed=_seed(f"{spec.run.seed} {assignment.peer_id}")
         )
         self.learner.start_from(beginning)
-        self.audit = Audit(policy, share=rollouts.audit, seed=self.learner.seed, keep=rollouts.staleness + 1)
+        self.audit = Audit(
+            policy,
+            share=rollouts.audit,
+            seed=self.learner.seed,
+            how=settings.sampling,
+            keep=rollouts.staleness + 1,
+        )
         self.model = policy
         self._own: list[Scored] = []
 
@@ -80,7 +95,12 @@ class DigitsRL:
         if policy:
             self.audit.remember(policy)
         self._own = self.learner.sample(count)
-        return {"groups": [scored.group.to_map() for scored in self._own], "seconds": time.perf_counter() - began}
+        groups = [self._shared(scored.group).to_map() for scored in self._own]
+        return {"groups": groups, "seconds": time.perf_counter() - began}
+
+    def _shared(self, group: RolloutGroup) -> RolloutGroup:
+        """As others can read it: text, where this node's tokens are its own model's."""
+        return group if group.vocabulary in COMMON else as_text(group)
 
     def answer(self, tasks: Sequence[tuple[str, int, int]], *, version: int, policy: str) -> dict[str, Any]:
         """Answers to these questions (name, difficulty, seed) for whoever trains this policy, with proofs."""
@@ -127,7 +147,7 @@ class DigitsRL:
         """What the policy answers; such as `a304=` for the rule a and the digits 3, 0, 4."""
         vocabulary = self.model.vocabulary
         try:
-            asked = vocabulary.encode(prompt.decode())
+            asked = vocabulary.prompt(prompt.decode())
             how = replace(self.learner.settings.sampling, temperature=temperature)
             generator = torch.Generator().manual_seed(seed)
             (answer,) = sample(self.model, [asked], copies=1, how=how, generator=generator)
@@ -153,6 +173,15 @@ def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[s
         except Refused as refusal:
             refused[refusal.reason] += 1
     return found
+
+
+def _policy(named: str, *, where: str, seed: int, download: bool) -> TinyGPT | TinyGRU | HFPolicy:
+    """The policy called that, with the parameters that all of its kind begin from. Raises SettingError, TaskError."""
+    model = hf_model(named)
+    if model is not None:
+        return load(model[1], seed=seed, trained=Trained(model[0]), download=download)
+    kind, layers, width = policy_shape(named, where=where)
+    return build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=seed)
 
 
 def _split(spec: RunSpec) -> Split | AdaptiveSplit:

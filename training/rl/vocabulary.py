@@ -5,7 +5,7 @@
 
 Whoever trains on a rollout must know where the answer ended, so the end token is part of a completion and is trained
 (the public SAPO code strips it). Policies with another tokenizer send their answers as BYTES, that is as text, and
-whoever receives text encodes it anew: `translate`.
+whoever receives text encodes it anew: `translate`. Which tokenizer wrote it stands beside it: `bytes/hf-1f0c…`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text before the first end token. Never raises for ids in range."""
 
+    def prompt(self, text: str) -> list[int]:
+        """Ids of a question, as a policy is asked it. Raises ValueError for what cannot be written."""
+
 
 @dataclass(frozen=True)
 class Characters:
@@ -65,6 +68,9 @@ class Characters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.alphabet[i] for i in _before(ids, self.end))
 
+    def prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -80,10 +86,29 @@ class Bytes:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(_before(ids, self.end)).decode("utf-8", errors="replace")
 
+    def prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
 
 DIGITS = Characters(ALPHABET)
 BYTES = Bytes()
 KNOWN: dict[str, Vocabulary] = {vocabulary.id: vocabulary for vocabulary in (DIGITS, BYTES)}
+COMMON = frozenset(KNOWN)  # every node knows these
+
+
+def register(vocabulary: Vocabulary) -> None:
+    """Make a vocabulary known to this process; another one knows it only if it does the same."""
+    KNOWN[vocabulary.id] = vocabulary
+
+
+def text_by(id: str) -> str:
+    """The id of text that the vocabulary `id` wrote: BYTES to whoever does not know that one."""
+    return f"{BYTES.id}/{id}"
+
+
+def known(id: str) -> Vocabulary | None:
+    """The vocabulary of that id; None where nobody here knows it."""
+    return KNOWN.get(id) or KNOWN.get(id.partition("/")[0])
 
 
 def _before(ids: Sequence[int], end: int) -> Sequence[int]:

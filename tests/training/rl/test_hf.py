@@ -1,0 +1,207 @@
+"""Language models of `transformers` take part as any policy does: tiny ones with random weights, made here."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnode.training.rl.choosing import Split
+from swarmnode.training.rl.groups import as_text, score
+from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.policies import PolicySpec, build, kept, parameter_hash, repeat
+from swarmnode.training.rl.prefill import read
+from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.vocabulary import BYTES, DIGITS, known, translate
+from swarmnode.training.runspec import hf_model, parse_runspec
+from swarmnode.training.tasks import Assignment, TaskError
+
+transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+
+from swarmnode.training.rl.hf import HFPolicy, Trained, load  # noqa: E402
+
+WORDS = "0123456789abcdefghij=:#! "
+TEMPLATE = "{% for m in messages %}#{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+HOW = Sampling(max_tokens=6)
+
+
+def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None = None) -> Path:
+    """A model of two layers and its tokenizer, of single characters and the pair 40, as they are published."""
+    vocabulary = {word: n for n, word in enumerate([*words, "40", "<end>"])}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=[("4", "0")])
+    cutter = tokenizers.Tokenizer(model)
+    cutter.decoder = tokenizers.decoders.Fuse()
+    words_of = transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<end>")
+    words_of.chat_template = template
+    words_of.save_pretrained(into)
+    size, end = len(vocabulary), vocabulary["<end>"]
+    torch.manual_seed(1)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            n_layer=2,
+            n_embd=32,
+            n_head=2,
+            vocab_size=size,
+            n_positions=64,
+            initializer_range=0.2,
+            bos_token_id=end,
+            eos_token_id=end,
+        )
+    else:
+        config = transformers.LlamaConfig(
+            num_hidden_layers=2,
+            hidden_size=32,
+            intermediate_size=64,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=size,
+            max_position_embeddings=64,
+            initializer_range=0.2,
+            bos_token_id=end,
+            eos_token_id=end,
+        )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(into)
+    return into
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def learner(policy: torch.nn.Module, name: str = "hf") -> Learner:
+    settings = Settings(split=Split(2, 2), sampling=HOW, correction="tapered")
+    return Learner(name, policy, settings, seed=1)
+
+
+@pytest.mark.parametrize("trained", Trained)
+def test_a_cache_changes_no_logit(folder: Path, trained: Trained) -> None:
+    policy = load(str(folder), seed=1, trained=trained)
+    tokens = torch.randint(policy.vocabulary.size, (3, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for parameter in policy.parameters():  # adapters that do something
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+        whole = policy(tokens)  # (3, 9, V)
+        logits, state = policy.begin(tokens[:, :4])
+        torch.testing.assert_close(logits, whole[:, 3], atol=1e-5, rtol=1e-4)
+        state = kept(repeat(state, 2), torch.tensor([0, 2, 4]))
+        for place in range(4, 9):
+            logits, state = policy.step(tokens[:, place], state)
+            torch.testing.assert_close(logits, whole[:, place], atol=1e-5, rtol=1e-4)
+
+
+def test_lora_begins_as_the_model_is_and_trains_nothing_of_it(folder: Path) -> None:
+    policy, whole = load(str(folder), seed=1), load(str(folder), seed=1, trained=Trained.ALL)
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    with torch.no_grad():
+        torch.testing.assert_close(policy(tokens), whole(tokens))
+    frozen = copy.deepcopy(policy._model.state_dict())
+    learner(policy).warm_up(well_formed, steps=2, batch=8)
+    assert all(torch.equal(value, frozen[name]) for name, value in policy._model.state_dict().items())
+    assert not torch.allclose(policy(tokens), whole(tokens))
+    numbers = [sum(parameter.numel() for parameter in each.parameters()) for each in (policy, whole)]
+    assert {name.partition(".")[0] for name, _ in policy.named_parameters()} == {"adapters"}
+    assert numbers[0] != numbers[1]
+
+
+def test_a_copy_has_adapters_of_its_own_on_the_same_model(folder: Path) -> None:
+    policy = load(str(folder), seed=1)
+    other = copy.deepcopy(policy)
+    assert isinstance(other, HFPolicy) and other._model is policy._model
+    before = parameter_hash(policy)
+    assert parameter_hash(other) == before
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.1
+    assert parameter_hash(policy) == before != parameter_hash(other)
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    assert not torch.allclose(policy(tokens), other(tokens))
+
+
+def test_log_probabilities_are_those_of_a_prefill(folder: Path) -> None:
+    node = learner(load(str(folder), seed=1))
+    own = node.sample()
+    for scored, reading in zip(own, read(node.policy, own, HOW), strict=True):
+        assert scored.group.logprobs is not None
+        for claimed, seen in zip(scored.group.logprobs, reading.answers, strict=True):
+            assert seen is not None
+            np.testing.assert_allclose(claimed, seen.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("trained", Trained)
+def test_a_policy_that_seldom_ended_learns_to_end_its_answers(folder: Path, trained: Trained) -> None:
+    node = learner(load(str(folder), seed=1, trained=trained))
+
+    def ended() -> float:
+        prompts = [node.policy.vocabulary.prompt("a304=")]
+        generator = torch.Generator().manual_seed(1)
+        answers = sample(node.policy, prompts, copies=200, how=HOW, generator=generator)
+        return float(np.mean([answer.tokens[-1] == node.policy.vocabulary.end for answer in answers]))
+
+    before = ended()
+    node.warm_up(well_formed, steps=160, batch=32)
+    after = ended()
+    assert before < 0.4 and after > 0.7
+
+
+def test_policies_of_other_tokenizers_learn_from_its_text_and_it_from_theirs(folder: Path) -> None:
+    reader = Learner("gpt", build(PolicySpec(), seed=1), Settings(split=Split(2, 2)), seed=2)
+    writer = learner(load(str(folder), seed=1))
+    for node in (reader, writer):
+        node.warm_up(well_formed, steps=60, batch=32)
+    own = [scored for _ in range(20) for scored in writer.sample()]
+    sent = [as_text(scored.group) for scored in own]
+    for scored, group in zip(own, sent, strict=True):
+        assert group.vocabulary == f"bytes/{writer.policy.vocabulary.id}" and group.logprobs is None
+        there = score("hf", group)  # as a node without transformers does
+        assert there.vocabulary is BYTES and there.texts == scored.texts
+        np.testing.assert_array_equal(there.rewards, scored.rewards)
+    assert reader.learn(reader.sample(), [("hf", group) for group in sent]).taken == 1
+    theirs = [scored.group for _ in range(20) for scored in reader.sample()]
+    assert writer.learn(writer.sample(), [("gpt", group) for group in theirs]).taken == 1
+
+
+def test_a_text_goes_through_a_tokenizer_and_back(folder: Path) -> None:
+    vocabulary = load(str(folder), seed=1).vocabulary
+    assert known(vocabulary.id) is vocabulary
+    ids = translate([*DIGITS.encode("3:40"), DIGITS.end], DIGITS, vocabulary)
+    assert len(ids) == 4 and ids[-1] == vocabulary.end  # 40 is one token
+    assert vocabulary.decode(ids) == "3:40"
+    assert all(isinstance(vocabulary.decode([each]), str) for each in range(vocabulary.size))
+
+
+def test_a_chat_template_is_used_where_there_is_one_and_makes_another_tokenizer(tmp_path: Path) -> None:
+    plain = load(str(folder_of("gpt2", tmp_path / "plain")), seed=1).vocabulary
+    chat = load(str(folder_of("gpt2", tmp_path / "chat", template=TEMPLATE)), seed=1).vocabulary
+    other = load(str(folder_of("gpt2", tmp_path / "other", words=WORDS[::-1])), seed=1).vocabulary
+    assert plain.decode(plain.prompt("a304=")) == "a304="
+    assert chat.decode(chat.prompt("a304=")) == "#a304=!"
+    assert len({plain.id, chat.id, other.id}) == 3
+
+
+def test_a_node_trains_one_that_its_owner_names(folder: Path) -> None:
+    spec = parse_runspec(
+        {"run": {"name": "r"}, "task": {"name": "digits-rl"}, "rollouts": {"warm_up": 2, "batch": 4, "external": 2}},
+        source="test",
+    )
+    task = DigitsRL(spec, Assignment("r" * 64, "me", policy=f"hf:{folder}"))
+    groups = task.rollouts(version=0)["groups"]
+    assert groups and all(sent["vocabulary"].startswith("bytes/hf-") for sent in groups)
+    assert task.learn([("other", sent) for sent in groups])["own"] == len(groups)
+    assert isinstance(task.sample(b"a304=", length=8, temperature=1.0, seed=1), bytes)
+
+
+def test_what_cannot_be_had_is_said_without_a_download() -> None:
+    with pytest.raises(TaskError, match="--policy"):
+        load("nobody/no-such-model", seed=1)
+
+
+@pytest.mark.parametrize("policy", ["hf:a/b", "hf-full:/models/a", "gpt:2x48", "hf:", "hf:a b"])
+def test_names_of_models(policy: str) -> None:
+    assert hf_model(policy) == {"hf:a/b": ("hf", "a/b"), "hf-full:/models/a": ("hf-full", "/models/a")}.get(policy)

@@ -1,0 +1,177 @@
+"""Policies that are causal language models of `transformers`, by name or from a local folder: the extra `hf`.
+
+    policy = load("Qwen/Qwen2.5-0.5B-Instruct", seed=1)              # LoRA; trained=Trained.ALL for all parameters
+    policy.vocabulary.prompt("a304=")                                # in the chat template, where there is one
+
+A model is read from safetensors, and no code of a repository is ever run. The end-of-sequence token ends an answer and
+is trained. Answers travel as text (`groups.as_text`), with the tokenizer's id beside it: whoever has another tokenizer
+writes the text in its own tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.training.rl.lora import Adapted
+from swarmnode.training.rl.policies import State, content_hash
+from swarmnode.training.rl.vocabulary import register
+from swarmnode.training.tasks import TaskError
+
+RANK = 16  # of LoRA
+CONTEXT = 2048  # tokens of a prompt and its answer at the most, whatever more the model could read
+
+
+class Trained(Enum):
+    """What learning changes."""
+
+    LORA = "hf"
+    ALL = "hf-full"
+
+
+class Tokenizer:
+    """Implements `Vocabulary` over a tokenizer of `transformers`."""
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        """`size`: rows of the model's embedding, at least as many as the tokenizer has. Raises TaskError."""
+        if tokenizer.eos_token_id is None:
+            raise TaskError("the tokenizer has no end-of-sequence token, so that no answer could end")
+        self._tokenizer = tokenizer
+        self.size, self.end = size, int(tokenizer.eos_token_id)
+        words = sorted(tokenizer.get_vocab().items())
+        told = repr((words, self.end, tokenizer.chat_template, _rules(tokenizer)))
+        self.id = "hf-" + hashlib.sha256(told.encode(errors="replace")).hexdigest()[:32]
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        ended = list(ids[: ids.index(self.end)] if self.end in ids else ids)
+        text = self._tokenizer.decode(ended, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def prompt(self, text: str) -> list[int]:
+        if not self._tokenizer.chat_template:
+            begin = self._tokenizer.bos_token_id
+            return ([begin] if begin not in (None, self.end) else []) + self.encode(text)
+        asked = [{"role": "user", "content": text}]
+        written = self._tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        return self.encode(written)
+
+
+def _rules(tokenizer: Any) -> str:
+    """How text is cut into tokens, where the tokenizer says it: two with the same words may do it differently."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    return str(fast.to_str()) if fast is not None else type(tokenizer).__name__
+
+
+@dataclass
+class Cache:
+    """Keys and values of a batch, as the model keeps them."""
+
+    past: Any
+
+    def repeat(self, times: int) -> Cache:
+        self.past.batch_repeat_interleave(times)
+        return self
+
+    def kept(self, rows: Tensor) -> Cache:
+        self.past.batch_select_indices(rows)
+        return self
+
+
+class HFPolicy(nn.Module):
+    """Implements `Policy`. Its parameters are those that are trained, in float32: of LoRA, or all of the model's."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, *, trained: Trained, seed: int) -> None:
+        super().__init__()
+        self.vocabulary = tokenizer
+        limit = getattr(model.config, "max_position_embeddings", None) or CONTEXT
+        self.context = min(CONTEXT, int(limit))
+        model.eval()  # without dropout: what is learned from is what was sampled from
+        self.base_hash = content_hash(model)
+        self._adapted: Adapted | None = None
+        if trained is Trained.ALL:
+            self.model = model
+        else:
+            self._adapted = Adapted(model, rank=RANK)
+            pairs = self._adapted.fresh(seed=seed)
+            self.names = list(pairs)
+            self.adapters = nn.ParameterList([nn.Parameter(tensor) for name in self.names for tensor in pairs[name]])
+
+    @property
+    def head(self) -> nn.Module:
+        head: nn.Module = self._model.get_output_embeddings()
+        return head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self._run(tokens, None)[0]
+
+    def begin(self, tokens: Tensor) -> tuple[Tensor, State]:
+        logits, past = self._run(tokens, None, cached=True)
+        return logits[:, -1], Cache(past)
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        assert isinstance(state, Cache)
+        logits, past = self._run(tokens.view(-1, 1), state.past, cached=True)
+        return logits[:, 0], Cache(past)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HFPolicy:
+        """With LoRA, adapters of its own on the same frozen model."""
+        if self._adapted is not None:
+            memo[id(self._adapted)] = self._adapted
+        memo[id(self.vocabulary)] = self.vocabulary
+        other = HFPolicy.__new__(HFPolicy)
+        memo[id(self)] = other
+        other.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return other
+
+    @property
+    def _model(self) -> Any:
+        return self.model if self._adapted is None else self._adapted.model
+
+    def _run(self, tokens: Tensor, past: Any, *, cached: bool = False) -> tuple[Tensor, Any]:
+        """Logits (B, T, V) in float32 where `tokens` (B, T) are, and the cache; texts are padded at their right end."""
+        given = {"input_ids": tokens.to(self._model.device), "past_key_values": past, "use_cache": cached}
+        if self._adapted is None:
+            out = self.model(**given)
+        else:
+            values = list(self.adapters)
+            pairs = {name: (values[2 * n], values[2 * n + 1]) for n, name in enumerate(self.names)}
+            with self._adapted.using(pairs):
+                out = self._model(**given)
+        return out.logits.float().to(tokens.device), out.past_key_values
+
+
+def load(name: str, *, seed: int, trained: Trained = Trained.LORA, download: bool = False) -> HFPolicy:
+    """The model called `name` on the hub, or in the folder `name`; its tokenizer is made known to this process.
+
+    Only what is on this machine already is used, unless `download`. Raises TaskError where it cannot be had.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise TaskError(
+            f'policies called hf:... need transformers, which cannot be imported ({error}): pip install "swarmnode[hf]"'
+        ) from error
+    where = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    safe = {"trust_remote_code": False, "local_files_only": not download}
+    try:
+        words = AutoTokenizer.from_pretrained(where, **safe)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **safe)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        hint = "" if download else "; a model that is not on this machine is fetched only where --policy names it"
+        raise TaskError(f"the model {name!r} cannot be loaded: {error}{hint}") from error
+    tokenizer = Tokenizer(words, max(len(words), int(model.get_output_embeddings().weight.shape[0])))
+    register(tokenizer)
+    return HFPolicy(model, tokenizer, trained=trained, seed=seed)
