@@ -96,8 +96,13 @@ class Sapo:
         self.rollouts.measure(metrics)
 
     def _standing(self, author: PeerId) -> float:
-        """How much of its share an author has here: nothing once it was caught lying, or while it is contained."""
+        """How much of its share an author has here: nothing once it was caught lying, or while it is contained.
+
+        Who samples for this node and passed its audits is no newcomer to it.
+        """
         standing = self._ledger.standing(author) if self._ledger is not None else 1.0
+        if standing > 0 and self.samplers.proved(author):
+            standing = 1.0
         return min(standing, self.samplers.standing(author))
 
     @property

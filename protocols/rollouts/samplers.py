@@ -165,6 +165,11 @@ class Samplers:
         author = self._authors.get(peer)
         return 0.0 if author is not None and author.caught else 1.0
 
+    def proved(self, peer: PeerId) -> bool:
+        """Whether groups of his passed audits, and none was a lie."""
+        author = self._authors.get(peer)
+        return author is not None and author.accepted > 0 and not author.caught
+
     def tally(self, peer: PeerId) -> Tally:
         """How one author stands."""
         author = self._authors.get(peer)

@@ -137,6 +137,22 @@ def test_who_picks_its_questions_is_refused_before_anybody_looks_at_its_answers(
     simulate(body, trainers="a", samplers="cd", odd={"d": PicksQuestions})
 
 
+class EverybodyIsNew:
+    """A ledger in which nobody has done any work that counts."""
+
+    def standing(self, peer: str) -> float:
+        return 0.25
+
+
+def test_who_passed_the_audits_of_a_trainer_is_no_newcomer_to_it() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        trainer_of(swarm, "a")._ledger = EverybodyIsNew()  # type: ignore[assignment]
+        await swarm.round_done(60, "a")
+        assert tally(swarm, "c").came > 400, "eight groups a round, and not a newcomer's two a second"
+
+    simulate(body, trainers="a", samplers="c")
+
+
 def test_samplers_fetch_weights_from_one_another() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(10, *"acde")
