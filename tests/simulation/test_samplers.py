@@ -153,16 +153,20 @@ def test_who_passed_the_audits_of_a_trainer_is_no_newcomer_to_it() -> None:
     simulate(body, trainers="a", samplers="c")
 
 
-def test_samplers_fetch_weights_from_one_another() -> None:
+def test_samplers_fetch_weights_from_one_another_and_keep_the_newest_only() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await swarm.round_done(10, *"acde")
+        await swarm.round_done(12, *"acdef")
         newest = trainer_of(swarm, "a").broadcast
         assert newest is not None and newest.newest is not None
-        held = {sampler_of(swarm, name).weights for name in "cde"}
-        assert all(weights is not None and weights.trainer == swarm.peer("a") for weights in held)
-        assert all(newest.newest.version - weights.version <= STALENESS for weights in held if weights is not None)
+        weights = [sampler_of(swarm, name).weights for name in "cdef"]
+        assert all(each is not None and each.trainer == swarm.peer("a") for each in weights)
+        assert all(newest.newest.version - each.version <= STALENESS for each in weights if each is not None)
+        shelves = [sampler_of(swarm, name)._shards for name in "cdef"]
+        assert sum(shelf.counts["chunks_served"] for shelf in shelves) > 4, "not all of them from the trainer"
+        assert all(len(shelf._store.recent(99)) <= 2 for shelf in shelves)
+        assert len(newest._shards._store.recent(99)) == STALENESS + 1
 
-    simulate(body, trainers="a", samplers="cde")
+    simulate(body, trainers="a", samplers="cdef")
 
 
 def test_who_is_told_of_new_weights_fetches_them_while_it_samples() -> None:
