@@ -3,8 +3,8 @@
     check(attested, finding, works)        # CONFIRMED, CONTRADICTED or UNKNOWN
 
 A contradicted one was not a mistake: who attests quotes a roster that says otherwise in front of everybody, so a node
-that finds it out hears none of its author's attestations any more. What a roster does not settle stays UNKNOWN, and counts
-for as much as its author.
+that finds it out hears none of its author's attestations any more. What a roster does not settle stays UNKNOWN, and
+counts for as much as its author.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
-LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who is not contained: one bad run of data ends nobody's part
+LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
 WORK = frozenset({Saw.PROOF, Saw.AUDIT, Saw.ASSIGNED})  # findings that are about work; the others are about conduct
 
 
@@ -332,18 +332,21 @@ class Ledger:
     def roster_standing(self, peer: str) -> int:
         """What this node, as a judge, says of an author in its scores, in thousandths: from the chain alone.
 
-        All of it for who is new, as the chain keeps newcomers on probation itself; nothing for who goes on doing harm.
+        All of it for who is new, as the chain keeps newcomers on probation itself; never less than
+        LEAST_ROSTER_STANDING, as what judges measure cannot tell sabotage from honest work on unusual data.
         """
         account = (self._stands[self._tip].accounts if self._stands else {}).get(peer, NEWCOMER)
         if account.rounds < CONTAINED_AFTER:
             return FULL_STANDING
-        if contained(account):
-            return 0
         return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * score(account) / conduct(account)))
 
     def to_contain(self) -> tuple[str, ...]:
-        """Whom this node should be rid of: they go on doing harm."""
-        return tuple(peer for peer, account in self.accounts().items() if contained(account) and peer != self.me)
+        """Whom this node should be rid of: what they made did not hold up, epoch after epoch.
+
+        Not who did harm in an open round: sixteen honest peers with classes drawn by Dirichlet(0.3) had two among them
+        whose every contribution worsened the held-out loss, as a flipped sign does. That costs weight and no more.
+        """
+        return tuple(peer for peer, seen in self._seen.items() if contained(seen.account))
 
     # --- across restarts --------------------------------------------------------------------------------------------
 

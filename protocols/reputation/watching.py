@@ -4,9 +4,10 @@
     watching.sources.append(lambda ledger: …)      # called at the end of each epoch, to observe what was counted
     nursery.start_soon(watching.run)
 
-Every EPOCH it asks its sources what they counted, ends the ledger's epoch, and notes an offence for each peer that is
-contained: `conduct` then slows, refuses and at last disconnects it. Every ATTEST_ROUNDS rounds it attests. What it
-attests is write-once, so a restart in between says nothing again; where this node may not sign, it does so later.
+Every EPOCH it asks its sources what they counted, ends the ledger's epoch, and notes an offence for each peer that
+`Ledger.to_contain` names: `conduct` then slows, refuses and at last disconnects it. Every ATTEST_ROUNDS rounds it
+attests. What it attests is write-once, so a restart in between says nothing again; where this node may not sign, it
+does so later.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Watching:
         self.ledger.close(self._round())
         await self._read_guilty()
         for peer in self.ledger.to_contain():
-            self.offences.note(peer, "its work does harm, round after round", Kind.BREACH)
+            self.offences.note(peer, "what it makes does not hold up, time after time", Kind.BREACH)
         if self.ledger.round >= self._said_at + ATTEST_ROUNDS:
             await self._attest()
         if self._kept is not None:

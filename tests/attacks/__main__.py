@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml
 import dht
 import gradient
 import offers
+import reputation
 import rollouts
 import rounds
 import state
@@ -38,6 +39,7 @@ GROUPS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
     "gradient": gradients,
     "round": rounds.outcomes,
     "rollout": lambda nodes: rollouts.outcomes(),
+    "reputation": lambda nodes: reputation.outcomes(),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 INTRODUCTION = """# Attacks
@@ -82,6 +84,11 @@ answers refused, where at most 2 % more of the honest nodes' answers carry what 
 these are at most 1.1 times as long. Undefended is SAPO as published, in nodes that believe claimed rewards. Who floods
 does so on simnet, twelve honest nodes, three rounds; shares are those at the node and in the batch where they are
 greatest. A peer may have a quarter; identities without standing, where there is a reputation, an eighth together.
+
+Reputation: a swarm in numbers, 16 peers unless the line says otherwise: each has a true gain, judges measure it with a
+noise of 0.3 of an honest gain, one honest node keeps a ledger. The worst of 10 seeds. Undefended is the mean of what
+everybody says, with newcomers trusted like anybody and absence counted as no gain. docs/reputation.md says where this
+ends: with noisier judges, and on unusual data.
 
 """
 

@@ -16,7 +16,7 @@ from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.offences import Kind
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.chainwork import Judged, RoundWork
-from swarmnode.protocols.reputation.ledger import MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
+from swarmnode.protocols.reputation.ledger import LEAST_ROSTER_STANDING, MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
 
 ME = "ann"
 JUDGES = ("ann", "bob", "cat", "dan", "eli")
@@ -79,12 +79,18 @@ def test_an_empty_roster_changes_nobodys_account() -> None:
     assert mine.accounts() == before and mine.round == 7
 
 
-def test_a_judge_says_full_standing_of_newcomers_and_none_of_who_goes_on_doing_harm() -> None:
+def test_a_judge_says_full_standing_of_newcomers_and_little_of_who_goes_on_doing_harm() -> None:
     mine = on_chain(2, {"bob": 1000, "eve": -1000})
     assert mine.roster_standing("eve") == mine.roster_standing("stranger") == FULL_STANDING
     mine = on_chain(4, {"bob": 1000, "eve": -1000})
-    assert mine.roster_standing("eve") == 0
+    assert mine.roster_standing("eve") == LEAST_ROSTER_STANDING
     assert mine.roster_standing("bob") == FULL_STANDING
+
+
+def test_who_only_harms_the_held_out_loss_loses_weight_and_is_not_cut_off() -> None:
+    mine = on_chain(12, {"bob": 1000, "cat": 1000, "odd": -1000})
+    assert mine.view()["odd"].weight == 0.0
+    assert mine.to_contain() == ()
 
 
 def test_what_a_judge_says_in_scores_follows_from_the_chain_alone() -> None:
