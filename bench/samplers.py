@@ -40,7 +40,7 @@ from simswarm import SimSwarm
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.exchange.sampler import Sampler
 from swarmnode.protocols.exchange.sapo import ASKED_ITSELF, Sapo
-from swarmnode.protocols.trainer import Learned, Vector, Worked
+from swarmnode.protocols.trainer import Answered, Learned, Vector, Worked
 from swarmnode.training.inner import layout_of
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
@@ -86,11 +86,12 @@ class InProcess:
         await trio.sleep(self._sampling * len(answer["groups"]) / BATCH)
         return [RolloutGroup.from_map(group) for group in answer["groups"]], self._sampling
 
-    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         asked = [(task.name, task.difficulty, task.seed) for task in tasks]
         answer = self.task.answer(asked, version=version, policy=policy)
         await trio.sleep(self._sampling)
-        return [RolloutGroup.from_map(group) for group in answer["groups"]], self._sampling
+        groups = [RolloutGroup.from_map(group) for group in answer["groups"]]
+        return Answered(groups, answer["reward"], self._sampling)
 
     async def learn(
         self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()

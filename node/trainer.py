@@ -27,7 +27,7 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.protocols.trainer import NOTHING, Learned, TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import NOTHING, Answered, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -146,12 +146,13 @@ class TrainerProcess:
         self._note(answer["spent"])
         return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
 
-    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         child = await self._ready_child()
         asked = [[task.name, task.difficulty, task.seed] for task in tasks]
         answer = await child.call("answer", tasks=asked, version=version, policy=policy)
         self._note(answer["spent"])
-        return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
+        groups = tuple(RolloutGroup.from_map(group) for group in answer["groups"])
+        return Answered(groups, answer["reward"], answer["seconds"])
 
     async def learn(
         self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()

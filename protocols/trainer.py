@@ -60,6 +60,15 @@ class Learned:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """Groups for whoever trains the policy that wrote them."""
+
+    groups: Sequence[RolloutGroup]  # with proofs
+    reward: float  # mean over their answers, 0 to 1
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Sampled:
     """One batch that a node wrote for another's policy, and what came of all of its groups so far."""
 
@@ -119,8 +128,8 @@ class RolloutTrainer(Trainer, Protocol):
         the hash of the parameters, they are remembered for audits. Raises TrainerDied.
         """
 
-    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
-        """Answers to these questions with proofs, for whoever trains the policy; seconds. Raises TrainerDied."""
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
+        """Answers to these questions with proofs, for whoever trains the policy. Raises TrainerDied."""
 
     async def learn(
         self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()

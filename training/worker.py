@@ -12,7 +12,7 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     evaluate  thorough, seed -> loss, spent            also between two steps of `train`
     sample    prompt, length, temperature, seed -> text    also between two steps
     rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
-    answer    tasks, version, policy -> groups, seconds, spent    the same, asked by others
+    answer    tasks, version, policy -> groups, reward, seconds, spent    the same, asked by others
     learn     pool, sampled -> reward, taken, ..., spent          a task of rollouts: one update from those and these
     ping      -> nothing
     quit      -> nothing                               and the process ends

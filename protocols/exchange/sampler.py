@@ -36,9 +36,8 @@ from swarmnode.protocols.rollouts.weights import (
     serve_fresh,
 )
 from swarmnode.protocols.shard_wire import ShardError
-from swarmnode.protocols.trainer import RolloutTrainer, Sampled, TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import Answered, RolloutTrainer, Sampled, TrainerDied, Vector, Worked
 from swarmnode.training.outer import OuterState
-from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
 from swarmnode.training.rl.tasks.work import asked, work
 
 log = logging.getLogger(__name__)
@@ -119,12 +118,12 @@ class Sampler:
         try:
             weights = await self._fit_weights()
             self.phase = "training"
-            groups, seconds = await self._sample(weights)
+            answered = await self._sample(weights)
             self.phase = "exchanging"
             self.rollouts.counter = self._counter
-            self._counter += len(groups)
-            await self.rollouts.publish(groups, trainer=weights.trainer)
-            self._given += len(groups)
+            self._counter += len(answered.groups)
+            await self.rollouts.publish(answered.groups, trainer=weights.trainer)
+            self._given += len(answered.groups)
             await trio.sleep_until(began + self._pace)
         except TrainerDied as error:
             self.weights = None  # its successor has the parameters, but perhaps not all of them
@@ -132,16 +131,16 @@ class Sampler:
         finally:
             self.phase = "waiting"
         stands = self._stand(place.round + 1)
-        tokens = sum(len(answer) for group in groups for answer in group.answers)
+        tokens = sum(len(answer) for group in answered.groups for answer in group.answers)
         return RoundResult(
             round=place.round,
             outcome=Completed(2),
             state_hash=stands.state_hash,
             loss=float("nan"),
-            worked=Worked(1, len(groups), tokens, float("nan"), seconds),
+            worked=Worked(1, len(answered.groups), tokens, float("nan"), answered.seconds),
             seconds=self._began - began,
             members=2,
-            sampled=self._told_of(weights, groups),
+            sampled=self._told_of(weights, answered),
         )
 
     async def regain_place(self) -> None:
@@ -314,7 +313,7 @@ class Sampler:
 
     # -- sampling
 
-    async def _sample(self, weights: Weights) -> tuple[list[RolloutGroup], float]:
+    async def _sample(self, weights: Weights) -> Answered:
         tasks = [
             work(
                 self._parts.run_id,
@@ -328,11 +327,16 @@ class Sampler:
         ]
         return await self._policy.answer(tasks, version=weights.version, policy=weights.policy)
 
-    def _told_of(self, weights: Weights, groups: Sequence[RolloutGroup]) -> Sampled:
+    def _told_of(self, weights: Weights, answered: Answered) -> Sampled:
         told = self.told or Newest()
-        reward = mean_reward([score(self._parts.me, group) for group in groups])
         return Sampled(
-            weights.trainer, weights.version, len(groups), reward, self._given, told.accepted, dict(told.refused)
+            trainer=weights.trainer,
+            version=weights.version,
+            groups=len(answered.groups),
+            reward=answered.reward,
+            given=self._given,
+            accepted=told.accepted,
+            refused=dict(told.refused),
         )
 
     def _to(self) -> Sequence[PeerId]:

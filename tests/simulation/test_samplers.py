@@ -14,8 +14,7 @@ from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.exchange.sampler import Sampler
 from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.rollouts.samplers import Tally
-from swarmnode.protocols.trainer import Vector
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.protocols.trainer import Answered, Vector
 from swarmnode.training.rl.tasks import TaskRef
 
 STALENESS = 4  # the run's bound, by default
@@ -33,7 +32,7 @@ class OtherWeights(SimPolicy):
 class PicksQuestions(SimPolicy):
     """Answers questions of its own choice."""
 
-    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         easy = [TaskRef("digits/swap", 5, seed) for seed in range(len(tasks))]
         return await super().answer(easy, version=version, policy=policy)
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import trio
 
-from swarmnode.protocols.trainer import Learned, TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import Answered, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
-from swarmnode.training.rl.groups import RolloutGroup, score
+from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
 from swarmnode.training.rl.vocabulary import DIGITS
@@ -61,12 +61,13 @@ class SimPolicy:
         self._own = [self._group(rng, task, version, policy) for task in tasks[:count]]
         return self._own, self._seconds
 
-    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> tuple[list[RolloutGroup], float]:
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         await self._work()
         rng = np.random.default_rng([version, len(tasks), *self._peer_id.encode()])
         groups = [self._group(rng, task, version, policy) for task in tasks]
         proved = [replace(group, logprobs=tuple((-1.0,) * len(a) for a in group.answers)) for group in groups]
-        return [replace(group, proof=self._shares.tobytes()) for group in proved], self._seconds
+        reward = mean_reward([score(self._peer_id, group) for group in groups])
+        return Answered([replace(group, proof=self._shares.tobytes()) for group in proved], reward, self._seconds)
 
     def _group(self, rng: np.random.Generator, task: TaskRef, version: int, policy: str) -> RolloutGroup:
         rule = NAMES.index(task.name)

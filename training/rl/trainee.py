@@ -22,7 +22,7 @@ import torch
 from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
 from swarmnode.training.rl.defence import Gate
-from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, as_text, score
+from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, as_text, mean_reward, score
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
@@ -103,11 +103,13 @@ class DigitsRL:
         return group if group.vocabulary in COMMON else as_text(group)
 
     def answer(self, tasks: Sequence[tuple[str, int, int]], *, version: int, policy: str) -> dict[str, Any]:
-        """Answers to these questions (name, difficulty, seed) for whoever trains this policy, with proofs."""
+        """Proved answers to these questions (name, difficulty, seed), for whoever trains this policy."""
         began = time.perf_counter()
         self.learner.go_on_at(version)
         groups = self.learner.answer([TaskRef(*task) for task in tasks], policy=policy)
-        return {"groups": [group.to_map() for group in groups], "seconds": time.perf_counter() - began}
+        reward = mean_reward([score("", group) for group in groups])
+        told = {"groups": [group.to_map() for group in groups], "reward": reward}
+        return {**told, "seconds": time.perf_counter() - began}
 
     def learn(
         self, pool: Sequence[tuple[str, Mapping[str, Any]]], sampled: Sequence[tuple[str, Mapping[str, Any]]] = ()
