@@ -7,7 +7,8 @@
 
 A group that is looked at must have the proof of its activations (`proofs`), log-probabilities that the same weights
 give again, and tokens that look drawn from them, pooled over the author's last groups (`defence`). Nothing else passes:
-an empty proof, a copied one, or one of other weights, older ones included. One lie costs an author all of its groups.
+an empty proof, a copied one, or one of other weights, older ones included. In all groups, looked at or not, answers
+must not be more alike than their log-probabilities let expect. One lie costs an author all of its groups.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swarmnode.training.rl.defence import Proof, Reading, TokenReading, proven
+from swarmnode.training.rl.defence import Proof, Reading, TokenReading, improbable, proven, repetition
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.prefill import read
 from swarmnode.training.rl.proofs import HALF, Tolerance, distances
@@ -29,7 +30,9 @@ from swarmnode.training.rl.sampling import Sampling
 
 # Log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
 SAME_WEIGHTS = Proof(top_k=1 << 30, logprob=5e-3, z=float("inf"))
-POOLED = 16  # groups of an author that the sampling test pools
+POOLED = (16, 256)  # groups of an author that the sampling test pools: few tell soon, many tell small differences
+CLAIMED = 64  # groups of an author of which the answers' likeness is pooled
+SURE = 20.0  # of `improbable`: 2e-9 of honest authors are beyond
 Z = 6.0  # of the sampling test, which honest authors take in each round: 2e-9 of them are beyond
 
 
@@ -57,7 +60,8 @@ class Audit:
         self._rng = np.random.default_rng([seed, 5])
         self._judge: nn.Module | None = None
         self._weights: OrderedDict[str, torch.Tensor] = OrderedDict()  # by hash, (P,) each, the oldest first
-        self._drawn: dict[str, deque[tuple[float, float, float]]] = defaultdict(lambda: deque(maxlen=POOLED))
+        self._alike: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=CLAIMED))
+        self._drawn: dict[str, deque[tuple[float, float, float]]] = defaultdict(lambda: deque(maxlen=max(POOLED)))
 
     def remember(self, policy_hash: str) -> None:
         """Keep the weights that the policy has now, called `policy_hash`."""
@@ -83,6 +87,12 @@ class Audit:
                 reason = self._lie(scored, reading)
                 if reason:
                     caught.setdefault(scored.author, reason)
+        for scored in known:  # by what its author claims: it takes no pass, and false claims are caught above
+            alike = self._alike[scored.author]
+            if scored.group.logprobs is not None:
+                alike.append(repetition(scored.group.answers, [sum(chances) for chances in scored.group.logprobs]))
+            if alike and improbable(alike) > SURE:
+                caught.setdefault(scored.author, "not-sampled")
         passed = tuple(scored for scored in known if scored.author not in caught)
         refused["dishonest"] += len(known) - len(passed)
         return Audited(passed, checked, caught, +refused)
@@ -123,10 +133,14 @@ class Audit:
             return "other-activations"
         pooled = self._drawn[scored.author]
         pooled.append(_drawing(tokens))
-        excess, variance = sum(each[0] for each in pooled), sum(each[1] for each in pooled)
-        # One rare token of a policy that is nearly sure is many deviations away, and must not condemn anybody.
-        worst = max(each[2] for each in pooled)
-        return "not-sampled" if abs(excess) > Z * np.sqrt(variance) + worst else ""
+        return "not-sampled" if any(not _looks_drawn(list(pooled)[-count:]) for count in POOLED) else ""
+
+
+def _looks_drawn(pooled: Sequence[tuple[float, float, float]]) -> bool:
+    excess, variance = sum(each[0] for each in pooled), sum(each[1] for each in pooled)
+    # One rare token of a policy that is nearly sure is many deviations away, and must not condemn anybody.
+    worst = max(each[2] for each in pooled)
+    return bool(abs(excess) <= Z * np.sqrt(variance) + worst)
 
 
 def _drawing(answers: Sequence[TokenReading]) -> tuple[float, float, float]:

@@ -21,6 +21,8 @@ policy one step older by 3e-2, another model by 0.5.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,6 +132,32 @@ def proven(readings: Sequence[Reading], claimed: Sequence[Sequence[Sequence[floa
                 return "logprobs"
             drawn.append(answer)
     return "not-sampled" if abs(sampling_z(drawn)) > limits.z else ""
+
+
+def repetition(answers: Sequence[Sequence[int]], logprobs: Sequence[float]) -> float:
+    """How little chance explains that answers of a group are alike: −ln of a bound of its probability, 0 at the least.
+
+    `logprobs` (G,) are those of the whole answers, in nats. That some answer of probability p or less stands k times
+    among G draws has a probability of at most Σ C(G, k) p_a^k ≤ C(G, k) p^(k − 1), as the p_a add up to 1; and k may
+    be 2 to G. Greedy answers are alike, also where each of them is as likely as honest ones are, so that z says little.
+    """
+    times = Counter(map(tuple, answers))
+    count = len(answers)
+    bounds = [
+        math.log(count - 1) + math.log(math.comb(count, times[tuple(answer)])) + (times[tuple(answer)] - 1) * logprob
+        for answer, logprob in zip(answers, logprobs, strict=True)
+        if times[tuple(answer)] > 1
+    ]
+    return max(0.0, -min(bounds, default=0.0))
+
+
+def improbable(surprises: Sequence[float]) -> float:
+    """−ln of a bound of the chance that the sum of these `repetition`s of as many groups is so great, 0 at the least.
+
+    Each is at most exponential, so that their sum is at most Gamma; Chernoff's bound of its tail.
+    """
+    total, count = sum(surprises), len(surprises)
+    return total - count - count * math.log(total / count) if total > count else 0.0
 
 
 def logprob_distance(reading: TokenReading, claimed: Sequence[float]) -> float:

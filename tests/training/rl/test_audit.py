@@ -14,6 +14,7 @@ from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build, parameter_hash
+from swarmnode.training.rl.sampling import Sampling
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.tasks.digits import NAMES, well_formed
 
@@ -154,3 +155,16 @@ def test_what_others_sampled_is_learned_from_by_decoupled_ppo() -> None:
 def test_groups_keep_their_proof_on_the_way() -> None:
     group = sampled(versions()[-1])[0].group
     assert RolloutGroup.from_map(group.to_map()) == group and group.proof
+
+
+@pytest.mark.parametrize(("temperature", "batches"), [(0.0, 1), (0.5, 40)])
+def test_who_draws_otherwise_is_caught_though_it_claims_what_a_prefill_says(temperature: float, batches: int) -> None:
+    audit, policy = an_audit(share=0.25), versions()[-1]
+    sampler = Learner("s", copy.deepcopy(policy), Settings(sampling=Sampling(temperature=temperature)), seed=1)
+    for number in range(batches):
+        tasks = [TaskRef(NAMES[n % len(NAMES)], 5, 100 * number + n) for n in range(8)]
+        groups = [score("s", group) for group in sampler.answer(tasks, policy=parameter_hash(policy))]
+        verdict = audit.check([changed(each, **_prefilled(policy, each)) for each in groups])
+        if verdict.caught:
+            break
+    assert verdict.caught == {"s": "not-sampled"}

@@ -15,8 +15,10 @@ from swarmnode.training.rl.defence import (
     Reading,
     TokenReading,
     gate,
+    improbable,
     logprob_distance,
     proven,
+    repetition,
     sampling_z,
     token_reading,
 )
@@ -175,3 +177,24 @@ def test_rank_counts_beside_likelihood() -> None:
     far = TokenReading(USUAL.logprobs, np.array([0, 12, 0]), USUAL.entropy, USUAL.variance)
     assert gate([Reading((far,) * 8)], Gate(top_k=12)).reason == "unlikely"
     assert gate([Reading((far,) * 8)], Gate(top_k=13)).kept.all()
+
+
+def test_answers_that_are_more_alike_than_their_chances_are_improbable() -> None:
+    alike, chance = [(4, 0, 24)] * 8, [np.log(0.04)] * 8
+    assert repetition(alike, chance) > 15
+    assert repetition(alike, [np.log(0.999)] * 8) == 0.0  # who is nearly sure answers alike
+    assert repetition([(4, n, 24) for n in range(8)], chance) == 0.0
+
+
+def test_honest_answers_are_not_improbable_however_many_are_pooled() -> None:
+    rng = np.random.default_rng(1)
+    for shape in (0.02, 0.2, 2.0):  # from nearly sure to nearly uniform
+        surprises = []
+        for _ in range(2000):
+            p = rng.dirichlet([shape] * 25)
+            drawn = rng.choice(25, 8, p=p)
+            surprises.append(repetition([(int(answer),) for answer in drawn], [float(np.log(p[n])) for n in drawn]))
+        assert max(improbable(surprises[n : n + 64]) for n in range(0, 2000, 8)) < 8.0
+        assert np.mean(np.array(surprises) > 3.0) <= np.exp(-3.0)
+    greedy = repetition([(1,)] * 8, [np.log(0.3)] * 8)
+    assert improbable([greedy] * 8) > 20.0 > improbable([greedy])
