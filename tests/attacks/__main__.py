@@ -81,7 +81,10 @@ Rollout: eight nodes learn digit tasks for 50 rounds from their own and one anot
 the Thief", 2511.09780); the product's learning half in one process. Rejected are liars' groups from which nothing was
 learned because of what they are, not because of a cap. A line passes with 99 % of them, with at most 1 % of honest
 answers refused, where at most 2 % more of the honest nodes' answers carry what was smuggled in than without liars, and
-these are at most 1.1 times as long. Undefended is SAPO as published, in nodes that believe claimed rewards. Who floods
+these are at most 1.1 times as long. Undefended is SAPO as published, in nodes that believe claimed rewards. Samplers
+write for another's policy: a hundred batches of eight signed groups, each beside one of an honest sampler, to a trainer
+that looks at a quarter of them; a batch is rejected where nothing of it is learned from. Who draws at half the
+temperature, with right proofs, is caught only after some twenty such batches, and is in no line. Who floods
 does so on simnet, twelve honest nodes, three rounds; shares are those at the node and in the batch where they are
 greatest. A peer may have a quarter; identities without standing, where there is a reputation, an eighth together.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import rolloutflood
+import rolloutproofs
 import trio
 from adversaries import rollouts as adversaries
+from adversaries import samplers
 from adversaries.rollouts import RolloutLie
 from harness import Outcome
 from rolloutswarm import FULL, Course, Size, run
@@ -57,8 +59,8 @@ class Damage:
 
 @cache
 def clean(size: Size) -> Course:
-    """The same nodes, all honest."""
-    return run(None, size)
+    """The honest nodes of such a swarm among themselves."""
+    return run(None, replace(size, nodes=size.nodes - size.liars))
 
 
 def damage(lie: RolloutLie, size: Size = FULL) -> Damage:
@@ -71,6 +73,10 @@ async def outcomes() -> AsyncIterator[Outcome]:
     for lie in adversaries.everyone():
         found = await trio.to_thread.run_sync(damage, lie)
         yield Outcome("rollout", lie.name, str(found), found.told(found.undefended), found.failures())
+    for one in samplers.everyone():
+        proved = await trio.to_thread.run_sync(rolloutproofs.damage, one)
+        naive = f"{proved.naive:.0%} learned from"
+        yield Outcome("rollout", f"samplers: {one.name}", str(proved), naive, proved.failures())
     for flood in adversaries.floods():
         kept, lost = await trio.to_thread.run_sync(_both, flood)
         yield Outcome("rollout", flood.name, str(kept), str(lost), kept.failures())

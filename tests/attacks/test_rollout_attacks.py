@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import rolloutflood
+import rolloutproofs
 import rollouts
 from adversaries import rollouts as adversaries
+from adversaries import samplers
 from adversaries.rollouts import Flood, Overlong, RolloutLie, Sybils
+from adversaries.samplers import Honest, SamplerLie
 from rolloutswarm import Size
 
 SHORT = Size(nodes=4, liars=1, rounds=8, warm_up=300)
@@ -22,6 +25,17 @@ def test_nothing_is_learned_from_and_little_lost_to(lie: RolloutLie) -> None:
 def test_without_defence_answers_grow_as_liars_want() -> None:
     found = rollouts.damage(Overlong(), SHORT)
     assert found.undefended.length > 1.2 * found.clean.length
+
+
+@pytest.mark.parametrize("lie", samplers.everyone(), ids=lambda lie: type(lie).__name__)
+def test_a_trainer_learns_nothing_from_samplers_with(lie: SamplerLie) -> None:
+    found = rolloutproofs.damage(lie, batches=3)
+    assert found.naive == 1.0 and found.failures() == ()
+
+
+def test_a_trainer_learns_from_all_that_honest_samplers_give() -> None:
+    found = rolloutproofs.damage(Honest(), batches=3)
+    assert (found.rejected, found.honest_lost) == (0, 0)
 
 
 @pytest.mark.parametrize(("flood", "rounds"), [(Flood(), 1), (Sybils(), 2)], ids=["Flood", "Sybils"])
