@@ -26,6 +26,7 @@ from swarmnode.protocols.exchange.outcomes import Completed
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rollouts import Rollouts
+from swarmnode.protocols.rollouts.signed import MAX_COUNTER
 from swarmnode.protocols.rollouts.weights import (
     Newest,
     NoWeights,
@@ -221,6 +222,7 @@ class Sampler:
         if trainer != self.trainer:
             self.trainer, self._heard, self._asked = trainer, trio.current_time(), -PATIENCE
             self._newest = self.weights = self._next = self.told = None
+            self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
 
     async def _ask(self) -> None:
         """Have the trainer say what is newest, and what became of this node's groups."""
@@ -295,8 +297,13 @@ class Sampler:
     async def _fetch(self) -> None:
         """Have the newest weights that the trainer named in `_next`, unless they are here already."""
         newest = self._newest
-        held = [self.weights, self._next[0] if self._next is not None else None]
-        if newest is None or any(weights is not None and weights.policy == newest.policy for weights in held):
+        if newest is None:
+            return
+        if self._next is not None and self._next[0].policy == newest.policy:
+            self._next = (newest, self._next[1])  # an update that changed nothing
+            return
+        if self._next is None and self.weights is not None and self.weights.policy == newest.policy:
+            self.weights = newest
             return
         if newest.size != 4 * self._policy.layout.parameters or newest.shape != self._shape:
             log.warning("the weights of %s are not of a policy %s", newest.trainer, self._shape)

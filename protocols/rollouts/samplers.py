@@ -65,14 +65,17 @@ class Samplers:
         """`tasks`: what the run asks; `answers`: to each question; `staleness`: updates that weights may be behind."""
         self._me, self._run_id, self._tasks = me, run_id, tuple(tasks)
         self._answers, self._staleness = answers, staleness
-        self._versions: OrderedDict[str, int] = OrderedDict()  # of weights that are out, by hash
+        self._versions: OrderedDict[str, range] = OrderedDict()  # of weights that are out, by hash: an update may
+        # change nothing, so that one hash has several
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one heard last at the end
 
     # -- what comes
 
     def know(self, policy: str, version: int) -> None:
         """These weights are out: groups that they write may come."""
-        self._versions[policy] = version
+        known = self._versions.get(policy)
+        follows = known is not None and known.stop == version
+        self._versions[policy] = range(known.start if known is not None and follows else version, version + 1)
         self._versions.move_to_end(policy)
         while len(self._versions) > self._staleness + 1:
             self._versions.popitem(last=False)
@@ -103,7 +106,7 @@ class Samplers:
             return "no-standing"
         if group.policy not in self._versions:
             return "stale" if group.version <= self._oldest() else "unknown-weights"
-        if group.version != self._versions[group.policy]:
+        if group.version not in self._versions[group.policy]:
             return "other-version"
         if group.task != work(
             self._run_id,
@@ -121,7 +124,7 @@ class Samplers:
         return "" if group.proof else "no-proof"
 
     def _oldest(self) -> int:
-        return min(self._versions.values(), default=-1)
+        return min((versions.start for versions in self._versions.values()), default=-1)
 
     # -- what is learned from
 
@@ -141,7 +144,8 @@ class Samplers:
         return tuple(chosen)
 
     def _is_fresh(self, group: SignedGroup, version: int) -> bool:
-        return 0 <= version - group.version <= self._staleness and group.policy in self._versions
+        versions = self._versions.get(group.policy)
+        return versions is not None and 0 <= version - versions[-1] <= self._staleness
 
     def settle(self, groups: Sequence[SignedGroup], *, caught: Mapping[PeerId, str]) -> None:
         """These were given to the trainer, and it caught those authors lying."""

@@ -303,6 +303,8 @@ class Rollouts:
 
     async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Recent:
         self._admit(peer, query.run_id)
+        if not self._takes:
+            return Recent(())
         self._admit_query(peer)
         own = self.pool.own()[-max(1, query.count // 8) :]
         told = [*own, *self.pool.drawn(query.count, self._rng)]

@@ -192,23 +192,27 @@ class Broadcast:
 
     async def publish(self, parameters: Vector, *, version: int, policy: str) -> None:
         """Put out these parameters (P,), whose `hash_of` is `policy`. Raises ShardError where there is no room."""
-        if self.newest is not None and self.newest.policy == policy:
-            return
-        content = parameters.astype("<f4").tobytes()
-        with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
-            source = Path(folder) / "weights"
-            await self._runner(lambda: source.write_bytes(content))
-            shard = await self._shards.put(source, announce=False)
+        if self.newest is not None and self.newest.policy == policy:  # an update that changed nothing
+            shard = self.newest.shard
+        else:
+            shard = await self._put(parameters)
+            self._out.append(shard)
         self._counter = max(self._counter + 1, self._now())
-        weights = Weights(self._me, self._counter, version, policy, self._shape, shard, len(content))
+        weights = Weights(self._me, self._counter, version, policy, self._shape, shard, 4 * parameters.size)
         self._newest = (weights, *seal_weights(weights, run_id=self._run_id, sign=self._sign))
         self._samplers.know(policy, version)
-        self._out.append(shard)
         while len(self._out) > self._keep:
             gone = self._out.popleft()
             if gone not in self._out:
                 await self._shards.drop(gone)
         self._news.set()
+
+    async def _put(self, parameters: Vector) -> bytes:
+        """The shard that these parameters are now."""
+        with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
+            source = Path(folder) / "weights"
+            await self._runner(lambda: source.write_bytes(parameters.astype("<f4").tobytes()))
+            return await self._shards.put(source, announce=False)
 
     async def watch(self) -> None:
         """Tell those who want to be told, until cancelled."""

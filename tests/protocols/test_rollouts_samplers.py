@@ -96,6 +96,18 @@ def test_what_was_written_with_old_weights_is_refused_and_let_go() -> None:
     assert found.tally(ALICE.me).refused == {"stale": 2} and found.standing(ALICE.me) == 1
 
 
+def test_weights_that_an_update_did_not_change_are_as_fresh_as_their_last_version() -> None:
+    found = samplers(newest=3)
+    for version in range(4, 12):
+        found.know(policy(3), version)  # updates without anything to learn from
+    for counter, version in enumerate((3, 7, 11)):
+        task = work(RUN, ALICE.me, counter, version=version, policy=policy(3), tasks=TASKS)
+        assert found.add(written(counter, version=version, policy=policy(3), task=task)) == ""
+    assert len(found.drawn(9, version=11)) == 3
+    task = work(RUN, ALICE.me, 3, version=12, policy=policy(3), tasks=TASKS)
+    assert found.add(written(3, version=12, policy=policy(3), task=task)) == "other-version"
+
+
 def test_a_counter_counts_once_in_any_order() -> None:
     found = samplers()
     assert [found.add(written(counter)) for counter in (5, 7, 6)] == ["", "", ""]

@@ -110,6 +110,19 @@ def test_trainers_learn_from_what_others_sample_for_them() -> None:
     simulate(body, trainers="ab", samplers="cdef")
 
 
+def test_a_policy_that_learns_nothing_more_is_sampled_for_on() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(10, "a", "c")
+        trainer = swarm.nodes["a"].trainer
+        trainer.load(trainer.parameters() * 0 + 1)  # all of its answers are right: there is nothing to learn from
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 30, "a")
+        told = tally(swarm, "c")
+        assert told.came - told.accepted < 30 and not told.caught
+        assert all(each["checked"] for each in learned(swarm, "a")[-10:])
+
+    simulate(body, trainers="a", samplers="c")
+
+
 def test_who_samples_with_other_weights_is_caught_in_three_rounds_and_alone_pays() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.until(lambda: tally(swarm, "d").came > 0)
