@@ -8,12 +8,16 @@ rules are deterministic for the same build of numpy, and none is bit-identical a
 swarm must compute alike is `clipped_mean`, whose factors travel as numbers and whose arithmetic is elementwise, in
 order.
 
+`training.similarity` has what makes weights for these rules out of how contributions resemble one another, or the
+aggregate, over rounds.
+
 What no rule here can do: tell an honest contribution on unusual data from a modest lie, or a backdoor that moves few
 elements from learning. The held-out gate (`gate`) sees the former, neither sees the latter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -28,6 +32,8 @@ Rule = Callable[[Contributions, Weights], Vector]
 CLIP_ITERATIONS = 20  # of CenteredClip
 WEISZFELD_ITERATIONS = 32  # of the geometric median
 TRIM_SHARE = 0.25  # of the contributions, left out at either end
+FLAG_ITERATIONS = 5  # of the flag aggregator
+FLAG_LEAST = 1e-6  # of what lies outside, so that who lies within is not trusted without bound
 
 
 def mean(contributions: Contributions, weights: Weights) -> Vector:
@@ -127,6 +133,34 @@ def multi_krum(contributions: Contributions, weights: Weights, *, liars: int | N
     return _average(contributions[kept], weights[kept])
 
 
+def flag(contributions: Contributions, weights: Weights, *, dimensions: int | None = None) -> Vector:
+    """Mean, clipped to the median norm, of what lies in the subspace that most directions agree on.
+
+    Flag Aggregator (Almasi et al. 2302.05865): Y, (d, m) orthonormal with m = ⌈(n + 1) / 2⌉, minimises
+    Σ √(1 − ‖Yᵀ gᵢ‖² / ‖gᵢ‖²) by reweighted singular value decompositions; its pairwise regulariser is left out
+    (λ = 0). `dimensions` is m. Y says nothing of lengths, hence the clip. A lie along honest directions passes, as it
+    does the mean, and so do fewer than m lone directions: breakdown point 1/2 for size, 0 for direction; O(n²d).
+    """
+    count = contributions.shape[0]
+    rows = contributions.astype(np.float64) * clip_factors(norms(contributions))[:, None]
+    lengths = norms(contributions)
+    moving = np.flatnonzero(lengths > 0)
+    if not moving.size:
+        return np.zeros(contributions.shape[1], np.float32)
+    # Everything lies in the span of the contributions: the work is done in coordinates of an orthonormal basis of it.
+    basis, _ = np.linalg.qr((contributions[moving].astype(np.float64) / lengths[moving, None]).T)  # (d, k)
+    directions = basis.T @ (contributions[moving].astype(np.float64) / lengths[moving, None]).T  # (k, k)
+    kept = min(directions.shape[0], math.ceil((count + 1) / 2) if dimensions is None else dimensions)
+    trust = np.ones(moving.size)
+    for _ in range(FLAG_ITERATIONS):
+        within, _, _ = np.linalg.svd(directions * np.sqrt(trust))
+        inside = np.sum((within[:, :kept].T @ directions) ** 2, axis=0)  # squared share of each that lies in Y
+        trust = 1.0 / np.sqrt(np.maximum(1.0 - inside, FLAG_LEAST))
+    frame = basis @ within[:, :kept]  # (d, m)
+    middle = weights.astype(np.float64) @ rows / float(weights.sum(dtype=np.float64))
+    return np.asarray(frame @ (frame.T @ middle), np.float32)
+
+
 def gate(gains: NDArray[np.float64], noise: float) -> NDArray[np.bool_]:
     """Who is let in: rows with a median gain above `noise`.
 
@@ -159,4 +193,5 @@ RULES: dict[str, Rule] = {
     "geometric-median": geometric_median,
     "centered-clip": centered_clip,
     "multi-krum": multi_krum,
+    "flag": flag,
 }

@@ -121,3 +121,28 @@ def test_the_gate_takes_the_median_of_those_who_judged() -> None:
         [[0.1, -0.1, 0.1, 9.0, nan, 0.0], [0.1, 0.2, 0.1, -0.1, nan, 0.0], [0.1, -0.2, nan, -0.1, 0.5, 0.0]]
     )
     assert robust.gate(gains, noise=0.01).tolist() == [True, False, True, False, False, False]
+
+
+def test_the_flag_of_two_directions_of_three_is_by_hand() -> None:
+    rows = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0]], np.float32)
+    # m = 2 of the two directions that there are: nothing is left out.
+    assert robust.flag(rows, np.ones(3, np.float32)) == pytest.approx([2 / 3, 1 / 3, 0], abs=1e-6)
+
+
+def test_the_flag_of_one_direction_is_that_of_the_many() -> None:
+    rows = np.array([[1, 0]] * 3 + [[0, 1]] * 2, np.float32)
+    assert robust.flag(rows, np.ones(5, np.float32), dimensions=1) == pytest.approx([3 / 5, 0], abs=1e-6)
+
+
+def test_five_of_sixteen_with_a_direction_of_their_own_are_left_out_of_a_flag_of_one_direction() -> None:
+    rows, weights = swarm(11, 5)
+    rows[11:] = np.where(np.arange(200) % 2, 1, -1)
+    apart = rows[15] / np.linalg.norm(rows[15])
+    assert abs(robust.flag(rows, weights, dimensions=1) @ apart) < 0.1 * abs(robust.mean(rows, weights) @ apart)
+
+
+def test_a_few_lone_directions_pass_the_flag_at_its_usual_width() -> None:
+    rows, weights = swarm(11, 5)
+    rows[11:] = 20 * np.eye(200, dtype=np.float32)[:5]
+    lone = robust.flag(rows, weights)[:5] - robust.flag(rows[:11], weights[:11])[:5]
+    assert lone.min() > 0.3
