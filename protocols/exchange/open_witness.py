@@ -6,6 +6,7 @@ import logging
 
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.exchange.open_held import Held
+from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.chainwork import RoundWork, proved
 from swarmnode.protocols.reputation.ledger import Ledger
 
@@ -28,6 +29,16 @@ def witness(ledger: Ledger, held: Held, to: Block) -> None:
         ledger.follow(id, parent, _proved(held, block), round=block.chain.round)
     if known == len(way) - 1:
         ledger.go_to(to.id)
+    _compare_heads(ledger, held)
+
+
+def _compare_heads(ledger: Ledger, held: Held) -> None:
+    """Hold the state hash that each elector signed against that of this node's own replay, once for each head."""
+    for author, (_, said) in held.last_heads.items():
+        own = held.states.hashes.get(said.what.roster)
+        if own is not None and author in held.block.chain.electors:
+            same = said.what.state == bytes.fromhex(own)
+            ledger.observe_once(said.id, author, Saw.SYNC, good=int(same), bad=int(not same), evidence=said.what.roster)
 
 
 def _proved(held: Held, block: Block) -> RoundWork | None:

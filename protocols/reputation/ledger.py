@@ -98,6 +98,7 @@ class Ledger:
         self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
         self._view: dict[str, Standing] | None = None
         self._stale = True
+        self._looked_at: OrderedDict[bytes, None] = OrderedDict()
 
     # --- what the chain proves --------------------------------------------------------------------------------------
 
@@ -162,6 +163,16 @@ class Ledger:
         if evidence:
             seen.evidence[saw] = evidence[:EVIDENCE]
         seen.news += good + bad
+
+    def observe_once(
+        self, what: bytes, peer: str, saw: Saw, *, good: int = 0, bad: int = 0, evidence: bytes = b""
+    ) -> None:
+        """The same of one thing, named by its id, that may be looked at again and again."""
+        if what not in self._looked_at:
+            self._looked_at[what] = None
+            if len(self._looked_at) > MAX_HEARD:
+                self._looked_at.popitem(last=False)
+            self.observe(peer, saw, good=good, bad=bad, evidence=evidence)
 
     def offended(self, peer: str, what: str, kind: Kind) -> None:
         """An offence of a peer, as `Offences.tell` passes it on. Overload is none: the honest cause it as well."""

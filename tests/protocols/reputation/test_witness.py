@@ -9,13 +9,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
-from chains import RULES, block, fair, offer, start
+from chains import RULES, block, fair, offer, say, start
 
 from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.statements import Head
 from swarmnode.protocols.exchange.open_book import Book
 from swarmnode.protocols.exchange.open_witness import witness
+from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 
 JUDGES = ("ann", "bob", "cat", "dan", "eli", "fay", "gus")
@@ -26,7 +28,16 @@ class Chain:
 
     def __init__(self) -> None:
         self.chain = start(JUDGES)
-        self.held: Any = SimpleNamespace(tree=Tree(self.chain), books={self.chain.tip: Book(self.chain, RULES)})
+        self.held: Any = SimpleNamespace(
+            tree=Tree(self.chain),
+            books={self.chain.tip: Book(self.chain, RULES)},
+            last_heads={},
+            states=SimpleNamespace(hashes={}),
+            block=SimpleNamespace(chain=self.chain),
+        )
+
+    def hears_head(self, author: str, at: Block, state: bytes) -> None:
+        self.held.last_heads[author] = ((1, b""), say(author, Head(at.id, at.chain.round, state)))
 
     def grow(self, at: ChainState, gains: dict[str, int]) -> Block:
         offers = [offer(at, author, gain=gain) for author, gain in gains.items()]
@@ -87,3 +98,19 @@ def test_a_roster_whose_quotes_are_gone_proves_nothing_and_stops_nobody() -> Non
     chain.held.books[chain.chain.tip].scores.clear()
     witness(mine, chain.held, last)
     assert mine.accounts()["zoe"].rounds == 1
+
+
+def test_an_elector_who_signs_another_state_than_the_replay_gives_offends_once() -> None:
+    chain, mine = Chain(), ledger()
+    last = chain.grow(chain.chain, {"ann": 1000, "bob": 1000, "cat": 1000})
+    chain.held.states.hashes[last.id] = (b"\1" * 32).hex()
+    chain.hears_head("bob", last, b"\1" * 32)
+    chain.hears_head("cat", last, b"\2" * 32)
+    chain.hears_head("stranger", last, b"\2" * 32)
+    for _ in range(3):
+        witness(mine, chain.held, last)
+    mine.close()
+    assert Finding(Saw.SYNC, 1, 0, last.id[:16]) in mine.found("bob")
+    assert Finding(Saw.SYNC, 0, 1, last.id[:16]) in mine.found("cat")
+    assert mine.found("stranger") == ()
+    assert mine.view()["cat"].score < mine.view()["bob"].score
