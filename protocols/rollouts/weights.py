@@ -34,6 +34,7 @@ from swarmnode.protocols.rollouts.samplers import Samplers
 from swarmnode.protocols.rollouts.signed import MAX_AUTHOR, MAX_COUNTER, SIGNATURE, Sign, Verify
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.shard_wire import ShardError
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.wire import WireError, decode, encode
 
@@ -209,10 +210,13 @@ class Broadcast:
 
     async def _put(self, parameters: Vector) -> bytes:
         """The shard that these parameters are now."""
-        with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
-            source = Path(folder) / "weights"
-            await self._runner(lambda: source.write_bytes(parameters.astype("<f4").tobytes()))
-            return await self._shards.put(source, announce=False)
+        try:
+            with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
+                source = Path(folder) / "weights"
+                await self._runner(lambda: source.write_bytes(parameters.astype("<f4").tobytes()))
+                return await self._shards.put(source, announce=False)
+        except OSError as error:
+            raise ShardError(f"the folder for temporary files takes no weights: {error}") from error
 
     async def watch(self) -> None:
         """Tell those who want to be told, until cancelled."""

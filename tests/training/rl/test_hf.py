@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.choosing import Split
 from swarmnode.training.rl.groups import as_text, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, kept, parameter_hash, repeat
 from swarmnode.training.rl.prefill import read
 from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.tasks.digits import well_formed
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, known, translate
@@ -205,3 +207,23 @@ def test_what_cannot_be_had_is_said_without_a_download() -> None:
 @pytest.mark.parametrize("policy", ["hf:a/b", "hf-full:/models/a", "gpt:2x48", "hf:", "hf:a b"])
 def test_names_of_models(policy: str) -> None:
     assert hf_model(policy) == {"hf:a/b": ("hf", "a/b"), "hf-full:/models/a": ("hf-full", "/models/a")}.get(policy)
+
+
+def test_who_samples_with_a_language_models_adapters_passes_its_audit_and_with_others_does_not(folder: Path) -> None:
+    policy, settings = load(str(folder), seed=1), Settings(sampling=HOW)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    audit = Audit(policy, share=1.0, seed=1, how=HOW)
+    audit.remember("these")
+    tasks = [TaskRef("digits/swap", 5, seed) for seed in range(6)]
+    honest, liar = (
+        [score(who, group) for group in Learner(who, copy.deepcopy(by), settings, seed=2).answer(tasks, policy="these")]
+        for who, by in (("h", policy), ("l", other))
+    )
+    verdict = audit.check([*honest, *liar])
+    assert {scored.author for scored in verdict.passed} == {"h"} and set(verdict.caught) == {"l"}
