@@ -148,7 +148,13 @@ class Sapo:
         )
 
     async def regain_place(self) -> None:
-        """There is no place to be lost: the next round begins from the parameters that are there."""
+        """There is no place to be lost: the next round begins from the parameters that are there.
+
+        A trainer process that died may have left others than its last answer told: those who sample for them are judged
+        by their hash.
+        """
+        if self._place is not None:
+            await self._stand(self._place.round)
 
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -14,7 +14,8 @@ from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.exchange.sampler import Sampler
 from swarmnode.protocols.exchange.sapo import Sapo
 from swarmnode.protocols.rollouts.samplers import Tally
-from swarmnode.protocols.trainer import Answered, Vector
+from swarmnode.protocols.trainer import Answered, Learned, TrainerDied, Vector
+from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 
 STALENESS = 4  # the run's bound, by default
@@ -147,6 +148,30 @@ def test_who_picks_its_questions_is_refused_before_anybody_looks_at_its_answers(
         assert tally(swarm, "c").accepted > 0
 
     simulate(body, trainers="a", samplers="cd", odd={"d": PicksQuestions})
+
+
+class DiesLate(SimPolicy):
+    """Dies once, when its update is done and before it says so."""
+
+    died = False
+
+    async def learn(
+        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+    ) -> Learned:
+        told = await super().learn(pool, sampled)
+        if not self.died and told.sampled:
+            self.died = True
+            raise TrainerDied("the simulation says so")
+        return told
+
+
+def test_an_update_that_a_dying_trainer_process_left_behind_makes_nobody_a_liar() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(15, "a")
+        assert [event["event"] for event in swarm.nodes["a"].events].count("abandoned") == 1
+        assert not tally(swarm, "c").caught and tally(swarm, "c").accepted > 50
+
+    simulate(body, trainers="a", samplers="c", odd={"a": DiesLate})
 
 
 class EverybodyIsNew:
