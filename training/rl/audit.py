@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from swarmnode.training.rl.sampling import Sampling
 # Log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
 SAME_WEIGHTS = Proof(top_k=1 << 30, logprob=5e-3, z=float("inf"))
 POOLED = (16, 256)  # groups of an author that the sampling test pools: few tell soon, many tell small differences
+EXACT = 5e-4  # nats, where both sides compute in 32 bits: 1.5e-4 at most was seen, 7e-4 at least of bfloat16 weights
+AUTHORS = 256  # of whom something is remembered; the one met first is forgotten first
 CLAIMED = 64  # groups of an author of which the answers' likeness is pooled
 SURE = 20.0  # of `improbable`: 2e-9 of honest authors are beyond
 Z = 6.0  # of the sampling test, which honest authors take in each round: 2e-9 of them are beyond
@@ -57,6 +59,7 @@ class Audit:
         self._how = how or Sampling()
         exact = all(parameter.dtype == torch.float32 for parameter in policy.parameters())
         self._tolerance = Tolerance() if exact else HALF
+        self._same = replace(SAME_WEIGHTS, logprob=EXACT) if exact else SAME_WEIGHTS
         self._rng = np.random.default_rng([seed, 5])
         self._judge: nn.Module | None = None
         self._weights: OrderedDict[str, torch.Tensor] = OrderedDict()  # by hash, (P,) each, the oldest first
@@ -93,6 +96,9 @@ class Audit:
                 alike.append(repetition(scored.group.answers, [sum(chances) for chances in scored.group.logprobs]))
             if alike and improbable(alike) > SURE:
                 caught.setdefault(scored.author, "not-sampled")
+        for remembered in (self._alike, self._drawn):
+            while len(remembered) > AUTHORS:
+                del remembered[next(iter(remembered))]
         passed = tuple(scored for scored in known if scored.author not in caught)
         refused["dishonest"] += len(known) - len(passed)
         return Audited(passed, checked, caught, +refused)
@@ -121,7 +127,7 @@ class Audit:
 
         Reasons: no-proof, other-activations, unreadable, no-logprobs, logprobs, not-sampled.
         """
-        reason = proven([reading], [scored.group.logprobs], SAME_WEIGHTS)
+        reason = proven([reading], [scored.group.logprobs], self._same)
         if reason:
             return reason
         tokens = [answer for answer in reading.answers if answer is not None]

@@ -85,6 +85,16 @@ def test_older_weights_under_a_newer_name_are_caught(behind: int, reason: str) -
         assert verdict.refused == {"dishonest": len(groups)}
 
 
+def test_weights_rounded_to_16_bits_are_caught_in_one_batch() -> None:
+    rounded = copy.deepcopy(versions()[-1])
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    for seed in range(30):
+        verdict = an_audit(seed=seed).check(sampled(rounded, says=versions()[-1], seed=seed))
+        assert verdict.caught == {"s": "logprobs"} and not verdict.passed
+
+
 def test_another_policy_is_caught_though_it_claims_what_a_prefill_says() -> None:
     claims = Learner("s", copy.deepcopy(versions()[-1]), Settings(), seed=1)
     other = sampled(build(SPEC, seed=9), says=versions()[-1])
