@@ -1,0 +1,62 @@
+"""Swarms of strangers on simnet whose nodes keep ledgers: what they come to think of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.chain.statements import FULL_STANDING
+from swarmnode.protocols.exchange.method import Method, Parts
+from swarmnode.protocols.exchange.methods import METHODS
+from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.reputation.attestation import Saw
+from swarmnode.protocols.reputation.ledger import Ledger
+
+NAMES = ("a", "b", "c", "d", "e")
+ROUNDS = 8
+
+
+@pytest.fixture
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Ledger]:
+    """By peer id, of every node that is started from now on."""
+    kept: dict[str, Ledger] = {}
+    plain: Callable[[Parts], Method] = METHODS["open"]
+
+    def build(parts: Parts) -> Method:
+        kept[parts.me] = Ledger(parts.me, now=parts.now)
+        return plain(replace(parts, ledger=kept[parts.me]))
+
+    monkeypatch.setitem(METHODS, "open", build)
+    return kept
+
+
+def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(ledgers: dict[str, Ledger]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", electors=NAMES[:4])
+            await swarm.start("a", wait_peers=4)
+            for name in NAMES[1:]:
+                await swarm.start(name, join="a")
+            await swarm.round_done(ROUNDS, *NAMES)
+            peers = {swarm.peer(name) for name in NAMES}
+            for name in NAMES:
+                method, ledger = swarm.nodes[name].method, ledgers[swarm.peer(name)]
+                assert isinstance(method, Open)
+                view = ledger.view()
+                assert set(view) == peers
+                assert min(view[peer].account.rounds for peer in peers) >= ROUNDS - 2
+                assert min(view[peer].score for peer in peers) == 1.0
+                assert {ledger.roster_standing(peer) for peer in peers} == {FULL_STANDING}
+                measured = [f for peer in peers for f in ledger.found(peer) if f.saw is Saw.GAIN and f.good]
+                assert bool(measured) == (name in NAMES[:4])
+                ledger.close()
+                synced = [f for peer in peers for f in ledger.found(peer) if f.saw is Saw.SYNC]
+                assert synced and not any(f.bad for f in synced)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
