@@ -237,8 +237,8 @@ class Sampler:
         if told is not None and told.caught:
             self._parts.observer.warn(
                 "caught",
-                f"the trainer {self.trainer} takes nothing from this node any more: its groups were not written with "
-                f"the weights that they name ({told.caught}); have a look at this machine's memory and disk",
+                f"what this node samples is refused ({told.caught}): have a look at its memory and disk; {self.trainer} "
+                "found groups that were not written with the weights that they name, and takes no more of them",
             )
             self._go_to(None)
         elif trio.current_time() - self._heard > PATIENCE:
@@ -260,12 +260,9 @@ class Sampler:
         shapes = sorted({told.shape for told in found.values()})
         text = None
         if not found:
-            text = "no member that is connected trains a policy; this node waits for one to sample for"
+            text = "no connected member trains a policy: this node waits for one to sample for"
         elif not alike and self._shape not in shapes:
-            text = (
-                f"the policies that are trained here are {', '.join(shapes)}, and this node samples with "
-                f"{self._shape}; start it with --policy {shapes[0]}"
-            )
+            text = f"no {self._shape} is trained here, only {', '.join(shapes)}: start with --policy {shapes[0]}"
         self._parts.observer.warn("sampling", text)
 
     def _opened(self, peer: PeerId, payload: bytes, signature: bytes) -> Weights | None:

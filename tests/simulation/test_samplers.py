@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,7 @@ def test_who_samples_with_other_weights_is_caught_in_three_rounds_and_alone_pays
         assert tally(swarm, "c").accepted > 0 and not tally(swarm, "c").caught
         await swarm.round_done(first + 12, "a")
         assert tally(swarm, "d").accepted == 0, "nothing of a liar's is learned from any more"
-        assert any("takes nothing from this node" in text for text in swarm.nodes["d"].session.warnings.values())
+        assert any("what this node samples is refused" in text for text in swarm.nodes["d"].session.warnings.values())
 
     simulate(body, trainers="a", samplers="cd", odd={"d": OtherWeights})
 
@@ -156,9 +156,12 @@ class DiesLate(SimPolicy):
     died = False
 
     async def learn(
-        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
     ) -> Learned:
-        told = await super().learn(pool, sampled)
+        told = await super().learn(pool, sampled, probation)
         if not self.died and told.sampled:
             self.died = True
             raise TrainerDied("the simulation says so")
