@@ -237,8 +237,8 @@ class Sampler:
         if told is not None and told.caught:
             self._parts.observer.warn(
                 "caught",
-                f"what this node samples is refused ({told.caught}): have a look at its memory and disk; {self.trainer} "
-                "found groups that were not written with the weights that they name, and takes no more of them",
+                f"what this node samples is refused ({told.caught}): have a look at its memory and disk; the trainer "
+                f"{self.trainer} found groups that were not written with the weights that they name",
             )
             self._go_to(None)
         elif trio.current_time() - self._heard > PATIENCE:
