@@ -8,7 +8,7 @@ once where they are known to be gone. `Timers` tells `chain.duty` which waits ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -63,13 +63,15 @@ class Waits:
         cut = trio.current_time()
         await self._wait_for("cuts", lambda: judges - book.cuts_by_judge().keys())
         if len(book.cuts_by_judge()) < needed:
-            await self._wait_for_late(turn, judges, needed)
+            latest = self._due(turn) + self._patience("cuts")
+            await self._wait_for_late(judges, book.cuts_by_judge, needed, latest)
         if len(book.cuts_by_judge()) >= needed:
             await self._wait_for("reveals", lambda: self._unjudged(turn))
             self._set(turn, contributions=True)
             await self._wait_for("scores", lambda: book.cuts_by_judge().keys() - book.scores_by_judge().keys())
-            if len(book.scores_by_judge()) < needed <= len(book.seals):  # who sealed opens now: all that is late
-                await self._wait_for("scores", lambda: book.seals.keys() - book.scores_by_judge().keys())
+            if len(book.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
+                latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
+                await self._wait_for_late(set(book.cuts_by_judge()), book.scores_by_judge, needed, latest)
             self._set(turn, scores=True)
         if len(book.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
@@ -82,13 +84,17 @@ class Waits:
             await trio.sleep_until(cut + SHORTEST_EMPTY)
         self._set(turn, attempt=len(order))
 
-    async def _wait_for_late(self, turn: Turn, judges: set[PeerId], needed: int) -> None:
-        """Wait for a quorum of cuts while judges are there for one: they may have begun the round later than this."""
-        book, latest = turn.book, self._due(turn) + self._patience("cuts")
+    async def _wait_for_late(
+        self, judges: set[PeerId], heard: Callable[[], Mapping[PeerId, object]], needed: int, latest: float
+    ) -> None:
+        """Wait until as many as needed are heard, while judges are there for that; `latest` in trio time.
+
+        They may have begun the round, or a wait in it, later than this node.
+        """
 
         def settled() -> bool:
             there = {judge for judge in judges if self._is_there(judge)}
-            return len(book.cuts_by_judge()) >= needed or len(there | book.cuts_by_judge().keys()) < needed
+            return len(heard()) >= needed or len(there | heard().keys()) < needed
 
         with self._liveness.watching(judges - {self._me}):
             await self._held.until(settled, deadline=latest)

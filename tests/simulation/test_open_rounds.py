@@ -11,8 +11,10 @@ from simswarm import SimSwarm
 
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.chain.forks import empty_block
+from swarmnode.protocols.chain.statements import Score
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.exchange.open_turn import Turn
 
 NAMES = ("a", "b", "c", "d")
 Body = Callable[[SimSwarm], Awaitable[None]]
@@ -112,6 +114,25 @@ def test_a_dead_elector_leaves_within_some_rounds_and_is_one_again_when_it_works
 
     names = tuple("abcdef")
     simulate(body, names=names)
+
+
+def test_a_judge_who_seals_late_costs_no_round_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        duties = method_of(swarm, "b").duties
+        seal = duties.seal
+
+        async def late(turn: Turn, scores: tuple[Score, ...]) -> None:
+            await trio.sleep(7.0)  # longer than the others' wait for scores, the floor of 5 s
+            await seal(turn, scores)
+
+        swarm.kill("d")
+        await swarm.round_done(3, *"abc", within=60)
+        monkeypatch.setattr(duties, "seal", late)
+        await swarm.round_done(6, *"abc", within=120)
+        assert all(swarm.nodes["a"].rounds[round]["members"] for round in (5, 6))
+
+    simulate(body)
 
 
 def test_a_run_outlives_its_only_elector() -> None:
