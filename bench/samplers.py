@@ -24,7 +24,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -94,7 +94,10 @@ class InProcess:
         return Answered(groups, answer["reward"], self._sampling)
 
     async def learn(
-        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
     ) -> Learned:
         await trio.sleep(self._update)
         told = self.task.learn(*([(author, group.to_map()) for author, group in groups] for groups in (pool, sampled)))

@@ -17,7 +17,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -155,10 +155,13 @@ class TrainerProcess:
         return Answered(groups, answer["reward"], answer["seconds"])
 
     async def learn(
-        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
     ) -> Learned:
         child = await self._ready_child()
-        answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled))
+        answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation))
         self._note(answer.pop("spent"))
         return Learned(**answer)
 

@@ -5,7 +5,7 @@ Implementations: `node.trainer.TrainerProcess` (a child process that owns torch)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -132,9 +132,13 @@ class RolloutTrainer(Trainer, Protocol):
         """Answers to these questions with proofs, for whoever trains the policy. Raises TrainerDied."""
 
     async def learn(
-        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
     ) -> Learned:
         """One update from the rollouts asked last, and from others' groups with their authors. Raises TrainerDied.
 
-        `sampled`: groups that others wrote with remembered weights; a share of each author's is audited.
+        `sampled`: groups that others wrote with remembered weights; a share of each author's is audited. `probation`:
+        authors in the pool who have a part of the update together, however many they are.
         """

@@ -13,7 +13,7 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     sample    prompt, length, temperature, seed -> text    also between two steps
     rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
     answer    tasks, version, policy -> groups, reward, seconds, spent    the same, asked by others
-    learn     pool, sampled -> reward, taken, ..., spent          a task of rollouts: one update from those and these
+    learn     pool, sampled, probation -> reward, ..., spent      a task of rollouts: one update from those and these
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
@@ -67,7 +67,9 @@ class Worker:
             "answer": lambda command: self._timed(
                 self._task.answer(command["tasks"], version=command["version"], policy=command["policy"])
             ),
-            "learn": lambda command: self._timed(self._task.learn(command["pool"], command["sampled"])),
+            "learn": lambda command: self._timed(
+                self._task.learn(command["pool"], command["sampled"], command["probation"])
+            ),
             "ping": lambda command: None,
             "stop": lambda command: None,
         }

@@ -183,7 +183,9 @@ class Sapo:
         sampled = self.samplers.drawn(self._sampled, version=version)
         self._is_sampled_for = bool(sampled)
         learned = await self._trainer.learn(
-            [(signed.author, signed.group) for signed in drawn], [(signed.author, signed.group) for signed in sampled]
+            [(signed.author, signed.group) for signed in drawn],
+            [(signed.author, signed.group) for signed in sampled],
+            probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
         )
         pool.used(signed.id for signed in drawn)
         self.samplers.settle(sampled, caught=learned.caught)

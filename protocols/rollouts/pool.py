@@ -198,7 +198,7 @@ class Pool:
         self._held[group.id] = Held(group, self._now())
         self._size += group.size
         self._make_room(group.author)
-        if self._on_probation(group.author):
+        if self.on_probation(group.author):
             self._make_room_on_probation()
         return ""
 
@@ -228,7 +228,7 @@ class Pool:
         on_probation: list[list[SignedGroup]] = []
         for author, deck in by_author.items():
             rng.shuffle(deck)
-            (on_probation if self._on_probation(author) else established).append(deck[:most])
+            (on_probation if self.on_probation(author) else established).append(deck[:most])
         some = _in_turn(on_probation, max(1, int(count * self.limits.probation)), rng)
         chosen = _in_turn(established, count - len(some), rng)
         part = self.limits.probation / (1 - self.limits.probation)  # to one of those who are not on probation
@@ -306,10 +306,11 @@ class Pool:
         return int(max(self.limits.few, self.limits.share * len(self._held)) * min(1.0, self._standing(author)))
 
     def _allowed_bytes(self, author: PeerId) -> int:
-        share = min(self.limits.share, self.limits.probation) if self._on_probation(author) else self.limits.share
+        share = min(self.limits.share, self.limits.probation) if self.on_probation(author) else self.limits.share
         return int(share * self.limits.bytes * min(1.0, self._standing(author)))
 
-    def _on_probation(self, author: PeerId) -> bool:
+    def on_probation(self, author: PeerId) -> bool:
+        """Whether the author has no share of its own, but a part of one."""
         return self._standing(author) < ESTABLISHED
 
     def _make_room(self, author: PeerId) -> None:
@@ -323,7 +324,7 @@ class Pool:
 
     def _make_room_on_probation(self) -> None:
         limits = self.limits
-        those = [each for peer, each in self._authors.items() if each.groups and self._on_probation(peer)]
+        those = [each for peer, each in self._authors.items() if each.groups and self.on_probation(peer)]
         count, size = sum(len(each.groups) for each in those), sum(each.size for each in those)
         least, most_bytes = limits.probation * limits.few, limits.probation * limits.bytes
         while count > max(1.0, least, limits.probation * len(self._held)) or size > most_bytes:

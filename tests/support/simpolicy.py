@@ -6,7 +6,7 @@ trainer = SimPolicy(peer_id, seconds=0.2)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +77,10 @@ class SimPolicy:
         return RolloutGroup(task, tokens, version, policy, DIGITS.id)
 
     async def learn(
-        self, pool: Sequence[tuple[str, RolloutGroup]], sampled: Sequence[tuple[str, RolloutGroup]] = ()
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
     ) -> Learned:
         if self.dies:
             await self._work()

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from swarmnode.training.rl.audit import Audit
-from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
+from swarmnode.training.rl.choosing import ESTABLISHED, AdaptiveSplit, Limits, Split
 from swarmnode.training.rl.defence import Gate
 from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, as_text, mean_reward, score
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
@@ -50,6 +50,7 @@ class DigitsRL:
         if device != "cpu":
             raise TaskError(f"digits-rl trains tiny policies on the CPU, not on {device}; run with --device cpu")
         rollouts = spec.rollouts
+        self._probation: frozenset[str] = frozenset()  # authors of whom little is known, in the update in hand
         where = "--policy" if assignment.policy else "[rollouts]"
         # A model that the run file names is not downloaded: whoever writes one decides nothing about this machine.
         policy = _policy(
@@ -60,7 +61,7 @@ class DigitsRL:
             tasks=asked(rollouts.difficulty),
             answers=rollouts.answers,
             split=_split(spec),
-            limits=Limits(share=rollouts.share),
+            limits=Limits(share=rollouts.share, standing=self._standing),
             learning_rate=spec.inner.lr,
             clip_norm=spec.inner.clip,
             gate=Gate() if is_small else TEXT_GATE,
@@ -98,6 +99,9 @@ class DigitsRL:
         groups = [self._shared(scored.group).to_map() for scored in self._own]
         return {"groups": groups, "seconds": time.perf_counter() - began}
 
+    def _standing(self, author: str) -> float:
+        return ESTABLISHED / 2 if author in self._probation else 1.0
+
     def _shared(self, group: RolloutGroup) -> RolloutGroup:
         """As others can read it: text, where this node's tokens are its own model's."""
         return group if group.vocabulary in COMMON else as_text(group)
@@ -112,13 +116,18 @@ class DigitsRL:
         return {**told, "seconds": time.perf_counter() - began}
 
     def learn(
-        self, pool: Sequence[tuple[str, Mapping[str, Any]]], sampled: Sequence[tuple[str, Mapping[str, Any]]] = ()
+        self,
+        pool: Sequence[tuple[str, Mapping[str, Any]]],
+        sampled: Sequence[tuple[str, Mapping[str, Any]]] = (),
+        probation: Sequence[str] = (),
     ) -> dict[str, Any]:
         """One update from the rollouts asked last and those of others, pairs of author and group.
 
         `sampled`: groups that others wrote with remembered weights of this policy; some of them are looked at.
+        `probation`: authors in the pool who have a part of the update together, however many they are.
         """
         began = time.perf_counter()
+        self._probation = frozenset(probation)
         external = [(author, RolloutGroup.from_map(group)) for author, group in pool]
         unread: Counter[str] = Counter()
         audited = self.audit.check(_scored(sampled, unread))

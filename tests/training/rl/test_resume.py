@@ -82,3 +82,14 @@ def test_a_resumed_policy_asks_other_questions_than_at_the_beginning() -> None:
     again = started(spec()).rollouts(version=ROUNDS)["groups"]
     asked = [{tuple(group["task"]) for group in groups} for groups in (first, again)]
     assert asked[0] and not asked[0] & asked[1]
+
+
+def test_who_is_on_probation_has_one_group_of_an_update_together_with_all_others_on_it() -> None:
+    task = started(spec(batch=8, external=4, adaptive=False))
+    others = [started(spec()).rollouts(version=n)["groups"] for n in range(1, 30)]
+    pool = [(f"new {n}", group) for n, groups in enumerate(others) for group in groups]
+    task.rollouts(version=0)
+    assert task.learn(pool)["taken"] == 4
+    task.rollouts(version=1)
+    told = task.learn(pool, probation=[author for author, _ in pool])
+    assert told["taken"] == 1 and told["refused"]["probation"] > 0
