@@ -114,6 +114,8 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.node.trainer import TrainerProcess
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.exchange.open_held import show as show_chain
+    from swarmnode.protocols.reputation.ledger import Ledger
+    from swarmnode.protocols.reputation.watching import Watching
     from swarmnode.protocols.rollouts.pool import Pool
     from swarmnode.protocols.rollouts.sharing import show as show_rollouts
     from swarmnode.protocols.rpc import Rpc
@@ -130,7 +132,8 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     state = StateStore(folder / "state.db", "", me=network.me, sign=network.sign, now=now_ms)
     sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=now_ms)
     trainer = TrainerProcess(RunSpec(RunSection(name="none")), run_id="", peer_id=network.me)
-    metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer)
+    watching = Watching(Ledger(network.me, now=now_ms), state=state, sync=sync, members=lambda: 1)
+    metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer, watching)
     show_chain(metrics, Counter, lambda: 0)
     show_rollouts(metrics, Pool(network.me, now=now_ms), Counter())
     return metrics
