@@ -185,6 +185,7 @@ class ChurnSwarm:
     gone: list[str] = field(default_factory=list)
     history: list[Round] = field(default_factory=list)
     happened: dict[str, int] = field(default_factory=dict)
+    _before: dict[str, int] = field(default_factory=dict)  # who is frozen -> events that it had told when it froze
     rosters: dict[str, dict[int, bytes]] = field(default_factory=dict)  # name -> round -> id of what ended it
 
     def __post_init__(self) -> None:
@@ -298,10 +299,11 @@ class ChurnSwarm:
             self.frozen[name] -= 1
             if not self.frozen[name]:
                 del self.frozen[name]
-                self.swarm.world.thaw(self.swarm.peer(name))
+                self._thaw(name)
         for _ in range(self._count(churn.freeze)):
             name = self.random.choice(self.living)
             self.frozen[name] = 2
+            self._before[name] = len(self.swarm.nodes[name].events)
             self.swarm.world.freeze(self.swarm.peer(name))
             self._note("freeze")
         for _ in range(self._count(churn.die)):
@@ -318,8 +320,14 @@ class ChurnSwarm:
 
     def thaw_all(self) -> None:
         for name in self.frozen:
-            self.swarm.world.thaw(self.swarm.peer(name))
+            self._thaw(name)
         self.frozen.clear()
+
+    def _thaw(self, name: str) -> None:
+        """Let a node go on. A frozen process tells nothing; here it was only cut off, so what it told is struck out."""
+        events, before = self.swarm.nodes[name].events, self._before.pop(name)
+        events[before:] = [event for event in events[before:] if event["event"] != "round"]
+        self.swarm.world.thaw(self.swarm.peer(name))
 
     def _count(self, share: float) -> int:
         """`share` of the nodes: rounded up or down by chance."""
