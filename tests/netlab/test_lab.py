@@ -183,7 +183,8 @@ def test_upnp_gateway_opens_a_port(lab: Lab, servers: tuple[Host, Host]) -> None
 def test_two_laboratories_do_not_meet_and_leave_nothing(lab: Lab) -> None:
     with pytest.raises(ZeroDivisionError), Lab() as other:
         host = other.public("first")
-        sleeper = subprocess.Popen([*host.enter, "sleep", "1000"])
+        sleeper = start(host, "import time; print('ready', flush=True); time.sleep(1000)")
+        ready(sleeper)  # it is inside
         assert {name for name in namespaces() if name.startswith(other.prefix)}
         raise ZeroDivisionError
     assert sleeper.wait(5) < 0
