@@ -207,8 +207,9 @@ def main() -> int:
         for joiner in joiners:
             joiner.when("round")
         note(began, "all are in step")
+        last = max(_told(members)) + options.after
         for clocked in (*members, *joiners):
-            clocked.node.next_round(after=options.after, within=PATIENCE)
+            clocked.node.wait_for("round", lambda event: event["round"] >= last, within=PATIENCE)
         for number, member in enumerate(members):
             for at, event in member.rounds():
                 kept = {key: event[key] for key in ("round", "seconds", "compute_seconds", "members", "outcome")}
