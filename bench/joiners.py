@@ -4,7 +4,7 @@
 
 Real nodes on loopback. Their task (tests/support/wide_task.py) has large matrices and sleeps through most of a step, as
 a node does whose accelerator computes: on two cores, nine nodes that train in earnest would slow one another whatever
-the protocol does. Memory: about 1.6 GB a node at 50 M parameters. After `--before` rounds all joiners start at the same
+the protocol does. Memory: about 2 GB a node at 25 M parameters, 18 GB in all. After `--before` rounds all joiners start at the same
 moment; the rounds that end from then until the last of them has ended a round are those `during` which they join.
 
 Lines: `begun`; `round` for each member and round; `joined` for each joiner; last `summary`: `rounds_to_step`, the
