@@ -4,8 +4,9 @@
 
 Real nodes on loopback. Their task (tests/support/wide_task.py) has large matrices and sleeps through most of a step, as
 a node does whose accelerator computes: on two cores, nine nodes that train in earnest would slow one another whatever
-the protocol does. Memory: about 2 GB a node at 25 M parameters, 18 GB in all. After `--before` rounds all joiners start at the same
-moment; the rounds that end from then until the last of them has ended a round are those `during` which they join.
+the protocol does. Memory: about 2 GB a node at 25 M parameters, 18 GB in all. After `--before` rounds all joiners start
+at the same moment; the rounds that end from then until the last of them has ended a round are those `during` which they
+join.
 
 Lines: `begun`; `round` for each member and round; `joined` for each joiner; last `summary`: `rounds_to_step`, the
 rounds that members ended without a joiner from the moment at which it was ready (its trainer had started), the median
