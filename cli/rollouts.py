@@ -115,11 +115,7 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         print(f"learned   {learned(answer['learned'])}")
     if answer["sampled"]:
         print(f"samples   {sampled(answer['sampled'])}")
-    print(
-        "alone     yes: no other member is connected, this node learns from itself"
-        if answer["alone"]
-        else "alone     no"
-    )
+    print(f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}")
     for each in answer["samplers"]:
         caught = f", not listened to any more: {plain(each['caught'], 24)}" if each["caught"] else ""
         came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"

@@ -376,12 +376,12 @@ class Ledger:
         try:
             if kept["version"] != 1:
                 raise ValueError(f"version {kept['version']}")
-            self.round = int(kept["round"])
+            round = int(kept["round"])
             chain = {str(peer): _account(fields) for peer, fields in kept["chain"].items()}
             seen = {str(peer): _account(fields) for peer, fields in kept["seen"].items()}
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no exported reputation: {error}") from error
-        self._restored = (self.round, chain) if chain else None
+        self.round, self._restored = round, (round, chain) if chain else None
         self._seen = OrderedDict((peer, _Seen(account)) for peer, account in list(seen.items())[-MAX_PEERS:])
         self._stale = True
 
