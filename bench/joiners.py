@@ -10,8 +10,8 @@ join.
 
 Lines: `begun`; `round` for each member and round; `joined` for each joiner; last `summary`: `rounds_to_step`, the
 rounds that members ended without a joiner from the moment at which it was ready (its trainer had started), the median
-time of members' rounds before and during, and `slower`. The target is 2 rounds and 0.15; `failed` names what was
-missed, and the exit code is then 1.
+time of members' rounds before and during, `slower`, and the most memory that a daemon and a trainer had. The target is
+2 rounds and 0.15; `failed` names what was missed, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -150,9 +150,17 @@ def summary(
         "rounds_during": len(rounds["during"]),
         "slower": during / before - 1,
         "shared_states": shared,
+        "daemon_peak_mib": max(_peak_mib(each.node.ready["pid"]) for each in (*members, *joiners)),
+        "trainer_peak_mib": max(_peak_mib(each.node.ready["trainer_pid"]) for each in (*members, *joiners)),
         "load": [round(load, 1) for load in os.getloadavg()],
         "failed": [name for name, held in checks.items() if not held],
     }
+
+
+def _peak_mib(pid: int) -> int:
+    """The most memory that a process had so far, parameters included that it shares with another."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def _told(nodes: list[Clocked]) -> set[int]:

@@ -35,6 +35,7 @@ from swarmnode.protocols.exchange.roster import Roster
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.trainer import Trainer, TrainerDied, Vector, Worked
+from swarmnode.training.codecs.feedback import norm_in_float64
 from swarmnode.training.outer import OuterState, outer_step, state_hash
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class DilocoRounds:
         self.phase = "training"
         worked = await self._train(here)
         gradient = await self._unsettled()
-        if not np.isfinite(gradient).all():
+        if not await self._runner(lambda: bool(np.isfinite(gradient).all())):
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
             gradient, worked = np.zeros_like(gradient), NOTHING
         self.phase = "exchanging"
@@ -288,11 +289,11 @@ class DilocoRounds:
 
     async def _return_work(self, gradient: Vector) -> None:
         """Add unsettled work to the residual, which settles it; work that is not finite is worth nothing."""
-        norm = float(np.linalg.norm(gradient.astype(np.float64)))
-        if norm == 0 or not np.isfinite(norm):
-            return
 
         def add() -> None:
+            norm = norm_in_float64(gradient)
+            if norm == 0 or not np.isfinite(norm):
+                return
             self._allreduce.rollback()
             self._allreduce.sent.add(gradient, norm)
             self._settle(gradient)

@@ -24,7 +24,7 @@ import trio
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.trainer import NOTHING, Trainer, TrainerDied, Vector, Worked
 from swarmnode.training.codecs import codec
-from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,7 @@ class Offer:
     """What this node offered in a round and does not know the end of yet."""
 
     parent: bytes  # the roster that the round builds on
-    delta: Vector  # (P,), the pseudo-gradient, without the residual
-    local: Vector  # (P,), θ_c
+    local: Vector  # (P,), θ_c; the pseudo-gradient is φ − θ_c
     worked: Worked  # since the offer before
     root: bytes = b""  # id of the contribution
 
@@ -144,20 +143,20 @@ class Work:
         What the round makes of it is told to `settle`. Training goes on meanwhile.
         """
         base = self._base()
-        async with self.held():
-            local = self._trainer.parameters()
-        delta = await self._runner(lambda: base.parameters - local)
+        local = await self._parameters()
         worked, self.since_offer = self.since_offer, NOTHING
-        if not np.isfinite(delta).all():
+        if not await self._runner(lambda: bool(np.isfinite(local).all())):
             logger.warning("local training diverged to NaN or infinity; its work is dropped")
             async with self.held():
                 self._trainer.load(base.parameters)
             return None
-        self.offer = Offer(parent, delta, local, worked)
-        if not delta.any() and not self.feedback.export().any():
-            return None
-        encoded = await self._runner(lambda: bytes(self.feedback.encode(delta)))
-        return encoded
+        self.offer = Offer(parent, local, worked)
+
+        def encode() -> bytes | None:
+            delta = base.parameters - local
+            return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
+
+        return await self._runner(encode)
 
     def offered(self, root: bytes) -> None:
         """The offer has this id."""
@@ -179,7 +178,7 @@ class Work:
             self.feedback.commit()
         else:
             self.feedback.rollback()
-            await self.return_work(offer.delta)
+            await self._return_difference(self._base().parameters, offer.local)
 
     def take_back(self) -> None:
         """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
@@ -190,20 +189,45 @@ class Work:
 
     async def return_encoded(self, raw: bytes, share: float = 1.0) -> None:
         """Put so much of a contribution of this node's back into the residual: what no result has, or has any more."""
-        decoded = await self._runner(lambda: self.feedback.codec.decode(raw, self.feedback.size))
-        await self.return_work(decoded * np.float32(share), norm=_norm(decoded))
 
-    async def return_work(self, delta: Vector, *, norm: float | None = None) -> None:
-        """Put work that is in no result into the residual, which then has at most `norm`, or else that of the work."""
-        norm = _norm(delta) if norm is None else norm
-        if norm > 0 and np.isfinite(norm):
-            await self._runner(lambda: self.feedback.add(delta.astype(np.float32, copy=False), norm))
+        def work() -> tuple[Vector, float]:
+            decoded = self.feedback.codec.decode(raw, self.feedback.size)
+            norm = norm_in_float64(decoded)
+            return np.multiply(decoded, np.float32(share), out=decoded), norm
+
+        await self._return(work)
+
+    async def _return_difference(self, before: Vector, after: Vector) -> None:
+        """Put the work that led from one (P,) to the other into the residual: it is in no result."""
+
+        def work() -> tuple[Vector, float]:
+            delta = before - after
+            return delta, norm_in_float64(delta)
+
+        await self._return(work)
+
+    async def _return(self, work: Callable[[], tuple[Vector, float]]) -> None:
+        """Add work to the residual, which then has at most the norm beside it; what is not finite is worth nothing."""
+
+        def add() -> None:
+            delta, norm = work()
+            if norm > 0 and np.isfinite(norm):
+                self.feedback.add(delta, norm)
+
+        await self._runner(add)
 
     async def move(self, state: OuterState) -> float:
         """Go on from a new shared state with what was trained since the offer; the held-out loss of that state."""
         since = self.offer.local if self.offer is not None else self._base().parameters
         async with self.held():
-            local = self._trainer.parameters()
+
+            def further() -> Vector:
+                local = self._trainer.parameters()
+                np.subtract(local, since, out=local)
+                np.add(state.parameters, local, out=local)
+                return local if np.isfinite(local).all() else state.parameters
+
+            onwards = await self._runner(further)
             self._trainer.load(state.parameters)
             try:
                 loss = await self._trainer.evaluate(thorough=False, wait=False)
@@ -211,8 +235,7 @@ class Work:
                 logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
                 loss = float("nan")
             finally:
-                onwards = state.parameters + (local - since)
-                self._trainer.load(onwards if np.isfinite(onwards).all() else state.parameters)
+                self._trainer.load(onwards)
                 self.base, self.offer = state, None
         return loss
 
@@ -234,7 +257,7 @@ class Work:
             self._trainer.load(self.base.parameters)
         self.offer = None
         self.since_offer = NOTHING
-        await self.return_work(since - local)
+        await self._return_difference(since, local)
 
     async def losses(self, vectors: AsyncIterator[Vector], *, seed: int) -> list[float]:
         """Held-out loss of each of these parameters, (P,), on the sequences that `seed` draws. Raises TrainerDied.
@@ -243,7 +266,7 @@ class Work:
         """
         found = []
         async with self.held():
-            local = self._trainer.parameters()
+            local = await self._runner(self._trainer.parameters)
             try:
                 async for vector in vectors:
                     self._trainer.load(vector)
@@ -252,14 +275,15 @@ class Work:
                 self._trainer.load(local)
         return found
 
+    async def _parameters(self) -> Vector:
+        """A copy of the local parameters, (P,), between two steps."""
+        async with self.held():
+            return await self._runner(self._trainer.parameters)
+
     def _base(self) -> OuterState:
         if self.base is None:
             raise RuntimeError("this node stands on no state yet")
         return self.base
-
-
-def _norm(vector: Vector) -> float:
-    return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 def _together(one: Worked, other: Worked) -> Worked:

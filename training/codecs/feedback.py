@@ -132,14 +132,14 @@ class ErrorFeedback:
             raise RuntimeError("commit or roll back the round before returning work to the residual")
         if vector.shape != (self.size,):
             raise ValueError(f"work of shape {vector.shape} does not fit a residual of {self.size} elements")
-        total = self._residual + vector
-        norm = _norm(total)
+        total = np.add(self._residual, vector, out=self._after(0, self.size))
+        norm = norm_in_float64(total)
         if not math.isfinite(norm):
             raise ValueError("work that did not count contains NaN or infinity")
-        bound = max(clip_norm, _norm(self._residual))
+        bound = max(clip_norm, norm_in_float64(self._residual))
         if norm > bound:
             total *= np.float32(bound / norm)
-        self._residual = total
+        self._residual, self._next = total, self._residual
         self._used = (0, self.size)
 
     def keep_only(self, start: int, stop: int) -> None:
@@ -150,6 +150,11 @@ class ErrorFeedback:
         self._used = max(start, low), min(stop, high)
         if self._used[0] >= self._used[1]:
             self._used = (0, 0)
+
+    def is_zero(self) -> bool:
+        """Whether nothing is left over from earlier rounds."""
+        low, high = self._used
+        return not self._residual[low:high].any()
 
     def export(self) -> Vector:
         """A copy of the current residual, (size,), for a checkpoint; what is pending is not in it."""
@@ -169,6 +174,6 @@ class ErrorFeedback:
         self._pending.clear()
 
 
-def _norm(vector: Vector) -> float:
-    """Euclidean norm, summed in float64 so that large vectors do not overflow."""
+def norm_in_float64(vector: Vector) -> float:
+    """The Euclidean norm of float32 (n,), summed in float64 so that large vectors do not overflow; takes no memory."""
     return math.sqrt(float(np.einsum("i,i->", vector, vector, dtype=np.float64)))
