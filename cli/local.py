@@ -22,6 +22,13 @@ def local(
     nodes: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Nodes to start.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, metavar="R", help="Rounds to train.")] = DEFAULT_ROUNDS,
     solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone, for comparison.")] = False,
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:COUNT]",
+            help="Let COUNT nodes, the last ones, lie in every round; help: which lies. [default: nobody; COUNT 1]",
+        ),
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="JSON on standard output, one object a line.")] = False,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads of each node's trainer.")] = 1,
     report: Annotated[Path, typer.Option(file_okay=False, help="Where the report is written.")] = Path("report"),
@@ -30,9 +37,18 @@ def local(
         Path | None, typer.Option(file_okay=False, help="Folder for the nodes' data directories; it is kept.")
     ] = None,
 ) -> None:
-    """Train with several real nodes on this machine, and report."""
+    """Train with several real nodes on this machine, and report.
+
+    With --attack some of them lie, in a run of its own that is thrown away: without RUN.toml it is an open one.
+    """
+    from swarmnode.cli.local_attack import AttackError, listing, parse_attack
     from swarmnode.cli.local_run import LocalOptions, run_local
 
+    if attack == "help":
+        print(listing())
+        raise typer.Exit()
+    if attack is not None and solo:
+        raise AttackError("--solo and --attack were both given; nobody attacks a node that is alone")
     options = LocalOptions(
         nodes=nodes,
         run_file=run_file,
@@ -43,5 +59,6 @@ def local(
         report=report,
         keep=keep,
         data_dir=data_dir,
+        attack=None if attack is None else parse_attack(attack, nodes),
     )
     raise typer.Exit(run_local(options))

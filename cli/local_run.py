@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from swarmnode.cli.local_attack import Attack, Onlooker, make_identities, under_attack
 from swarmnode.cli.local_summary import by_rollouts, loss_curve, reward_curve, strict_json, summarize
 from swarmnode.cli.local_swarm import (
     AllNodesDied,
@@ -65,6 +66,7 @@ class LocalOptions:
     report: Path = Path("report")
     keep: bool = False
     data_dir: Path | None = None  # None is a temporary folder, removed at the end
+    attack: Attack | None = None  # by the last nodes
 
 
 @dataclass
@@ -98,9 +100,11 @@ def run_local(
     began = time.monotonic()
     console = Console(stderr=options.json)
     try:
-        spec = _runspec(options.run_file)
+        spec = _runspec(options.run_file, attacked=options.attack is not None)
         options.report.mkdir(parents=True, exist_ok=True)  # better to fail now than after the training
         folder = _folder(options)
+        if options.attack is not None:
+            spec = under_attack(spec, options.attack, make_identities(folder, options.nodes))
         (folder / "run.toml").write_text(to_toml(spec), encoding="utf-8")
     except SettingError as error:
         return _complain(str(error), exitcodes.CONFIG)
@@ -108,12 +112,15 @@ def run_local(
         return _complain(f"{error.filename} cannot be written: {error.strerror}; name another folder", exitcodes.ERROR)
 
     settings = SwarmSettings(options.nodes, options.rounds, options.threads, folder / "run.toml", folder)
+    if options.attack is not None:
+        settings = replace(settings, lie=options.attack.lie, liars=options.attack.liars)
     swarm = LocalSwarm(settings, command=command)
     lone = LocalSwarm(replace(settings, nodes=1, name="solo"), command=command)
+    onlooker = Onlooker(options.attack, swarm.nodes) if options.attack is not None else None
     ending = Ending()
     with _sigterm_like_ctrl_c(), view_for(console) as view:
         try:
-            ending.heldout = _train(swarm, view, ending, measure, _emit if options.json else _ignore)
+            ending.heldout = _train(swarm, view, ending, measure, _emit if options.json else _ignore, onlooker)
             if options.solo:
                 ending.solo = _train(lone, view, ending, measure, _ignore)
         except KeyboardInterrupt:
@@ -134,8 +141,12 @@ def run_local(
         _complain(ending.failure, ending.code)
     else:
         _show(console, results, page)
+        if onlooker is not None:
+            for line in onlooker.words(undefended=spec.exchange.method == "diloco"):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
         if options.json:
-            _emit(results.summary.event())
+            attacked = {} if onlooker is None else {"attack": onlooker.summary()}
+            _emit({**results.summary.event(), **attacked})
     if options.keep or options.data_dir is not None or ending.code == exitcodes.ERROR:
         console.print(f"data directories and logs of the nodes: {folder}", highlight=False, soft_wrap=True)
     else:
@@ -143,10 +154,11 @@ def run_local(
     return ending.code
 
 
-def _runspec(run_file: Path | None) -> RunSpec:
+def _runspec(run_file: Path | None, *, attacked: bool) -> RunSpec:
     if run_file is not None:
         return load_runspec(run_file)
-    return parse_runspec({"run": {"name": "byte-lm", "seed": 1}}, source="the built-in run")
+    trust = {"trust": "open"} if attacked else {}
+    return parse_runspec({"run": {"name": "byte-lm", "seed": 1, **trust}}, source="the built-in run")
 
 
 def _folder(options: LocalOptions) -> Path:
@@ -159,7 +171,14 @@ def _folder(options: LocalOptions) -> Path:
     return Path(tempfile.mkdtemp(prefix="swarmnode-local-", dir=state)).resolve()
 
 
-def _train(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure, emit: Emit) -> float | None:
+def _train(
+    swarm: LocalSwarm,
+    view: View,
+    ending: Ending,
+    measure: Measure,
+    emit: Emit,
+    onlooker: Onlooker | None = None,
+) -> float | None:
     """Run one swarm from start to stop; returns its held-out loss. Raises StartFailed, AllNodesDied."""
     alone = len(swarm.nodes) == 1
     who = "one node alone" if alone else f"{len(swarm.nodes)} nodes"
@@ -172,7 +191,9 @@ def _train(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure, emit
             emit(_node_event(index, node))
         view.phase(f"training with {who}")
         for arrived in swarm.watch():
-            view.show(snapshot(swarm))
+            if arrived is not None and onlooker is not None and arrived[1]["event"] == "round":
+                onlooker.saw(*arrived)
+            view.show(snapshot(swarm, onlooker))
             if arrived is not None:
                 node, event = arrived
                 if event["event"] == "round":
@@ -198,6 +219,7 @@ def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:
         "peer_id": node.ready.get("peer_id"),
         "data_dir": str(node.data_dir),
         "multiaddr": node.ready.get("multiaddr"),
+        **({"lie": node.lie} if node.lie else {}),
     }
 
 

@@ -75,7 +75,14 @@ class SwarmSettings:
     threads: int  # of each trainer
     run_file: Path
     folder: Path
+    lie: str = ""  # what the last nodes tell; see node/adversary
+    liars: int = 0
     name: str = "node"  # first part of the data directories' names, so that a second swarm may share the folder
+
+
+def liar_command(lie: str) -> tuple[str, ...]:
+    """The daemon of a node that lies, which only a swarm like this one starts."""
+    return (sys.executable, "-m", "swarmnode.node.adversary", lie)
 
 
 def node_command() -> tuple[str, ...]:
@@ -86,8 +93,9 @@ def node_command() -> tuple[str, ...]:
 class NodeProcess:
     """One daemon: its process, what it said of itself, and its rounds so far."""
 
-    def __init__(self, label: str, data_dir: Path, log_file: Path) -> None:
+    def __init__(self, label: str, data_dir: Path, log_file: Path, lie: str = "") -> None:
         self.label = label
+        self.lie = lie  # empty for an honest node
         self.data_dir = data_dir
         self.log_file = log_file
         self.process: subprocess.Popen[bytes] | None = None
@@ -185,6 +193,7 @@ class LocalSwarm:
                 str(index) if settings.name == "node" else settings.name,
                 settings.folder / f"{settings.name}-{index}",
                 settings.folder / f"{settings.name}-{index}.log",
+                settings.lie if index >= settings.nodes - settings.liars else "",
             )
             for index in range(settings.nodes)
         ]
@@ -232,7 +241,8 @@ class LocalSwarm:
         # as flags too: the environment of whoever runs `local` must not move a node elsewhere
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
         options += ["--threads", str(self.settings.threads), "--rounds", str(self.settings.rounds), "--stay", "--json"]
-        node.start([*self._command, "run", *what, *options], self._events)
+        command = liar_command(node.lie) if node.lie else self._command
+        node.start([*command, "run", *what, *options], self._events)
 
     def _until_ready(self, nodes: Sequence[NodeProcess]) -> Iterator[NodeProcess]:
         give_up = time.monotonic() + START_LIMIT
@@ -269,7 +279,7 @@ class LocalSwarm:
                 node.look(now)
             if events:
                 continue  # an exited node's last events may still be in the queue
-            if not any(node.alive or node.finished for node in self.nodes):
+            if not any(node.alive or node.finished for node in self.nodes if not node.lie):
                 raise AllNodesDied(
                     "all nodes died before the last round; their logs end:\n"
                     + "\n".join(f"  node {n.label} {n.how_it_ended()}:\n{n.log_tail()}" for n in self.nodes)
@@ -278,7 +288,7 @@ class LocalSwarm:
                 return
 
     def _someone_to_wait_for(self, now: float) -> bool:
-        late = [node for node in self.nodes if node.alive and not node.finished]
+        late = [node for node in self.nodes if node.alive and not node.finished and not node.lie]
         if not late:
             return False
         if not any(node.finished for node in self.nodes):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from types import TracebackType
 from typing import Protocol
@@ -21,6 +21,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from swarmnode.cli.local_attack import ACCEPTED, Onlooker, Tally
 from swarmnode.cli.local_summary import RoundReport, hashes_by_round
 from swarmnode.cli.local_swarm import LocalSwarm
 
@@ -41,6 +42,8 @@ class Row:
     bytes_out: int
     hash_style: str  # green where all agree on the node's last round
     reward: float | None = None  # mean of the node's last rounds, in a run by rollouts
+    lie: str = ""  # of a node that attacks; what this command alone knows
+    tally: Tally | None = None  # what became of its work, in a swarm that is attacked
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,13 @@ class Board:
         return None if self.round_seconds is None else self.round_seconds * max(0, self.rounds - self.done)
 
 
-def snapshot(swarm: LocalSwarm) -> Board:
-    """The swarm as it is now."""
+def snapshot(swarm: LocalSwarm, onlooker: Onlooker | None = None) -> Board:
+    """The swarm as it is now; with what an onlooker of an attack has seen."""
+    seen = [None] * len(swarm.nodes) if onlooker is None else [replace(t) for t in onlooker.tallies]
     hashes = hashes_by_round(swarm.reports)
     first = min((report.round for node in swarm.reports for report in node), default=0)
     rows = []
-    for node in swarm.nodes:
+    for node, tally in zip(swarm.nodes, seen, strict=True):
         last = node.reports[-1] if node.reports else None
         rows.append(
             Row(
@@ -77,6 +81,8 @@ def snapshot(swarm: LocalSwarm) -> Board:
                 bytes_out=sum(report.bytes_out for report in node.reports),
                 hash_style=_hash_style(last, hashes),
                 reward=_recent_reward(node.reports),
+                lie=node.lie,
+                tally=tally,
             )
         )
     lengths = [report.seconds for node in swarm.reports for report in node[-RECENT:]]
@@ -100,6 +106,8 @@ def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
 
 def table(board: Board) -> Table:
     """The nodes, one a line, within 80 columns."""
+    if any(row.tally is not None for row in board.rows):
+        return attacked_table(board)
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     rewarded = any(row.reward is not None for row in board.rows)
     for heading, justify in (
@@ -124,6 +132,38 @@ def table(board: Board) -> Table:
             data_size(row.bytes_in),
             data_size(row.bytes_out),
             peers_of(last) if rewarded else Text(short_hash(last), style=row.hash_style),
+        )
+    return shown
+
+
+def attacked_table(board: Board) -> Table:
+    """The nodes of a swarm that is attacked: who lies, and what honest nodes make of everybody's work."""
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    rewarded = any(row.reward is not None for row in board.rows)
+    for heading, justify in (
+        ("node", "left"),
+        ("who", "left"),
+        ("round", "right"),
+        ("reward" if rewarded else "loss", "right"),
+        ("accepted", "right"),
+        ("refused", "right"),
+        ("score", "right"),
+        ("state hash", "left"),
+        ("the last", "left"),
+    ):
+        shown.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for row in board.rows:
+        tally = row.tally or Tally()
+        shown.add_row(
+            row.label,
+            Text(row.lie or "honest", style="bold red" if row.lie else "green"),
+            f"{row.done}/{board.rounds}" if row.state in ("training", "finished") else row.state,
+            bits(row.reward if rewarded else None if row.last is None else row.last.loss),
+            str(tally.accepted),
+            str(tally.refused.total()),
+            "–" if tally.score is None else f"{tally.score:.2f}",
+            Text(short_hash(row.last), style=row.hash_style),
+            Text(tally.last, style="" if tally.last in ("", ACCEPTED) else "yellow"),
         )
     return shown
 
@@ -298,6 +338,14 @@ class Lines:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _lies(board: Board) -> str:
+    """How the liars fare."""
+    told = [row.tally for row in board.rows if row.lie and row.tally is not None]
+    if not told:
+        return ""
+    return f"lies: {sum(t.accepted for t in told)} accepted, {sum(t.refused.total() for t in told)} refused"
+
+
 def _round_line(board: Board, at_work: Sequence[Row], done: int) -> str:
     reports = [row.last for row in at_work if row.last is not None]
     left = board.seconds_left
@@ -309,6 +357,7 @@ def _round_line(board: Board, at_work: Sequence[Row], done: int) -> str:
         f"reward {fmean(rewards):.3f}" if rewards else f"loss {bits(loss)} bits per byte",
         f"{median(report.seconds for report in reports):.1f} s",
         f"{agreeing} of {len(board.rows)} agree" if len(board.rows) > 1 and not rewards else "",
+        _lies(board),
         f"about {duration(left)} left" if left else "",
     ]
     return ", ".join(part for part in parts if part)

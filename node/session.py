@@ -323,6 +323,8 @@ class Session:
                 "tokens": result.worked.tokens,
                 "members": result.members,
                 "missing": list(missing),
+                "counted": list(result.counted),
+                **({"verdicts": dict(result.verdicts)} if result.verdicts else {}),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),
             }

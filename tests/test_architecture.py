@@ -40,6 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "cli": (
         "swarmnode",
         "swarmnode.cli",
+        "swarmnode.node.adversary.names",
         "swarmnode.node.config",
         "swarmnode.node.control.client",
         "swarmnode.node.datadir",

@@ -23,7 +23,7 @@ stands here:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,6 +95,7 @@ class RoundResult:
     members: int
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
     roster: str = ""  # id of the roster that led there, where the method has a chain of them
+    verdicts: Mapping[PeerId, str] = field(default_factory=dict)  # what became of each one's work, where it is judged
     learned: Learned | None = None  # from rollouts, where the method shares those
     sampled: Sampled | None = None  # for another's policy, where this node does nothing else
 

@@ -33,7 +33,7 @@ from swarmnode.protocols.exchange.open_duties import Duties
 from swarmnode.protocols.exchange.open_held import BURST
 from swarmnode.protocols.exchange.open_keeper import Keeper
 from swarmnode.protocols.exchange.open_scoring import Bench, Standing, batch_seed, full_standing
-from swarmnode.protocols.exchange.open_settling import Settling, accepted_in
+from swarmnode.protocols.exchange.open_settling import Settling, accepted_in, verdicts_in
 from swarmnode.protocols.exchange.open_sources import Lost
 from swarmnode.protocols.exchange.open_turn import RoundSettings, Turn, Voice
 from swarmnode.protocols.exchange.open_waits import Waits
@@ -179,4 +179,5 @@ class OpenRounds:
             outcome.members,
             counted=tuple(sorted(accepted_in(to))),
             roster=to.id.hex(),
+            verdicts=verdicts_in(held, to),
         )

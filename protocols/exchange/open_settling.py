@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from swarmnode.protocols.chain.electorate import participates
 from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.chain.statements import ACCEPTED, ONE, Entry
+from swarmnode.protocols.chain.statements import ACCEPTED, ONE, VERDICTS, Entry
 from swarmnode.protocols.exchange.open_held import Held
 from swarmnode.protocols.exchange.open_turn import Turn
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.exchange.outcomes import Completed, Partial
 from swarmnode.protocols.network import PeerId
+
+NOT_LISTED = "in too few judges' lists"
 
 
 class Settling:
@@ -73,3 +75,15 @@ def accepted_in(block: Block) -> set[PeerId]:
     if block.roster is None or not block.chain.history or not block.roster.accepted:
         return set()
     return {worked.author for worked in block.chain.history[-1]}
+
+
+def verdicts_in(held: Held, block: Block) -> dict[PeerId, str]:
+    """What a roster says of each author's contribution, in words; nothing where the round's book is not here."""
+    book = held.books.get(block.parent)
+    if book is None or block.roster is None:
+        return {}
+    found = {said.author: NOT_LISTED for said in book.commits.values()}
+    for entry in block.roster.entries:
+        if entry.commit in book.commits:
+            found[book.commits[entry.commit].author] = VERDICTS[entry.verdict]
+    return found

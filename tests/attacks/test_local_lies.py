@@ -1,0 +1,45 @@
+"""The lies of `swarmnode local --attack`, told by one of five nodes on simnet: refused, and nobody is split."""
+
+from __future__ import annotations
+
+import pytest
+from openswarm import Scene, with_swarm
+
+from swarmnode.node.adversary.disguise import lie_in_open
+from swarmnode.node.adversary.names import LIES
+from swarmnode.node.simnet import run_simulation
+
+LIAR, ROUNDS = "e", 4
+REFUSED = ("nan", "copy", "withhold", "slander")  # a slanderer offers a flipped sign
+
+
+def told(lie: str) -> tuple[list[str], list[int], list[str]]:
+    """What rosters said of the liar, rounds of which honest nodes have different states, and of an honest node."""
+
+    async def body(scene: Scene) -> tuple[list[str], list[int], list[str]]:
+        scene.bad.add(LIAR)
+        first = scene.round + 2  # in the round under way it may have committed honestly
+        lie_in_open(scene.method(LIAR), lie, me=scene.peer(LIAR))
+        await scene.done(ROUNDS)
+        return scene.verdicts(LIAR, first), scene.split(), scene.verdicts("b", first)
+
+    found: tuple[list[str], list[int], list[str]] = run_simulation(lambda: with_swarm(body))
+    return found
+
+
+@pytest.mark.parametrize("lie", REFUSED)
+def test_no_lie_of_one_in_five_counts_and_honest_work_goes_on(lie: str) -> None:
+    liar, split, honest = told(lie)
+    assert liar and "accepted" not in liar, liar
+    assert not split
+    assert honest.count("accepted") >= len(honest) - 1, honest
+
+
+def test_an_honest_node_in_the_place_of_the_liar_is_accepted() -> None:
+    """What the test above refuses is the lie, not the place."""
+    liar, _, _ = told("label-flip")  # told by the trainer, so that nothing is replaced here
+    assert liar.count("accepted") >= len(liar) - 1, liar
+
+
+def test_every_lie_about_gradients_has_a_meaning_in_open_runs() -> None:
+    assert {name for name, lie in LIES.items() if "open" in lie.methods} >= set(REFUSED)
