@@ -39,6 +39,7 @@ from swarmnode.protocols.rollouts.messages import (
 )
 from swarmnode.protocols.rollouts.pool import Pool, PoolLimits, PoolStats, Standing, full_standing
 from swarmnode.protocols.rollouts.signed import Sign, SignedGroup, SignedHeader, Verify, seal
+from swarmnode.protocols.rollouts.spent import Spent
 from swarmnode.protocols.rollouts.spreading import Spreader
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
@@ -60,6 +61,11 @@ RECENT_QUERIES = Allowance(rate=0.3, burst=8)  # of one peer: two calls in ASK_E
 HELD = Metric("swarmnode_rollouts", GAUGE, "rollout groups held", "whose")
 HELD_BYTES = Metric("swarmnode_rollout_bytes", GAUGE, "bytes of rollout groups held", "whose")
 EVENTS = Metric("swarmnode_rollouts_total", COUNTER, "what happened with rollout groups, some of it in bytes", "what")
+SHARE_SECONDS = Metric(
+    "swarmnode_rollout_share_seconds_total",
+    COUNTER,
+    "CPU seconds of signing, checking and choosing rollout groups to share; transport and learning not included",
+)
 REFUSED = Metric("swarmnode_rollouts_refused_total", COUNTER, "rollout groups of others not learned from", "why")
 
 
@@ -121,6 +127,8 @@ class Rollouts:
         `runner` says, before a group is kept or passed on. `sampled` takes groups that others wrote for this node's
         policy, or says why not. Without `takes` this node gives only."""
         self._me, self._run_id, self._rpc, self._bulk = me, run_id, rpc, bulk
+        self.spent = Spent()
+        runner = self.spent.running(runner)
         self._peers, self._sign, self._runner = peers, sign, runner
         self._now, self._rng, self._admits = now, rng, admits
         self.limits = limits or RolloutLimits()
@@ -208,7 +216,8 @@ class Rollouts:
                     with trio.move_on_after(TICK * self._rng.uniform(0.8, 1.2)):
                         await self._hurry.wait()
                     self._hurry = trio.Event()
-                    self._turn(nursery)
+                    with self.spent.counted():
+                        self._turn(nursery)
         finally:
             self._nursery = None
             self._was_alone = True
@@ -227,6 +236,7 @@ class Rollouts:
 
     def measure(self, metrics: Metrics) -> None:
         show(metrics, self.pool, self.counts)
+        metrics.show(SHARE_SECONDS, lambda: self.spent.seconds)
         self.offences.measure(metrics)
 
     # -- passing on
@@ -290,7 +300,8 @@ class Rollouts:
         if not self._entries.take(peer, len(offer.groups)):
             self.offences.note(peer, "offers too many rollout groups", Kind.LOAD)
             raise Refuse("busy", f"at most {ENTRIES.rate:g} groups a second may be offered here")
-        return self._intake.weigh(peer, offer)
+        with self.spent.counted():
+            return self._intake.weigh(peer, offer)
 
     async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
         self._admit(peer, give.run_id)

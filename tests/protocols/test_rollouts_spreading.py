@@ -28,7 +28,9 @@ from swarmnode.protocols.rollouts.messages import (
     Thanks,
 )
 from swarmnode.protocols.rollouts.signed import seal
+from swarmnode.protocols.rollouts.spent import Spent
 from swarmnode.protocols.rpc import Refused
+from swarmnode.protocols.runner import in_thread, inline
 
 Main = Callable[[SimWorld, trio.Nursery], Awaitable[None]]
 Simulated = Callable[..., None]
@@ -435,3 +437,32 @@ def test_draws_are_repeatable(simulated: Simulated) -> None:
     simulated(main)
     simulated(main)
     assert drawn[0] == drawn[1] and len(drawn[0]) == 6
+
+
+def test_what_sharing_takes_of_a_processor_is_counted_where_it_is_taken() -> None:
+    spent = Spent()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(spent.running(in_thread), lambda: sum(range(300_000)))
+            nursery.start_soon(trio.sleep, 0.2)
+        with_work = spent.seconds
+        assert 0 < with_work < 0.2, "waiting costs nothing"
+        with spent.counted():
+            sum(range(300_000))
+        assert spent.seconds > with_work
+        with pytest.raises(ZeroDivisionError):
+            await spent.running(inline)(lambda: 1 / 0)
+
+    trio.run(main)
+
+
+def test_a_node_that_shares_counts_what_that_takes(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        nodes = await start(nursery, world, 2)
+        await connect(everybody(nodes))
+        await nodes[0].rollouts.publish([group(seed) for seed in range(20)])
+        await trio.sleep(10)
+        assert all(node.rollouts.spent.seconds > 0 for node in nodes)
+
+    simulated(main)
