@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
@@ -57,6 +58,15 @@ class Held:
     offers: int
     desks: int
     tasks: int
+
+
+@asynccontextmanager
+async def _running(part: Run) -> AsyncIterator[None]:
+    """A part of a node that runs for as long as the block does."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(part)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 @dataclass
@@ -230,15 +240,15 @@ class SimSwarm:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         with node.scope:
-            async with trio.open_nursery() as nursery:
+            async with AsyncExitStack() as stack:  # as in the daemon, nothing ends before what depends on it
                 for part in first:
-                    await nursery.start(part)
+                    await stack.enter_async_context(_running(part))
                 if join is not None:
                     other = self.nodes[join].network
                     node.network.learn(other.me, other.addresses)
                     await node.network.connect(other.me)
                 for part in then:
-                    await nursery.start(part)
+                    await stack.enter_async_context(_running(part))
                 task_status.started()
                 await node.session.run(expect_members=join is not None)
                 await node.session.serve_forever()
