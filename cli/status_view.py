@@ -58,9 +58,19 @@ def render(status: dict[str, Any], *, colour: bool = False) -> str:
         restarts = trainer["restarts"]
         again = "" if not restarts else f", restarted {restarts} time{'s' if restarts > 1 else ''}"
         threads = f"{trainer['threads']} thread{'' if trainer['threads'] == 1 else 's'}"
-        lines.append(line("trainer", f"{trainer['device']}, {threads}, pid {trainer['pid']}{again}"))
+        held = sandboxed(trainer.get("sandbox"))
+        lines.append(line("trainer", f"{trainer['device']}, {threads}, {held}, pid {trainer['pid']}{again}"))
     lines += _warning_lines(status.get("warnings", []), colour)
     return "\n".join(lines[:HEIGHT])
+
+
+def sandboxed(told: dict[str, Any] | None) -> str:
+    """In how far the kernel confines the trainer; what is missing is among the warnings."""
+    if told is None:
+        return "sandbox not known yet"
+    if not told["enforced"]:
+        return "no sandbox"
+    return "sandboxed in part" if told["missing"] else "sandboxed"
 
 
 def _head(status: dict[str, Any], colour: bool) -> str:

@@ -170,7 +170,13 @@ class Api:
         if trainer is None:
             return None
         threads = self._daemon.config.threads
-        return {"pid": trainer.pid, "device": trainer.device, "threads": threads, "restarts": trainer.restarts}
+        return {
+            "pid": trainer.pid,
+            "device": trainer.device,
+            "threads": threads,
+            "restarts": trainer.restarts,
+            "sandbox": trainer.sandbox,
+        }
 
     def _traffic(self) -> dict[str, float]:
         now, total = trio.current_time(), self._daemon.network.traffic()

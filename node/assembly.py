@@ -17,6 +17,7 @@ from typing import Any
 
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.confinement import SCRATCH
 from swarmnode.node.datasets import DataSet
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.history import NAME as HISTORY
@@ -108,6 +109,10 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         room=data.room if data is not None else 0,
         task=config.task,
         policy=config.policy,
+        sandbox=config.sandbox,
+        scratch=str(config.directory / SCRATCH),
+        readable=(str(config.directory / "shards"), *config.sandbox_read),
+        memory=config.memory_bytes,
     )
     return TrainerProcess(chosen.spec, run_id=chosen.run_id, peer_id=me, settings=settings)
 

@@ -28,6 +28,7 @@ ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
 ROLES = ("train", "rollout", "relay", "watch")
 DEVICES = ("auto", "cpu", "cuda")
+SANDBOX = ("auto", "require", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 __all__ = ["CONFIG", "Loaded", "NodeConfig", "SettingError", "default_data_dir", "load_config", "parse_node_table"]
@@ -67,6 +68,23 @@ class NodeConfig:
     )
     nice: int = option(
         10, "niceness of the trainer; 0 is the priority of other programs, 19 the lowest", minimum=0, maximum=19
+    )
+    memory: float = option(
+        0.0,
+        "memory of the trainer's own at the most, parameters and mapped files not counted; 0 is no cap. Above it the "
+        "trainer ends, and is started again",
+        unit="GB",
+        minimum=0,
+        maximum=1_000_000,
+    )
+    sandbox: str = option(
+        "auto",
+        "the trainer's sandbox: auto, all that this kernel can enforce, and the node says what it cannot; require, all "
+        "of it or no training; off, none",
+        choices=SANDBOX,
+    )
+    sandbox_read: tuple[str, ...] = option(
+        (), "further files and directories that the trainer may read, for a task of your own"
     )
     up: float = option(0.0, "upload cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
     down: float = option(0.0, "download cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
@@ -117,6 +135,11 @@ class NodeConfig:
     def shards_cap_bytes(self) -> int:
         """`shards_cap` in bytes."""
         return int(self.shards_cap * 1e9)
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory` in bytes, 0 for no cap."""
+        return int(self.memory * 1e9)
 
     @property
     def up_bytes(self) -> float:

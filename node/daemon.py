@@ -46,6 +46,7 @@ from swarmnode.node.datasets import DataSet
 from swarmnode.node.datashards import publish, release_forgotten
 from swarmnode.node.discovery import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
+from swarmnode.node.hardening import AS_ROOT, harden, runs_as_root
 from swarmnode.node.heap import rest_what_stays
 from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
@@ -115,6 +116,7 @@ def run_daemon(
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level)
         adopt("libp2p")
+        harden()
         for key, origin in origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
         options = RunOptions(runspec, run_id, rounds, stay, json_events, roster)
@@ -407,6 +409,7 @@ class Daemon:
         session += [self.state.warning] if self.state is not None and self.state.warning else []
         session += [self.successors.warning] if self.successors is not None and self.successors.warning else []
         session += self._state_complaints()
+        session += self._sandbox_warnings() + ([AS_ROOT] if runs_as_root() else [])
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
 
@@ -415,6 +418,11 @@ class Daemon:
         told = list(self.sync.complaints) if self.sync is not None else []
         lease = self.membership.complaint if self.membership is not None else ""
         return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
+
+    def _sandbox_warnings(self) -> list[str]:
+        told = self.trainer.sandbox if self.trainer is not None else None
+        lacking = [f"{missing['part']} ({missing['why']})" for missing in told["missing"]] if told is not None else []
+        return [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
 
     def _conduct_warnings(self) -> list[str]:
         """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""

@@ -10,6 +10,7 @@ cannot be started three times in a row, or says why it never will, ends `run` wi
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import mmap
 import os
@@ -26,12 +27,14 @@ import msgpack
 import numpy as np
 import trio
 
+from swarmnode.node import confinement
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.trainer import NOTHING, Answered, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode
+from swarmnode.training.sandbox import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,10 @@ class TrainerSettings:
     room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    sandbox: str = "auto"  # auto, require or off
+    scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
+    readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
+    memory: int = 0  # bytes of its own at the most; 0 is no cap
 
 
 class TrainerProcess:
@@ -88,6 +95,7 @@ class TrainerProcess:
         self._interrupted = False
         self.restarts = 0
         self.device = settings.device
+        self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
         self.spent = {"train": 0.0, "evaluate": 0.0}  # seconds, of all children
         self._told = dict(self.spent)  # by the present child
 
@@ -191,43 +199,73 @@ class TrainerProcess:
         """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
         if not hasattr(os, "memfd_create"):
             raise TrainerFailed("training needs Linux (memfd_create); on this system run with --role relay or watch")
-        memory_fd = os.memfd_create("swarmnode-parameters")
+        with confinement.scratch_directory(self._settings.scratch) as scratch:
+            self._settings = replace(self._settings, scratch=scratch)
+            memory_fd = os.memfd_create("swarmnode-parameters")
+            try:
+                await self._fetch_model()
+                await self._keep_running(memory_fd, task_status)
+            finally:
+                os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
+
+    async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
         failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
+        while True:
+            child = _Child()
+            failure: TrainerFailed | None = None
+            await self._empty_scratch()
+            async with child.running(memory_fd, self._settings):
+                try:
+                    await self._introduce(child, memory_fd)
+                    if not started:
+                        task_status.started()
+                        started = True
+                    await child.ended.wait()
+                except TrainerFailed as error:
+                    failure = error  # raised below, outside the nursery, which would wrap it in a group
+                except TrainerDied:
+                    pass  # before it was ready; counted below
+                finally:
+                    self._child = None
+                    if self._ready.is_set():  # otherwise those who wait on it go on waiting for the next child
+                        self._ready = trio.Event()
+            if failure is not None:
+                raise failure
+            failed_starts = 0 if child.answered else failed_starts + 1
+            if failed_starts == MAX_FAILED_STARTS:
+                raise TrainerFailed(
+                    f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
+                    f"its last words: {child.last_words() or 'none'}"
+                )
+            if child.answered > 1:  # not only its introduction: it was fit for work
+                back_off = FIRST_BACK_OFF
+            self.restarts += 1
+            logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
+            await trio.sleep(back_off)
+            back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    async def _fetch_model(self) -> None:
         try:
-            while True:
-                child = _Child()
-                failure: TrainerFailed | None = None
-                async with child.running(memory_fd, threads=self._settings.threads):
-                    try:
-                        await self._introduce(child, memory_fd)
-                        if not started:
-                            task_status.started()
-                            started = True
-                        await child.ended.wait()
-                    except TrainerFailed as error:
-                        failure = error  # raised below, outside the nursery, which would wrap it in a group
-                    except TrainerDied:
-                        pass  # before it was ready; counted below
-                    finally:
-                        self._child = None
-                        if self._ready.is_set():  # otherwise those who wait on it go on waiting for the next child
-                            self._ready = trio.Event()
-                if failure is not None:
-                    raise failure
-                failed_starts = 0 if child.answered else failed_starts + 1
-                if failed_starts == MAX_FAILED_STARTS:
-                    raise TrainerFailed(
-                        f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
-                        f"its last words: {child.last_words() or 'none'}"
-                    )
-                if child.answered > 1:  # not only its introduction: it was fit for work
-                    back_off = FIRST_BACK_OFF
-                self.restarts += 1
-                logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
-                await trio.sleep(back_off)
-                back_off = min(2 * back_off, LAST_BACK_OFF)
-        finally:
-            os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
+            await confinement.fetch_model(self._settings.policy)
+        except confinement.NotFetched as error:
+            raise TrainerFailed(str(error)) from error
+
+    async def _empty_scratch(self) -> None:
+        scratch = self._settings.scratch
+        try:
+            await trio.to_thread.run_sync(confinement.empty, scratch)
+        except OSError as error:
+            raise TrainerFailed(f"{scratch}: the trainer's own directory cannot be made: {error.strerror}") from error
+
+    def _tell_sandbox(self, told: dict[str, Any]) -> None:
+        """Say what holds the trainer and what does not; once, unless it changes."""
+        if told == self.sandbox:
+            return
+        self.sandbox = told
+        if told["enforced"]:
+            logger.info("the trainer's sandbox holds: %s", ", ".join(told["enforced"]))
+        for lacking in told["missing"]:
+            logger.warning("the trainer's sandbox lacks %s: %s", lacking["part"], lacking["why"])
 
     async def _introduce(self, child: _Child, memory_fd: int) -> None:
         """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
@@ -250,6 +288,7 @@ class TrainerProcess:
             more, told = self._settings.texts[len(told) :], self._settings.texts
             await child.call("feed", texts=list(more))
         self.device = answer["device"]
+        self._tell_sandbox(answer["sandbox"])
         self._child = child
         self._ready.set()
 
@@ -268,6 +307,20 @@ def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[st
     return [(author, group.to_map()) for author, group in groups]
 
 
+def _rules(settings: TrainerSettings) -> Rules:
+    return confinement.rules(
+        mode=settings.sandbox,
+        scratch=settings.scratch,
+        memory=settings.memory,
+        corpus=settings.corpus,
+        heldout=settings.heldout,
+        texts=settings.texts,
+        task=settings.task,
+        policy=settings.policy,
+        readable=settings.readable,
+    )
+
+
 class _Child:
     """One life of the child process: its socket, the calls in flight on it, and how it ended."""
 
@@ -283,20 +336,19 @@ class _Child:
         self._reason = ""
 
     @asynccontextmanager
-    async def running(self, memory_fd: int, *, threads: int) -> AsyncIterator[None]:
+    async def running(self, memory_fd: int, settings: TrainerSettings) -> AsyncIterator[None]:
         """Start the process; at the end of the block ask it to quit, then make sure that it is gone."""
         ours, theirs = trio.socket.socketpair()
-        environment = dict(os.environ, OMP_NUM_THREADS=str(threads)) if threads else None
-        arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid())]
+        arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid()), json.dumps(asdict(_rules(settings)))]
         # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the child
         # ends, and trio's worker threads end when they are idle.
         self.process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-P", "-m", "swarmnode.training.worker", *arguments],
+            [sys.executable, "-P", "-m", "swarmnode.training.confined", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno(), memory_fd],
-            env=environment,
+            env=confinement.environment(os.environ, threads=settings.threads, scratch=settings.scratch),
         )
         theirs.close()
         assert self.process.stdout is not None  # asked for above

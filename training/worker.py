@@ -1,7 +1,5 @@
 """The trainer process: owns torch and the device, and does what the daemon's commands say.
 
-    python -m swarmnode.training.worker SOCKET_FD MEMORY_FD PARENT_PID        (started by node/trainer.py)
-
 Commands and replies are msgpack maps behind a 4-byte big-endian length, on a socket pair. A command is {id, op, ...};
 its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is one that trying again cannot mend.
 
@@ -19,16 +17,14 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
 
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector. On a CPU it is
 the very memory that is trained; a GPU trains a copy, written back at least every few seconds and after `train`. The
-process ends with its parent: by PDEATHSIG, and when the socket closes. It leaves to the daemon what Ctrl-C means.
+process, which begins in `confined.py`, ends with its parent, also when the socket closes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import select
-import signal
 import socket
 import struct
 import sys
@@ -40,21 +36,33 @@ from typing import Any
 
 import msgpack
 
-_PR_SET_PDEATHSIG = 1
+from swarmnode.training import sandbox
+
 _LENGTH = struct.Struct(">I")
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
-OOM_SCORE = "500"  # out of memory, the kernel ends the trainer before the daemon
 
 
 class Closed(Exception):
     """The daemon closed the socket: there is nobody left to work for."""
 
 
+class SandboxError(Exception):
+    """The sandbox lacks a part, and this node's owner wants all of it."""
+
+    def __init__(self, report: sandbox.Report) -> None:
+        lacking = "; ".join(f"{part.part}: {part.why}" for part in report.missing)
+        super().__init__(
+            f"sandbox = 'require', and this machine cannot enforce all of the trainer's sandbox ({lacking}). Run on a "
+            "newer kernel, or with sandbox = 'auto' to train with what there is"
+        )
+
+
 class Worker:
     """One task, its inner loop, and the answers to commands."""
 
-    def __init__(self, commands: socket.socket, memory_fd: int) -> None:
+    def __init__(self, commands: socket.socket, memory_fd: int, confined: sandbox.Report) -> None:
         self._socket = commands
+        self._confined = confined
         self._memory_fd = memory_fd
         self._spent = {"train": 0.0, "evaluate": 0.0}  # seconds, since the process began
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -88,6 +96,8 @@ class Worker:
 
     def _init(self, command: dict[str, Any]) -> dict[str, Any]:
         """Build the task and put its parameters into the shared memory, or take them from there."""
+        if self._confined.falls_short:
+            raise SandboxError(self._confined)
         os.nice(command["nice"])
         import torch
 
@@ -115,6 +125,8 @@ class Worker:
         size = 4 * layout.parameters
         if not command["keep"]:
             os.ftruncate(self._memory_fd, size)
+        if self._confined.enforced:
+            sandbox.cap_files()
         memory = mmap.mmap(self._memory_fd, size)
         self._shared = torch.frombuffer(memory, dtype=torch.float32)  # (P,)
         on_cpu = self._device == "cpu"
@@ -123,7 +135,8 @@ class Worker:
             spec, self._task, peer_id=command["peer_id"], vector=self._vector, keep=bool(command["keep"])
         )
         self._push()
-        return {"layout": [[slot.name, list(slot.shape)] for slot in layout.slots], "device": self._device}
+        shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
+        return {"layout": shape, "device": self._device, "sandbox": self._confined.to_map()}
 
     def _train(self, command: dict[str, Any]) -> dict[str, Any]:
         self._pull()
@@ -227,7 +240,7 @@ def _is_for_people(error: Exception) -> bool:
     from swarmnode.training.options import SettingError
     from swarmnode.training.tasks import TaskError
 
-    return isinstance(error, (CorpusError, SettingError, TaskError))
+    return isinstance(error, (CorpusError, SandboxError, SettingError, TaskError))
 
 
 def _device(wanted: str, has_cuda: bool) -> str:
@@ -238,27 +251,11 @@ def _device(wanted: str, has_cuda: bool) -> str:
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 
-def _die_with(parent: int) -> None:
-    """End when the daemon ends, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write(OOM_SCORE)
-    if os.getppid() != parent:  # it ended before the request above was made
-        raise SystemExit(0)
-
-
-def main() -> None:
-    socket_fd, memory_fd, parent = (int(argument) for argument in sys.argv[1:])
-    _die_with(parent)
+def serve(socket_fd: int, memory_fd: int, confined: sandbox.Report) -> None:
+    """Answer the daemon on the socket until it has no more to say."""
     commands = socket.socket(fileno=socket_fd)
     commands.setblocking(True)  # the daemon's end of the pair is trio's, which made both non-blocking
     try:
-        Worker(commands, memory_fd).serve()
+        Worker(commands, memory_fd, confined).serve()
     except Closed:
         sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()

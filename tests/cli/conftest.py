@@ -54,7 +54,13 @@ STATUS: dict[str, Any] = {
     },
     "peers": {"connected": 3, "direct": 2, "relayed": 1},
     "traffic": {"bytes_in": 18_400_000, "bytes_out": 21_000_000, "rate_in": 52_000.0, "rate_out": 61_000.0},
-    "trainer": {"pid": 4242, "device": "cpu", "threads": 2, "restarts": 1},
+    "trainer": {
+        "pid": 4242,
+        "device": "cpu",
+        "threads": 2,
+        "restarts": 1,
+        "sandbox": {"mode": "auto", "enforced": ["files"], "missing": []},
+    },
     "warnings": ["peer 12D3KooW… speaks protocol 2: upgrade this node"],
 }
 

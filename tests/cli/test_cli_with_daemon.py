@@ -63,6 +63,17 @@ def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
     assert "the trainer is starting" in render({**answer, "run": {**answer["run"], "parameters": None}})
 
 
+def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:
+    def shown(**sandbox: Any) -> str:
+        return render(
+            {**answer, "trainer": {**answer["trainer"], "sandbox": {**answer["trainer"]["sandbox"], **sandbox}}}
+        )
+
+    assert ", sandboxed, pid" in shown()
+    assert ", sandboxed in part, pid" in shown(missing=[{"part": "files", "why": "no Landlock"}])
+    assert ", no sandbox, pid" in shown(enforced=[])
+
+
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
     table = swarmnode("peers").stdout
     assert "12 ms" in table and "1 min 15 s" in table and "/ip4/203.0.113.7/tcp/4077" in table

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from realnodes import RUN_TOML, Node, agree, until
+from realnodes import RUN_TOML, Node, agree, until, warnings_of
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_text_reaches_those_without_a_corpus_and_outlives_its_creator(
         assert agree(second, third) > 0
         third.wait_for("data", lambda event: event["shards"] == event["wanted"])
         assert here(third)["fetched"] == here(third)["bytes"] > 0
-        until(lambda: third.command_line("status")["warnings"] == [])
+        until(lambda: warnings_of(third) == [])
         kept = {shard["id"]: shard for shard in third.command_line("shards", "ls")["shards"]}
         assert set(kept) == {shard["id"] for shard in second.command_line("shards", "ls")["shards"]}
         assert all(shard["pinned"] for shard in kept.values())

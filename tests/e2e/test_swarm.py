@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from realnodes import LOCAL, Node, agree, swarmnode, until
+from realnodes import LOCAL, Node, agree, swarmnode, until, warnings_of
+
+from swarmnode.training.sandbox import landlock
 
 MIDDLE_OF_A_ROUND = 0.2  # s after the end of the one before; rounds take about half a second
 
@@ -53,7 +55,8 @@ def test_status_and_peers_tell_the_truth(swarm: list[Node]) -> None:
     assert status["run"]["members"] >= 3 and status["peers"]["connected"] >= 2
     assert status["run"]["state_hash"] in swarm[0].states().values() or status["run"]["round"] >= max(swarm[0].states())
     assert status["traffic"]["bytes_out"] > 0 and status["run"]["tokens_per_second"] > 0
-    assert status["warnings"] == [] and not status["paused"]
+    assert warnings_of(node) == [] and not status["paused"]
+    assert "files" in status["trainer"]["sandbox"]["enforced"] or landlock.version() == 0
     peers = node.command_line("peers")["peers"]
     assert {other.ready["peer_id"] for other in (swarm[0], swarm[2])} <= {peer["peer_id"] for peer in peers}
     assert all(peer["agent"].startswith("swarmnode/") and peer["member"] for peer in peers)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from swarmnode.node.hardening import AS_ROOT
+
 PROGRAM = Path(sys.executable).with_name("swarmnode")
 LOCAL = ("--listen", "127.0.0.1", "--no-mdns", "--threads", "1", "--nice", "0")
 PATIENCE = 60.0  # s for anything; other tests and programs use the machine as well
@@ -180,6 +182,12 @@ def agree(*nodes: Node) -> int:
     for r in shared:
         assert len({states[r] for states in told if r in states}) == 1, f"after {r} rounds nodes hold different states"
     return len(shared)
+
+
+def warnings_of(node: Node) -> list[str]:
+    """What the node warns of, but for that it runs as root, as tests may."""
+    told: list[str] = node.command_line("status")["warnings"]
+    return [text for text in told if text != AS_ROOT]
 
 
 def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> None:

@@ -152,10 +152,11 @@ class HFPolicy(nn.Module):
         return out.logits.float().to(tokens.device), out.past_key_values
 
 
-def load(name: str, *, seed: int, trained: Trained = Trained.LORA, download: bool = False) -> HFPolicy:
+def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:
     """The model called `name` on the hub, or in the folder `name`; its tokenizer is made known to this process.
 
-    Only what is on this machine already is used, unless `download`. Raises TaskError where it cannot be had.
+    Only what is on this machine already is used: `hub.py` fetches what its owner names, and whoever writes a run file
+    decides nothing about this machine. Raises TaskError where it is not here.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -165,12 +166,12 @@ def load(name: str, *, seed: int, trained: Trained = Trained.LORA, download: boo
             f'policies called hf:... need transformers, which cannot be imported ({error}): pip install "swarmnode[hf]"'
         ) from error
     where = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    safe = {"trust_remote_code": False, "local_files_only": not download}
+    safe = {"trust_remote_code": False, "local_files_only": True}
     try:
         words = AutoTokenizer.from_pretrained(where, **safe)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **safe)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        hint = "" if download else "; a model that is not on this machine is fetched only where --policy names it"
+        hint = "; a model that is not on this machine is fetched only where --policy names it"
         raise TaskError(f"the model {name!r} cannot be loaded: {error}{hint}") from error
     tokenizer = Tokenizer(words, max(len(words), int(model.get_output_embeddings().weight.shape[0])))
     register(tokenizer)

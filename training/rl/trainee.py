@@ -52,10 +52,7 @@ class DigitsRL:
         rollouts = spec.rollouts
         self._probation: frozenset[str] = frozenset()  # authors of whom little is known, in the update in hand
         where = "--policy" if assignment.policy else "[rollouts]"
-        # A model that the run file names is not downloaded: whoever writes one decides nothing about this machine.
-        policy = _policy(
-            assignment.policy or rollouts.policy, where=where, seed=spec.run.seed, download=bool(assignment.policy)
-        )
+        policy = _policy(assignment.policy or rollouts.policy, where=where, seed=spec.run.seed)
         is_small = isinstance(policy, TinyGPT | TinyGRU)
         settings = Settings(
             tasks=asked(rollouts.difficulty),
@@ -139,7 +136,7 @@ class DigitsRL:
             "informative": report.own_informative,
             "taken": report.taken,
             "authors": report.authors,
-            "external": report.split.external,
+            "external": report.external,
             "refused": dict(report.refused + unread + audited.refused),
             "refused_answers": dict(report.refused_answers),
             "sampled": report.sampled,
@@ -186,11 +183,11 @@ def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[s
     return found
 
 
-def _policy(named: str, *, where: str, seed: int, download: bool) -> TinyGPT | TinyGRU | HFPolicy:
+def _policy(named: str, *, where: str, seed: int) -> TinyGPT | TinyGRU | HFPolicy:
     """The policy called that, with the parameters that all of its kind begin from. Raises SettingError, TaskError."""
     model = hf_model(named)
     if model is not None:
-        return load(model[1], seed=seed, trained=Trained(model[0]), download=download)
+        return load(model[1], seed=seed, trained=Trained(model[0]))
     kind, layers, width = policy_shape(named, where=where)
     return build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=seed)
 
@@ -199,8 +196,7 @@ def _split(spec: RunSpec) -> Split | AdaptiveSplit:
     rollouts = spec.rollouts
     if not rollouts.adaptive:
         return Split(rollouts.batch - rollouts.external, rollouts.external)
-    candidates = sorted({0, *(rollouts.batch * quarter // 4 for quarter in (1, 2, 3)), rollouts.external})
-    return AdaptiveSplit(rollouts.batch, tuple(candidates), external=rollouts.external)
+    return AdaptiveSplit(rollouts.batch, (0, rollouts.batch // 2, rollouts.batch), external=rollouts.batch)
 
 
 def _seed(text: str) -> int:

@@ -1,0 +1,143 @@
+"""What code that has taken over a trainer would try, for tests of the sandbox; a program in a process of its own.
+
+    python tests/support/escapes.py '{"rules": {...}, "secret": PATH, "outside": PATH, "inside": PATH, "port": N}'
+
+Prints one JSON object: the sandbox's report, and for each attempt "done", or the error that stopped it. Every attempt
+works in a process without the sandbox (mode "off"), or it would show nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarmnode.training import sandbox
+from swarmnode.training.sandbox import system
+
+PTRACE_SEIZE = 0x4206
+PTRACE = {"x86_64": 101, "aarch64": 117}
+PR_GET_NO_NEW_PRIVS = 39
+
+
+def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, Callable[[], Any]]:
+    """`secret`: a file that it may not read; `outside`: a directory that is not the trainer's, `inside`: its own."""
+    other = os.getppid()
+    return {
+        "write a file of its own": lambda: (inside / "mine").write_text("x"),
+        "start a thread": _thread,
+        "signal itself": lambda: os.kill(os.getpid(), 0),
+        "read a secret": secret.read_bytes,
+        "make a file outside": lambda: (outside / "new").write_text("x"),
+        "change a file outside": lambda: secret.open("r+b").close(),
+        "delete a file outside": lambda: (outside / "victim").unlink(),
+        "cut a file outside": lambda: os.truncate(secret, 6),
+        "open a file outside to all": lambda: secret.chmod(0o600),
+        "date a file outside back": lambda: os.utime(secret),
+        "make a directory outside": lambda: (outside / "folder").mkdir(),
+        "link to its own from outside": lambda: (outside / "link").symlink_to(inside),
+        "move its own file outside": lambda: (inside / "mine").rename(outside / "moved"),
+        "run a shell": lambda: subprocess.run(["/bin/sh", "-c", "exit 0"], check=True),
+        "become a shell": _become_another,
+        "fork": _fork,
+        "connect to a host": lambda: socket.create_connection(("127.0.0.1", port), timeout=5).close(),
+        "open a datagram socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
+        "open a local socket": lambda: socket.socket(socket.AF_UNIX).close(),
+        "signal its parent": lambda: os.kill(other, 0),
+        "change its parent's limits": lambda: resource.prlimit(other, resource.RLIMIT_NOFILE),
+        "look into its parent": lambda: Path(f"/proc/{other}/environ").read_bytes(),
+        "trace its parent": lambda: system.call(PTRACE[os.uname().machine], PTRACE_SEIZE, other, 0, 0),
+        "leave a core dump": _may_dump_core,
+        "win rights back": _may_win_rights,
+    }
+
+
+PERMITTED = ("write a file of its own", "start a thread", "signal itself")
+
+
+def _thread() -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+
+
+def _fork() -> None:
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _become_another() -> None:
+    """Whether a program may be executed; of one that does not exist, so that this one goes on where it may."""
+    try:
+        os.execv("/nonexistent", ["x"])
+    except FileNotFoundError:
+        return
+
+
+def _may_dump_core() -> None:
+    if ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0 and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0):
+        raise PermissionError(errno.EPERM, "no core")
+
+
+def _may_win_rights() -> None:
+    if system.prctl(PR_GET_NO_NEW_PRIVS) == 1:
+        raise PermissionError(errno.EPERM, "no new privileges")
+
+
+def tried(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error))
+    return "done"
+
+
+def fork_bomb(most: int) -> int:
+    """Processes and threads that it got to live at the same time, of twice `most`."""
+    alive: list[int] = []
+    done = threading.Event()
+    threads = []
+    try:
+        for _ in range(most):
+            pid = os.fork()
+            if not pid:
+                signal.pause()
+            alive.append(pid)
+    except OSError:
+        pass
+    try:
+        for _ in range(most):
+            thread = threading.Thread(target=done.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except (OSError, RuntimeError):
+        pass
+    done.set()
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return len(alive) + len(threads)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    report = sandbox.enter(sandbox.Rules(**given["rules"]))
+    paths = {name: Path(given[name]) for name in ("secret", "outside", "inside")}
+    results = {name: tried(attempt) for name, attempt in attempts(**paths, port=given["port"]).items()}
+    print(json.dumps({"report": report.to_map(), "results": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The trainer's sandbox refuses what it promises to, in real processes; without it the same attempts succeed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from escapes import PERMITTED
+
+from swarmnode.training.sandbox import Missing, Report, landlock, seccomp
+from swarmnode.training.worker import Worker
+
+ESCAPES = Path(__file__).parents[1] / "support" / "escapes.py"
+OPEN_WITHOUT_LANDLOCK = {  # what seccomp cannot tell from what a trainer needs
+    "read a secret",
+    "make a file outside",
+    "change a file outside",
+    "delete a file outside",
+    "make a directory outside",
+    "link to its own from outside",
+    "move its own file outside",
+}
+needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, str]:
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.mkdir()
+    inside.mkdir()
+    (outside / "victim").write_text("x")
+    (outside / "secret").write_bytes(b"secret")
+    return {"secret": str(outside / "secret"), "outside": str(outside), "inside": str(inside)}
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ESCAPES.parent)}
+    command = [sys.executable, "-c", f"from swarmnode.training import sandbox\n{code}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+
+
+def escapes(places: dict[str, str], port: int, **rules: Any) -> dict[str, Any]:
+    given = {"rules": {"scratch": places["inside"], **rules}, "port": port, **places}
+    done = subprocess.run([sys.executable, ESCAPES, json.dumps(given)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@needs_landlock
+def test_who_took_over_a_trainer_reaches_nothing_but_its_own_directory(places: dict[str, str], port: int) -> None:
+    told = escapes(places, port)
+    assert told["report"]["missing"] == []
+    done = {name for name, result in told["results"].items() if result == "done"}
+    assert done == set(PERMITTED), told["results"]
+    assert set(told["results"].values()) <= {"done", "EPERM", "EACCES"}
+    assert sorted(os.listdir(places["outside"])) == ["secret", "victim"]
+
+
+def test_every_attempt_succeeds_without_the_sandbox(places: dict[str, str], port: int) -> None:
+    told = escapes(places, port, mode="off")
+    assert told["report"]["missing"][0]["part"] == "sandbox"
+    failed = {name: result for name, result in told["results"].items() if result != "done"}
+    assert set(failed) <= {"trace its parent"}  # some machines forbid it to everybody
+
+
+@needs_landlock
+def test_files_of_the_task_can_be_read_and_not_changed(places: dict[str, str], port: int) -> None:
+    results = escapes(places, port, readable=[places["outside"]])["results"]
+    assert results["read a secret"] == "done"
+    assert {results[name] for name in OPEN_WITHOUT_LANDLOCK - {"read a secret"}} == {"EACCES"}
+
+
+def test_a_kernel_without_landlock_enforces_the_rest_and_the_report_says_what_is_missing(
+    places: dict[str, str], port: int
+) -> None:
+    given = {"rules": {"scratch": places["inside"]}, "port": port, **places}
+    code = (
+        "import escapes\nfrom swarmnode.training.sandbox import landlock\nlandlock.version = lambda: 0\nescapes.main()"
+    )
+    told = json.loads(python(code, json.dumps(given)).stdout)
+    ((missing),) = told["report"]["missing"]
+    assert missing["part"] == "files" and "Landlock" in missing["why"]
+    assert "programs, sockets and signals" in told["report"]["enforced"]
+    refused = {name for name, result in told["results"].items() if result != "done"}
+    assert refused == set(told["results"]) - set(PERMITTED) - OPEN_WITHOUT_LANDLOCK
+
+
+def test_an_architecture_without_a_filter_is_named() -> None:
+    code = (
+        "from swarmnode.training.sandbox import seccomp\nseccomp.platform.machine = lambda: 'vax'\n"
+        "print([lacking.part for lacking in sandbox.enter(sandbox.Rules()).missing])"
+    )
+    assert "programs, sockets and signals" in python(code).stdout
+
+
+def test_threads_that_began_before_are_named() -> None:
+    code = (
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print([lacking.part for lacking in sandbox.enter(sandbox.Rules()).missing])"
+    )
+    assert python(code).stdout.strip() == "['threads']"
+
+
+def test_nothing_that_starts_threads_is_imported_before_the_sandbox() -> None:
+    code = (
+        "import os, sys\nimport swarmnode.training.confined\n"
+        "print({'numpy', 'torch'} & set(sys.modules), len(os.listdir('/proc/self/task')))"
+    )
+    assert python(code).stdout.strip() == "set() 1"
+
+
+def test_filters_of_both_architectures_refuse_the_same_and_stay_small() -> None:
+    for machine in ("x86_64", "aarch64"):
+        code = seccomp.program(machine, pid=1234)
+        assert len(code) % 8 == 0 and len(code) // 8 < 4096
+    for name, (on_x86, on_arm) in seccomp._REFUSED.items():
+        assert on_x86 is not None, name
+        assert on_arm is not None or name in {"fork", "vfork", "chmod", "chown", "lchown"} | {
+            "utime",
+            "utimes",
+            "futimesat",
+            "iopl",
+            "ioperm",
+        }, name
+
+
+BOMB = """
+import os, sys
+import escapes
+if not os.geteuid():  # limits of processes do not hold root
+    os.setgid(65534); os.setuid(65534)
+sandbox.limits.MORE_THREADS = 20
+sandbox.enter(sandbox.Rules(mode=sys.argv[1]))
+print(escapes.fork_bomb(200))
+"""
+
+
+def test_a_fork_bomb_is_bounded() -> None:
+    assert int(python(BOMB, "off").stdout) == 400
+    assert int(python(BOMB, "auto").stdout) <= 40
+
+
+def test_memory_is_capped_where_the_owner_caps_it() -> None:
+    code = (
+        "import mmap, sys\nsandbox.enter(sandbox.Rules(memory=int(sys.argv[1])))\n"
+        "print(len(mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))"
+    )
+    assert python(code, "0").stdout.strip() == str(1 << 30)
+    assert "Cannot allocate memory" in python(code, str(300 << 20)).stderr
+
+
+@needs_landlock
+def test_a_file_of_its_own_cannot_fill_the_disk(tmp_path: Path) -> None:
+    code = (
+        f"sandbox.enter(sandbox.Rules(scratch={str(tmp_path)!r}))\nsandbox.cap_files()\n"
+        f"open({str(tmp_path / 'full')!r}, 'wb').truncate((1 << 30) + 1)"
+    )
+    assert "File too large" in python(code).stderr
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"), reason="cores go to a program here"
+)
+def test_a_crash_leaves_no_core_dump(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard == 0:
+        pytest.skip("nobody may leave core dumps here")
+
+    def dumped(mode: str) -> bool:
+        code = (
+            "from swarmnode.training import sandbox\nimport os, resource\n"
+            f"os.chdir({str(tmp_path)!r})\nresource.setrlimit(resource.RLIMIT_CORE, ({hard},) * 2)\n"
+            f"sandbox.enter(sandbox.Rules(mode={mode!r}, scratch={str(tmp_path)!r}))\nos.abort()"
+        )
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
+        status = os.waitpid(pid, 0)[1]
+        assert os.WTERMSIG(status) == signal.SIGABRT
+        return os.WCOREDUMP(status)
+
+    assert dumped("off")
+    assert not dumped("auto")
+
+
+def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        lacking = Report("require", ("limits",), (Missing("files", "this kernel has no Landlock"),))
+        worker = Worker(theirs, -1, lacking)
+        worker._reply({"id": 0, "op": "init", "nice": 0}, worker._init)
+        answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
+    assert answer["fault"] and "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
+    assert not Report("auto", missing=lacking.missing).falls_short

@@ -1,0 +1,91 @@
+"""The trainer's sandbox: what bytes of strangers could make it do, if they ever took it over, ends at the kernel.
+
+    report = enter(Rules(scratch="/var/lib/swarmnode/trainer", readable=("/srv/corpus",)))
+
+A trainer reads peers' parameters, rollouts and run files through torch, numpy and transformers, millions of lines that
+nobody here wrote. So before it reads a byte of them it gives up, for good, what it does not need: rights that a program
+could win back (`limits`), the files of the machine but for those named (`landlock`), and other programs, sockets,
+signals to others and changes of owner and mode (`seccomp`). Only ctypes and the standard library, so that it comes
+before everything else; the process has one thread then, and those that follow inherit.
+
+A kernel may lack a part. It is named in the report, and the caller decides what then (`[sandbox]` of a node).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnode.training.sandbox import landlock, limits, places, seccomp
+from swarmnode.training.sandbox.limits import cap_files
+
+__all__ = ["Missing", "Report", "Rules", "cap_files", "enter"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a trainer may have beside what every Python program with torch needs."""
+
+    mode: str = "auto"  # auto: as much as this kernel can enforce; require: all of it; off: none
+    scratch: str = ""  # the one directory that it may write to; empty: none
+    readable: tuple[str, ...] = ()  # files and directories of the task: corpus, shards, a model
+    memory: int = 0  # bytes of its own; 0 is no cap
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A part of the sandbox that is not in force."""
+
+    part: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What holds this process now."""
+
+    mode: str
+    enforced: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether the owner required more than there is."""
+        return self.mode == "require" and bool(self.missing)
+
+    def to_map(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode,
+            "enforced": list(self.enforced),
+            "missing": [{"part": lacking.part, "why": lacking.why} for lacking in self.missing],
+        }
+
+
+def enter(rules: Rules) -> Report:
+    """Put this process under `rules`, for good. Called once, by a process with one thread.
+
+    A part that fails is reported as missing, and the others are tried all the same. With mode `off` nothing happens.
+    """
+    if rules.mode == "off":
+        return Report("off", missing=(Missing("sandbox", "turned off by this node's settings"),))
+    enforced: list[str] = []
+    missing: list[Missing] = []
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        missing.append(Missing("threads", f"{threads - 1} began before the sandbox and are outside of it"))
+    parts = (
+        ("privileges", limits.give_up_privileges),
+        ("core dumps", limits.leave_no_core),
+        ("limits", lambda: limits.set_limits(memory=rules.memory)),
+        ("files", lambda: landlock.restrict(places.rights(scratch=rules.scratch, readable=rules.readable))),
+        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid())),
+    )
+    for part, put_in_force in parts:
+        try:
+            lacking = put_in_force()
+        except OSError as error:
+            missing.append(Missing(part, str(error.strerror or error)))
+        else:
+            enforced.append(part)
+            missing += [Missing(part, why) for why in lacking]
+    return Report(rules.mode, tuple(enforced), tuple(missing))

@@ -1,0 +1,103 @@
+"""Landlock: which files a process may read and write, by directory (Linux 5.13; landlock(7)).
+
+What is not named is refused. Nothing at all may be executed; shared libraries are read. Since Linux 6.7 TCP is refused
+as well, since 6.12 signals to, and abstract sockets of, processes outside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarmnode.training.sandbox import system
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+_VERSION_FLAG = 1
+_RULE_PATH_BENEATH = 1
+
+WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
+TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
+_FIRST = (1 << 13) - 1  # all rights of the first version: execute, read, write, make and remove of every kind
+_SINCE = {2: 1 << 13, 3: TRUNCATE, 5: IOCTL_DEV}  # rights that later versions know: link and rename to elsewhere, ...
+_OF_FILES = (1 << 0) | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # the others have a meaning for directories only
+_BIND_AND_CONNECT_TCP = 0b11  # version 4
+_SIGNALS_AND_ABSTRACT_SOCKETS = 0b11  # version 6
+
+READ = READ_FILE | READ_DIR
+DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
+WRITE = (_FIRST & ~1) | _SINCE[2] | TRUNCATE  # everything but to execute
+
+
+@dataclass(frozen=True)
+class Right:
+    """What may be done with a file, or with a directory and all below it."""
+
+    path: str
+    access: int
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
+
+
+def version() -> int:
+    """The kernel's version of Landlock, from 1; 0 where there is none."""
+    try:
+        return system.call(_CREATE_RULESET, None, 0, _VERSION_FLAG)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES):
+            return 0
+        raise
+
+
+def restrict(rights: Sequence[Right]) -> list[str]:
+    """Allow this process `rights` and nothing else; what the kernel cannot refuse, in words.
+
+    Paths that do not exist are passed over. Needs no_new_privs. Raises OSError where there is no Landlock.
+    """
+    known = version()
+    if not known:
+        raise OSError(errno.ENOSYS, "this kernel has no Landlock (Linux 5.13), or it is switched off")
+    handled = _FIRST
+    for since, right in _SINCE.items():
+        handled |= right if known >= since else 0
+    ruleset = _Ruleset(
+        handled,
+        _BIND_AND_CONNECT_TCP if known >= 4 else 0,
+        _SIGNALS_AND_ABSTRACT_SOCKETS if known >= 6 else 0,
+    )
+    size = 8 if known < 4 else 16 if known < 6 else 24  # bytes of the structure that this version reads
+    descriptor = system.call(_CREATE_RULESET, ruleset, size, 0)
+    try:
+        for right in rights:
+            _allow(descriptor, right, handled)
+        system.call(_RESTRICT_SELF, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    return [] if known >= 3 else ["files that it may read can be emptied before Linux 6.2"]
+
+
+def _allow(ruleset: int, right: Right, handled: int) -> None:
+    try:
+        place = os.open(right.path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+            return
+        raise
+    try:
+        access = right.access & handled
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            access &= _OF_FILES
+        rule = _PathBeneath(access, place)
+        system.call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+    finally:
+        os.close(place)

@@ -1,0 +1,191 @@
+"""A filter of system calls (seccomp(2), classic BPF): no programs, no sockets, no harm to other processes.
+
+Refused calls fail with EPERM, which libraries take for an ordinary error. Threads may be made: `clone` as a thread
+passes, `clone3` seems not to exist, since its flags lie in memory that a filter cannot read, and the C library then
+takes `clone`. A list of what is refused, not of what is allowed: a driver of a GPU makes calls that nobody listed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+
+from swarmnode.training.sandbox import system
+
+_PR_SET_SECCOMP, _FILTER = 22, 2
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF_LD|W|ABS, JMP|JEQ|K, JGE, JSET, RET|K
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; arguments have 8 bytes, low half first
+_CLONE_THREAD = 0x10000
+_X32 = 0x40000000  # calls of x86-64 with this bit are the same ones under other numbers
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the owner's terminal
+
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Numbers on x86_64 and on aarch64; None where there is no such call.
+_REFUSED: dict[str, tuple[int | None, int | None]] = {
+    # other programs
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "fork": (57, None),
+    "vfork": (58, None),
+    # sockets of any kind: those of the machine's services are a way out as well
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    # other processes
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "tkill": (200, 130),
+    # what Landlock leaves open: owner, mode, times and attributes of files, and their size before Linux 6.2
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "truncate": (76, 45),
+    # the machine
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    # parts of the kernel where most of its holes were
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+}
+_CLONE, _CLONE3 = (56, 220), (435, 435)
+_TO_ITSELF_ONLY = {
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+}
+_PRLIMIT, _IOCTL = (302, 261), (16, 29)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+def refuse(pid: int) -> list[str]:
+    """Refuse what stands above, for good, in this process `pid`. Needs no_new_privs. Raises OSError."""
+    machine = platform.machine()
+    if machine not in _AUDIT:
+        raise OSError(errno.ENOSYS, f"the numbers of system calls on {machine} are not known here")
+    filter = program(machine, pid)
+    held = ctypes.create_string_buffer(filter, len(filter))
+    told = _Program(len(filter) // 8, ctypes.addressof(held))
+    system.prctl(_PR_SET_SECCOMP, _FILTER, told)
+    return []
+
+
+def program(machine: str, pid: int) -> bytes:
+    """The filter for one architecture and the process `pid`, in instructions of 8 bytes."""
+    column = 0 if machine == "x86_64" else 1
+    code = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT[machine], 1, 0), _step(_RETURN, _KILL)]
+    code.append(_step(_LOAD, _NUMBER))
+    if column == 0:
+        code += [_step(_AT_LEAST, _X32, 0, 1), _refusal(errno.EPERM)]
+    for numbers in _REFUSED.values():
+        number = numbers[column]
+        if number is not None:
+            code += _where(number, [_refusal(errno.EPERM)])
+    code += _where(_CLONE3[column], [_refusal(errno.ENOSYS)])
+    code += _where(
+        _CLONE[column], [_argument(0), _step(_ANY_BIT, _CLONE_THREAD, 0, 1), _allow(), _refusal(errno.EPERM)]
+    )
+    for numbers in _TO_ITSELF_ONLY.values():
+        code += _where(numbers[column], _only(pid))
+    code += _where(_PRLIMIT[column], _only(0, pid))
+    typed = [step for request in _TERMINAL_INPUT for step in (_step(_EQUAL, request, 0, 1), _refusal(errno.EPERM))]
+    code += _where(_IOCTL[column], [_argument(1), *typed, _allow()])
+    return b"".join([*code, _allow()])
+
+
+def _step(operation: int, value: int, when_true: int = 0, when_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", operation, when_true, when_false, value)
+
+
+def _where(number: int, then: list[bytes]) -> list[bytes]:
+    """Run `then`, which ends with a return, for the call with this number."""
+    return [_step(_EQUAL, number, 0, len(then)), *then]
+
+
+def _only(*permitted: int) -> list[bytes]:
+    """Pass where the first argument is one of these."""
+    tests = [step for value in permitted for step in (_step(_EQUAL, value, 0, 1), _allow())]
+    return [_argument(0), *tests, _refusal(errno.EPERM)]
+
+
+def _argument(place: int) -> bytes:
+    """Load the lower half of an argument; all that are looked at have 32 bits."""
+    return _step(_LOAD, _ARGUMENTS + 8 * place)
+
+
+def _allow() -> bytes:
+    return _step(_RETURN, _ALLOW)
+
+
+def _refusal(number: int) -> bytes:
+    return _step(_RETURN, _ERRNO | number)
