@@ -136,7 +136,7 @@ class DigitsRL:
             "informative": report.own_informative,
             "taken": report.taken,
             "authors": report.authors,
-            "external": report.external,
+            "external": report.split.external,
             "refused": dict(report.refused + unread + audited.refused),
             "refused_answers": dict(report.refused_answers),
             "sampled": report.sampled,
@@ -196,7 +196,8 @@ def _split(spec: RunSpec) -> Split | AdaptiveSplit:
     rollouts = spec.rollouts
     if not rollouts.adaptive:
         return Split(rollouts.batch - rollouts.external, rollouts.external)
-    return AdaptiveSplit(rollouts.batch, (0, rollouts.batch // 2, rollouts.batch), external=rollouts.batch)
+    candidates = sorted({0, *(rollouts.batch * quarter // 4 for quarter in (1, 2, 3)), rollouts.external})
+    return AdaptiveSplit(rollouts.batch, tuple(candidates), external=rollouts.external)
 
 
 def _seed(text: str) -> int:
