@@ -93,6 +93,18 @@ def test_files_named_in_documents_exist(name: str) -> None:
         assert (ROOT / path).exists(), f"{name}: {path}"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_tests_named_in_documents_exist(name: str) -> None:
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(name)):
+        assert re.search(rf"^(async )?def {test}\(", text_of(path), re.MULTILINE), f"{name}: {path}::{test}"
+
+
+def test_every_promise_to_volunteers_names_its_test() -> None:
+    promised = text_of("docs/volunteers.md").split("## What is promised")[1].split("\n## ")[0]
+    rows = [row for row in promised.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) >= 10 and not [row for row in rows if "::test_" not in row.rsplit("|", 2)[1]]
+
+
 def test_readme_begins_with_the_two_commands() -> None:
     first = FENCE.search(text_of("README.md"))
     assert first is not None

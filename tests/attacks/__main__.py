@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml
 
 import dht
 import gradient
+import host
 import offers
 import reputation
 import rollouts
@@ -40,6 +41,7 @@ GROUPS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
     "round": rounds.outcomes,
     "rollout": lambda nodes: rollouts.outcomes(),
     "reputation": lambda nodes: reputation.outcomes(),
+    "host": lambda nodes: host.outcomes(),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 INTRODUCTION = """# Attacks
@@ -92,6 +94,11 @@ Reputation: a swarm in numbers, 16 peers unless the line says otherwise: each ha
 noise of 0.3 of an honest gain, one honest node keeps a ledger. The worst of 10 seeds. Undefended is the mean of what
 everybody says, with newcomers trusted like anybody and absence counted as no gain. docs/reputation.md says where this
 ends: with noisier judges, and on unusual data.
+
+Host: real processes. Code that took over the trainer is a program that enters the trainer's sandbox as the trainer does
+and then tries what the line says, each attempt once; the undefended one is the same program without the sandbox. A line
+passes where no attempt succeeds. Of a fork bomb the threads are counted as well, which a trainer may have: at most 40
+in this test. docs/volunteers.md says what is promised, and what is not.
 
 """
 

@@ -41,7 +41,7 @@ def main() -> None:
     try:
         fetch(name)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        print(f"the model {name!r} cannot be fetched: {error}")
+        print(f"the model {name!r} cannot be fetched: {' '.join(str(error).split())}")
         sys.exit(1)
 
 
