@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 from unittest.mock import patch
@@ -209,13 +209,16 @@ class ChurnSwarm:
         self._sent_before = 0  # by nodes whose places others took
 
     async def begin(self) -> None:
-        """Start all nodes; each joins through one that runs."""
+        """Start all nodes; each joins through one that runs, as many at once as run by then."""
         first, *others = self.names
         await self.swarm.start(first, wait_peers=self.nodes - 1)
         running = [first]
-        for name in others:
-            await self.swarm.start(name, join=self.random.choice(running))
-            running.append(name)
+        while others:
+            joining, others = others[: len(running)], others[len(running) :]
+            async with trio.open_nursery() as nursery:
+                for name in joining:
+                    nursery.start_soon(partial(self.swarm.start, name, join=self.random.choice(running)))
+            running += joining
         self._since = trio.current_time()
 
     @property
