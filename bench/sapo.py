@@ -4,11 +4,16 @@
 
 Eight tiny policies on nine digit tasks in one process, without a network (sapo_swarm/swarm.py):
 
-split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter, and with
-          wrong answers tapered (TOPR); and 8/0 that asks on until 8 of its own groups are informative
+split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter; 4/4 and the
+          adaptive one with wrong answers tapered (TOPR); and 8/0 that asks on until 8 of its own groups are informative
 attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each attack with and without the defence,
           and what honest swarms write by themselves
 unequal   four kinds of policies, two nodes each, apart and together
+
+The first table over the product's own protocol (sapo_swarm/networked.py), in tables of their own:
+
+    python bench/sapo.py --over simnet --seeds 1 --docs docs                               # sessions on simnet
+    python bench/sapo.py --over processes --arms "4/4 tapered" --rounds 100 --docs docs    # eight daemons on loopback
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
 interrupted goes on. All chance comes from seeds: equal commands give equal rewards on one machine. With --docs, the
@@ -30,6 +35,7 @@ from typing import Any
 
 import torch
 from sapo_swarm.attackers import ATTACKS
+from sapo_swarm.networked import over_processes, over_simnet
 from sapo_swarm.report import write_report
 from sapo_swarm.swarm import Arm, train
 
@@ -42,6 +48,15 @@ SPLIT = (
     Arm("4/4 unfiltered", own=4, external=4, filtered=False),
     Arm("8/0 oversampled", oversample=8),
     Arm("4/4 tapered", own=4, external=4, correction="tapered"),
+    Arm("adaptive tapered", adaptive=True, correction="tapered"),
+)
+SIMNET = tuple(arm for arm in SPLIT if arm.filtered)
+PROCESSES = (
+    Arm("8/0", correction="tapered", defended=True),
+    Arm("6/2 tapered", own=6, external=2, correction="tapered", defended=True),
+    Arm("4/4 tapered", own=4, external=4, correction="tapered", defended=True),
+    Arm("2/6 tapered", own=2, external=6, correction="tapered", defended=True),
+    Arm("adaptive tapered", adaptive=True, correction="tapered", defended=True),
 )
 UNEQUAL = (
     Arm("8/0", policies="unequal"),
@@ -65,7 +80,7 @@ def attack_arms() -> Iterator[Arm]:
 class Cell:
     """One run of the experiment: a line of the results."""
 
-    table: str  # split, attacks, unequal
+    table: str  # split, attacks, unequal; simnet, processes
     seed: int
     arm: Arm
 
@@ -76,12 +91,15 @@ class Cell:
 
 
 def cells(seeds: int, *, quick: bool) -> list[Cell]:
-    """All runs, a seed of each table before the next seed."""
+    """All runs, a seed of each table before the next seed; those over a network last."""
     found = []
     for seed in range(1, seeds + 1):
         found += [Cell("split", seed, arm) for arm in SPLIT]
         found += [Cell("attacks", seed, arm) for arm in attack_arms()]
         found += [Cell("unequal", seed, arm) for arm in UNEQUAL]
+    for seed in range(1, seeds + 1):
+        found += [Cell("simnet", seed, arm) for arm in SIMNET]
+        found += [Cell("processes", seed, arm) for arm in PROCESSES]
     if quick:
         found = [replace(cell, arm=replace(cell.arm, rounds=cell.arm.rounds // 20, warm_up=20)) for cell in found]
     return found
@@ -98,9 +116,13 @@ def run(cell: Cell) -> dict[str, Any]:
         if round % 50 == 0:
             print(f"{what}: round {round}, {reward:.1f}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
-    outcome = asdict(train(cell.arm, cell.seed, say))
+    costs: dict[str, float] = {}
+    if cell.table == "processes":
+        outcome, costs = over_processes(cell.arm, cell.seed, say)
+    else:
+        outcome = (over_simnet if cell.table == "simnet" else train)(cell.arm, cell.seed, say)
     timed = {"seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
-    return json.loads(json.dumps({**cell.key, **outcome, **timed}))
+    return json.loads(json.dumps({**cell.key, **asdict(outcome), **costs, **timed}))
 
 
 def finished(left: Sequence[Cell], jobs: int) -> Iterator[dict[str, Any]]:
@@ -137,6 +159,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every arm")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--tables", default="split,attacks,unequal", help="which of the tables to run")
+    parser.add_argument("--over", choices=("simnet", "processes"), help="run the split over this network instead")
+    parser.add_argument("--arms", help="which arms to run, by name, with commas between; all by default")
+    parser.add_argument("--rounds", type=int, help="of each run, instead of as many as the tables say")
     parser.add_argument("--out", type=Path, default=Path("build/sapo"), help="folder of finished runs")
     parser.add_argument("--docs", type=Path, help="folder with results.md, whose tables and plots are written anew")
     parser.add_argument("--report-only", action="store_true", help="run nothing; write up what is finished")
@@ -144,9 +169,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     plan = cells(1 if options.quick else options.seeds, quick=options.quick)
     results = Results(options.out / "quick" if options.quick else options.out)
-    tables = options.tables.split(",")
+    if options.rounds:
+        plan += [replace(cell, arm=replace(cell.arm, rounds=options.rounds)) for cell in plan]
+    tables = [options.over] if options.over else options.tables.split(",")
+    arms = options.arms.split(",") if options.arms else [cell.arm.name for cell in plan]
     if not options.report_only:
-        left = [cell for cell in plan if cell.table in tables and results.find(cell) is None]
+        left = [cell for cell in plan if cell.table in tables and cell.arm.name in arms and results.find(cell) is None]
+        if options.rounds:
+            left = [cell for cell in left if cell.arm.rounds == options.rounds]
         for line in finished(left, options.jobs):
             results.add(line)
             print(json.dumps({name: value for name, value in line.items() if "curve" not in name}), flush=True)

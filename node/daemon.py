@@ -71,7 +71,7 @@ from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.reputation.rolloutwork import RolloutWork
+from swarmnode.protocols.reputation.rolloutwork import AuditWork, RolloutWork
 from swarmnode.protocols.reputation.watching import Watching
 from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
@@ -365,7 +365,7 @@ class Daemon:
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
         if isinstance(session.method, Sapo):
             told.append(session.method.rollouts.offences)
-            self.watching.sources.append(RolloutWork(session.method.rollouts.pool))
+            self.watching.sources += [RolloutWork(session.method.rollouts.pool), AuditWork(session.method.samplers)]
         feed(self.watching.ledger, *told)
 
     def _forget_state(self) -> None:

@@ -61,7 +61,7 @@ class RolloutsApi:
         (signed,) = found
         group = signed.group
         try:
-            scored = score(signed.author, group)
+            scored = score(signed.author, group, judged=self._judged())
         except Refused as refusal:
             raise Declined(f"the group cannot be read here: {refusal}") from refusal
         return {
@@ -95,6 +95,10 @@ class RolloutsApi:
             "samplers": [asdict(tally) for tally in method.samplers.tallies()] if isinstance(method, Sapo) else [],
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
         }
+
+    def _judged(self) -> bool:
+        chosen = self._daemon.chosen
+        return chosen is not None and chosen.spec.rollouts.judge != "none"
 
     def _rollouts(self) -> Rollouts:
         session = self._daemon.session

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import sapo
 from sapo_swarm.attackers import ATTACKS, poisoned_groups
+from sapo_swarm.networked import over_simnet
 from sapo_swarm.swarm import Arm, train
 
 from swarmnode.training.rl.groups import score
@@ -82,3 +83,10 @@ def test_finished_runs_are_kept_and_written_up(
     sapo.main(arguments)
     assert capsys.readouterr().out == ""
     assert page.read_text(encoding="utf-8") == written
+
+
+def test_the_same_arms_run_over_the_products_own_protocol_on_simnet() -> None:
+    outcome = over_simnet(replace(TINY, own=4, external=4, rounds=4, warm_up=60), 1, lambda round, reward: None)
+    assert len(outcome.per_node) == 8 and outcome.reward == pytest.approx(sum(outcome.per_node))
+    assert outcome.taken > 0, "nodes learned from one another"
+    assert outcome.external == 4 and outcome.curve[-1][0] == 4

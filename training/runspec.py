@@ -188,9 +188,21 @@ class RolloutsSection:
         8, "answers to a question, which are compared with one another (G)", minimum=2, maximum=64, since=2
     )
     batch: int = option(8, "questions with their answers in an update (I + J)", minimum=1, maximum=256, since=2)
-    external: int = option(4, "of these, how many are others' rollouts at first (J)", minimum=0, maximum=256, since=2)
+    external: int = option(
+        4, "of these, how many are others' rollouts where that is not adaptive (J)", minimum=0, maximum=256, since=2
+    )
     adaptive: bool = option(
-        True, "take more of others' rollouts where that helps on held-out questions, none where it hurts", since=2
+        True,
+        "ask itself a whole batch, and put others' rollouts in the places of own ones that teach nothing; none where "
+        "they hurt on held-out questions",
+        since=2,
+    )
+    judge: str = option(
+        "none",
+        "what rewards are multiplied by: none; or task, what each question's own judge, which is part of this program, "
+        "finds of the whole answer, so that text beside a right answer earns nothing",
+        choices=("none", "task"),
+        since=2,
     )
     share: float = option(0.25, "part of an update that one peer's rollouts may have", minimum=0, maximum=1, since=2)
     sampled: int = option(

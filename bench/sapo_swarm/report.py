@@ -25,6 +25,7 @@ COLOURS = {
     "4/4 unfiltered": "tab:purple",
     "8/0 oversampled": "grey",
     "4/4 tapered": "tab:cyan",
+    "adaptive tapered": "tab:brown",
 }
 
 

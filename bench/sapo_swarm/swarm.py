@@ -109,7 +109,7 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
             tokens += report.tokens
             informative += report.own_informative
             taken += report.taken
-            external += report.split.external
+            external += report.external
             refused += report.refused
             for bad in (False, True):
                 checked[bad] += sum(n for author, n in report.checked.items() if (author in evil) == bad)
@@ -144,8 +144,9 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
     )
 
 
-def _learners(arm: Arm, seed: int) -> list[Learner]:
-    settings = Settings(
+def settings_of(arm: Arm) -> Settings:
+    """How the nodes of an arm learn."""
+    return Settings(
         tasks=((f"digits/{WORKED}", DEFAULT_BASE),) if arm.worked else tuple((name, DEFAULT_BASE) for name in NAMES),
         split=AdaptiveSplit() if arm.adaptive else Split(arm.own, arm.external),
         # Undefended is SAPO as published: no cap on an author.
@@ -157,6 +158,10 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
         gate=Gate() if arm.defended else None,
         judged=arm.defended and arm.worked,
     )
+
+
+def _learners(arm: Arm, seed: int) -> list[Learner]:
+    settings = settings_of(arm)
     kinds = [EQUAL] * NODES if arm.policies == "equal" else [spec for spec in UNEQUAL.values() for _ in range(2)]
     learners = [
         Learner(f"node{n}", build(spec, seed=1000 * seed + n), settings, seed=1000 * seed + n)
@@ -170,6 +175,20 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
         for learner in learners[1:]:
             learner.start_from(learners[0])
     return learners
+
+
+def curve_of(
+    rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]
+) -> tuple[tuple[int, float, float], ...]:
+    """`Outcome.curve` from each node's rewards and generated tokens by round."""
+    rounds = len(rewards[0])
+    every, points, before = max(1, rounds // 30), [], 0
+    for done in range(1, rounds + 1):
+        if done % every == 0 or done == rounds:
+            reward = float(np.mean([of_node[before:done] for of_node in rewards]))
+            points.append((done, reward, float(np.mean([sum(of_node[:done]) for of_node in tokens]))))
+            before = done
+    return tuple(points)
 
 
 def parameters(spec: PolicySpec) -> int:

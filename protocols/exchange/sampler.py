@@ -23,9 +23,9 @@ import trio
 
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.exchange.outcomes import Completed
+from swarmnode.protocols.exchange.rollout_sharing import sharing
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.rollouts import Rollouts
 from swarmnode.protocols.rollouts.signed import MAX_COUNTER
 from swarmnode.protocols.rollouts.weights import (
     Newest,
@@ -81,19 +81,9 @@ class Sampler:
         self._news = trio.Event()  # newer weights were named
         self._given = 0
         self._counter = 0
-        self.rollouts = Rollouts(
-            me=parts.me,
-            run_id=parts.run_id,
-            rpc=parts.rpc,
-            bulk=parts.bulk,
+        self.rollouts = sharing(parts)(
             peers=self._to,
-            sign=parts.sign,
-            verify=parts.network.verify,
-            runner=parts.runner,
-            now=parts.now,
-            rng=parts.rng,
             limits=replace(parts.rollouts, copies=2),  # this node's and the trainer's
-            admits=parts.admits,
             takes=False,
         )
         serve_fresh(parts.rpc, run_id=parts.run_id, told=self._on_fresh)

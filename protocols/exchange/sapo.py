@@ -24,16 +24,17 @@ import trio
 
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.exchange.outcomes import Completed
+from swarmnode.protocols.exchange.rollout_sharing import sharing
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.rollouts import Rollouts, SignedGroup
+from swarmnode.protocols.rollouts import SignedGroup
 from swarmnode.protocols.rollouts.checks import informative
 from swarmnode.protocols.rollouts.samplers import Samplers
 from swarmnode.protocols.rollouts.weights import Broadcast, hash_of
 from swarmnode.protocols.shard_wire import ShardError
 from swarmnode.protocols.trainer import Learned, RolloutTrainer, TrainerDied, Worked
 from swarmnode.training.outer import OuterState
-from swarmnode.training.rl.groups import score
+from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.tasks.work import asked
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Sapo:
         self._pace = parts.spec.rollouts.pace
         self._wanted = CANDIDATES * parts.spec.rollouts.batch
         self._rng = parts.rng
+        self._judged = parts.spec.rollouts.judge != "none"
         self._sampled, self._ledger = parts.spec.rollouts.sampled, parts.ledger
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(
@@ -70,21 +72,11 @@ class Sapo:
             staleness=parts.spec.rollouts.staleness,
         )
         self.broadcast = _broadcast(parts, self.samplers)
-        self.rollouts = Rollouts(
-            me=parts.me,
-            run_id=parts.run_id,
-            rpc=parts.rpc,
-            bulk=parts.bulk,
+        self.rollouts = sharing(parts)(
             peers=parts.membership.connected,
-            sign=parts.sign,
-            verify=parts.network.verify,
-            runner=parts.runner,
-            now=parts.now,
-            rng=parts.rng,
             limits=parts.rollouts,
-            admits=parts.admits,
             standing=self._standing,
-            check=partial(_check, parts.spec.rollouts.difficulty),
+            check=partial(_check, parts.spec.rollouts.difficulty, self._judged),
             sampled=self.samplers.add,
         )
         self.paused = False
@@ -125,7 +117,7 @@ class Sapo:
                 count=ASKED_ITSELF if self._is_sampled_for else None,
                 policy=place.state_hash if broadcast else "",
             )
-            await self.rollouts.publish([group for group in groups if score(self._me, group).informative])
+            await self.rollouts.publish([group for group in groups if self._teaches(group)])
             self.phase = "exchanging"
             await trio.sleep_until(began + self._pace)
             learned = await self._learn(place.round)
@@ -176,6 +168,9 @@ class Sapo:
             method=self.name,
         )
 
+    def _teaches(self, group: RolloutGroup) -> bool:
+        return score(self._me, group, judged=self._judged).informative
+
     async def _learn(self, version: int) -> Learned:
         """Give the trainer what others shared and it has not seen yet; note what it made of that."""
         pool = self.rollouts.pool
@@ -188,7 +183,7 @@ class Sapo:
             probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
         )
         pool.used(signed.id for signed in drawn)
-        self.samplers.settle(sampled, caught=learned.caught)
+        self.samplers.settle(sampled, caught=learned.caught, checked=learned.checked)
         for author, reason in learned.caught.items():
             pool.note(author, reason)
             log.warning(
@@ -227,9 +222,9 @@ class Sapo:
         return self._place
 
 
-def _check(difficulty: int, signed: SignedGroup) -> str:
+def _check(difficulty: int, judged: bool, signed: SignedGroup) -> str:
     """Why a group would teach nothing, before it is kept or passed on; "" where it may."""
-    return informative(signed) if signed.group.task.difficulty == difficulty else "other-difficulty"
+    return informative(signed, judged=judged) if signed.group.task.difficulty == difficulty else "other-difficulty"
 
 
 def _broadcast(parts: Parts, samplers: Samplers) -> Broadcast | None:

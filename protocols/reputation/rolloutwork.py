@@ -1,10 +1,12 @@
 """What a node's rollout pool tells of its authors: groups that held up, and groups refused for what their author did.
 
-    watching.sources.append(RolloutWork(pool))
+    watching.sources += [RolloutWork(pool), AuditWork(samplers)]
 
-A group holds up once it was given to the trainer. Refused for its author's doing is what is forged, malformed, or
-refuted by computing it again. Neither counts what the honest cause as well: what is old, too much, or of another
-version. An answer that is strange to this node's policy may be a lie or a better policy: STRANGE of them make one.
+A group holds up once it was given to the trainer; one that a sampler wrote for this node's policy, once an audit found
+that its weights wrote it, for of what was not looked at nobody knows. Refused for its author's doing is what is forged,
+malformed, or refuted by computing it again. Neither counts what the honest cause as well: what is old, too much, or of
+unknown weights. An answer that is strange to this node's policy may be a lie or a better policy: STRANGE of them make
+one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.rollouts.pool import AuthorStats, Pool
+from swarmnode.protocols.rollouts.samplers import Samplers
 
 # Words of `rollouts.intake`, `checks`, `samplers` and `training.rl` for what no honest author's group is.
 REFUTED = frozenset(
@@ -32,6 +35,7 @@ REFUTED = frozenset(
         "no-proof",
         "other-activations",
         "cherry-picked",
+        "other-version",
         "dishonest",
     }
 )
@@ -45,25 +49,51 @@ class _Counted:
     bad: int = 0
 
 
+class _News:
+    """What was counted of authors since it was asked last."""
+
+    def __init__(self) -> None:
+        self._before: OrderedDict[PeerId, _Counted] = OrderedDict()
+
+    def since(self, author: PeerId, now: _Counted) -> _Counted:
+        before = self._before.get(author, _Counted())
+        if now.good < before.good or now.bad < before.bad:
+            before = _Counted()  # the author was forgotten meanwhile, and is counted from the beginning
+        self._before[author] = now
+        self._before.move_to_end(author)
+        while len(self._before) > MAX_AUTHORS:
+            self._before.popitem(last=False)
+        return _Counted(now.good - before.good, now.bad - before.bad)
+
+
 class RolloutWork:
-    """A source for `Watching`: tells the ledger what is new since the last epoch."""
+    """A source for `Watching`: tells the ledger what is new in the pool since the last epoch."""
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._before: OrderedDict[PeerId, _Counted] = OrderedDict()
+        self._pool, self._news = pool, _News()
 
     def __call__(self, ledger: Ledger) -> None:
         newest = {held.signed.author: held.signed.id for held in self._pool}
         for stats in self._pool.by_author():
-            now, before = _counted(stats), self._before.get(stats.author, _Counted())
-            if now.good < before.good or now.bad < before.bad:
-                before = _Counted()  # the pool forgot the author meanwhile and counts from the beginning
-            good, bad = now.good - before.good, now.bad - before.bad
-            ledger.observe(stats.author, Saw.PROOF, good=good, bad=bad, evidence=newest.get(stats.author, b""))
-            self._before[stats.author] = now
-            self._before.move_to_end(stats.author)
-        while len(self._before) > MAX_AUTHORS:
-            self._before.popitem(last=False)
+            new = self._news.since(stats.author, _counted(stats))
+            evidence = newest.get(stats.author, b"")
+            ledger.observe(stats.author, Saw.PROOF, good=new.good, bad=new.bad, evidence=evidence)
+
+
+class AuditWork:
+    """A source for `Watching`: tells the ledger what audits found true of those who sample for this node's policy.
+
+    What they found false is in the pool's counts, where `RolloutWork` finds it.
+    """
+
+    def __init__(self, samplers: Samplers) -> None:
+        self._samplers, self._news = samplers, _News()
+
+    def __call__(self, ledger: Ledger) -> None:
+        for tally in self._samplers.tallies():
+            new = self._news.since(tally.sampler, _Counted(tally.proved))
+            if new.good:
+                ledger.observe(tally.sampler, Saw.PROOF, good=new.good)
 
 
 def _counted(stats: AuthorStats) -> _Counted:

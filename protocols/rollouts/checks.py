@@ -12,9 +12,12 @@ from swarmnode.protocols.rollouts.signed import SignedGroup
 from swarmnode.training.rl.groups import Refused, score
 
 
-def informative(signed: SignedGroup) -> str:
-    """Empty where one can learn from the group; else uninformative, unknown-task, unknown-vocabulary or bad-token."""
+def informative(signed: SignedGroup, *, judged: bool = False) -> str:
+    """Empty where one can learn from the group; else uninformative, unknown-task, unknown-vocabulary or bad-token.
+
+    `judged`: rewards are multiplied by the question's judge.
+    """
     try:
-        return "" if score(signed.author, signed.group).informative else "uninformative"
+        return "" if score(signed.author, signed.group, judged=judged).informative else "uninformative"
     except Refused as refused:
         return refused.reason

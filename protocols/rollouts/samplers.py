@@ -39,6 +39,7 @@ class Tally:
     expected: int = -1  # counter of the next group; -1 where none came
     came: int = 0
     accepted: int = 0
+    proved: int = 0  # of these, groups that an audit looked at and found true
     refused: Mapping[str, int] = field(default_factory=dict)
     caught: str = ""  # the lie, where there was one
 
@@ -52,6 +53,7 @@ class _Author:
     version: int = 0
     came: int = 0
     accepted: int = 0
+    proved: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     caught: str = ""
 
@@ -147,8 +149,14 @@ class Samplers:
         versions = self._versions.get(group.policy)
         return versions is not None and 0 <= version - versions[-1] <= self._staleness
 
-    def settle(self, groups: Sequence[SignedGroup], *, caught: Mapping[PeerId, str]) -> None:
-        """These were given to the trainer, and it caught those authors lying."""
+    def settle(
+        self,
+        groups: Sequence[SignedGroup],
+        *,
+        caught: Mapping[PeerId, str],
+        checked: Mapping[PeerId, int] | None = None,
+    ) -> None:
+        """These were given to the trainer, and it caught those authors lying; `checked`: it looked at so many."""
         for peer, reason in caught.items():
             author = self._author(peer)
             author.refused[reason] += sum(group.author == peer for group in groups)
@@ -156,6 +164,9 @@ class Samplers:
         for group in groups:
             if group.author not in caught:
                 self._author(group.author).accepted += 1
+        for peer, count in (checked or {}).items():
+            if peer not in caught:
+                self._author(peer).proved += count
 
     def _condemn(self, author: _Author, reason: str) -> None:
         author.caught = author.caught or reason
@@ -185,6 +196,7 @@ class Samplers:
             author.highest + 1 if author.highest >= 0 else -1,
             author.came,
             author.accepted,
+            author.proved,
             dict(+author.refused),
             author.caught,
         )

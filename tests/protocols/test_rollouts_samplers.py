@@ -187,3 +187,14 @@ def test_weights_are_their_trainers_alone() -> None:
 def test_bytes_of_strangers_are_no_weights(raw: bytes) -> None:
     with pytest.raises(NoWeights):
         open_weights(raw, bytes(64), run_id=RUN, trainer=TRAINER.me, verify=ALICE.verify)
+
+
+def test_only_what_an_audit_looked_at_is_proved_and_a_liar_proves_nothing() -> None:
+    found = samplers()
+    for counter in range(4):
+        assert found.add(written(counter)) == ""
+    drawn = found.drawn(9, version=10)
+    found.settle(drawn, caught={}, checked={ALICE.me: 1})
+    assert (found.tally(ALICE.me).accepted, found.tally(ALICE.me).proved) == (4, 1)
+    found.settle((), caught={ALICE.me: "logprobs"}, checked={ALICE.me: 1})
+    assert found.tally(ALICE.me).proved == 1

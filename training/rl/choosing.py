@@ -44,6 +44,10 @@ class Split:
     def total(self) -> int:
         return self.own + self.external
 
+    def room(self, own: Sequence[Scored], external: int) -> Split:
+        """I and J of a batch in which these own groups stand."""
+        return Split(len(own), external)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -69,6 +73,10 @@ class Chosen:
     @property
     def authors(self) -> frozenset[str]:
         return frozenset(group.author for group in self.groups)
+
+    def external(self, author: str) -> int:
+        """How many are of others than `author`."""
+        return sum(group.author != author for group in self.groups)
 
 
 def poison_budget(batch: int, share: float, standing: float) -> int:
@@ -135,21 +143,27 @@ def _unfit(scored: Scored, limits: Limits, author: str, version: int) -> str:
 
 @dataclass(frozen=True)
 class AdaptiveSplit:
-    """How many groups to take from others, learned from what they do to the policy on held-out questions.
+    """How many groups to take from others: as many as own ones leave room for, unless they hurt.
 
-    Now and then a node tries several J on the groups of one round, each a step from the same parameters, and measures
-    how much that step gains on the same held-out questions (`observe`). J moves to the one that gained most over the
-    last trials if it beats the present one by more than the standard error of their difference, so that noise does not
-    move it: up where others' groups help, down to 0 where they hurt. Trials go on at J = 0.
+    A group that is all right or all wrong teaches nothing. So a node asks itself a whole batch, as if it were alone,
+    and others' groups take the places of those of its own that teach nothing, `external` of them at most. A weak
+    policy, whose own groups seldom teach, so takes many, and fewer as it learns.
+
+    Now and then a node tries several bounds of J on the groups of one round, each a step from the same parameters, and
+    measures how much that step gains on the same held-out questions (`observe`). One step gains a tenth of what chance
+    adds to it, so that trials can show harm, and not which of two good bounds is better: the bound is the greatest
+    that gained no less than any smaller one, within `sure` standard errors over the last trials; 0 where all hurt.
+    Trials go on then, and the bound rises again once they show no harm.
     """
 
-    total: int = 8  # I + J
-    candidates: tuple[int, ...] = (0, 2, 4, 6)  # values of J
+    total: int = 8  # groups of a batch
+    candidates: tuple[int, ...] = (0, 4, 8)  # bounds of J
     memory: int = 12  # trials that count
-    least: int = 3  # trials before J moves
+    least: int = 5  # trials before the bound moves
     every: int = 10  # rounds between two trials
-    external: int = 4  # J now
-    trials: tuple[Mapping[int, float], ...] = ()  # what a step with each J gained, the latest last
+    sure: float = 2.0  # standard errors
+    external: int = 8  # the bound now
+    trials: tuple[Mapping[int, float], ...] = ()  # what a step with each bound gained, the latest last
 
     def __post_init__(self) -> None:
         if self.external not in self.candidates or not all(0 <= external <= self.total for external in self.candidates):
@@ -157,23 +171,30 @@ class AdaptiveSplit:
                 f"external = {self.external} must be one of the candidates {self.candidates}, each 0 to {self.total}"
             )
 
-    def split(self, available: int) -> Split:
-        """I and J where the pool has `available` groups to take: a node alone trains alone."""
-        external = min(self.external, available)
-        return Split(self.total - external, external)
+    @property
+    def own(self) -> int:
+        """I, the questions that a node asks itself."""
+        return self.total
+
+    def room(self, own: Sequence[Scored], external: int) -> Split:
+        """Own groups that teach, and how many of others' there is room for beside them, `external` at most."""
+        teaching = sum(scored.informative for scored in own)
+        return Split(teaching, min(external, max(0, self.total - teaching)))
 
     def due(self, round: int) -> bool:
         """Whether this round is one of trials."""
         return round % self.every == 0
 
     def observe(self, gained: Mapping[int, float]) -> AdaptiveSplit:
-        """After a trial: what a step with each J gained on held-out questions."""
+        """After a trial: what a step with each bound gained on held-out questions."""
         trials = (*self.trials, gained)[-self.memory :]
-        known = [external for external in sorted(gained) if all(external in trial for trial in trials)]
-        if len(trials) < self.least or self.external not in known:
+        if len(trials) < self.least:
             return replace(self, trials=trials)
-        # Ties go to fewer of others' groups: no gain is no reason to trust.
-        best = max(known, key=lambda external: mean(trial[external] for trial in trials))
-        ahead = [trial[best] - trial[self.external] for trial in trials]
-        moves = mean(ahead) > stdev(ahead) / math.sqrt(len(ahead))
-        return replace(self, trials=trials, external=best if moves else self.external)
+
+        def hurts(external: int, fewer: int) -> bool:
+            lost = [trial[fewer] - trial[external] for trial in trials]
+            return mean(lost) > self.sure * stdev(lost) / math.sqrt(len(lost))
+
+        bounds = sorted(self.candidates)
+        fit = [bound for at, bound in enumerate(bounds) if not any(hurts(bound, fewer) for fewer in bounds[:at])]
+        return replace(self, trials=trials, external=fit[-1])

@@ -78,7 +78,7 @@ class Report:
     own_informative: int
     taken: int  # external groups learned from
     authors: int  # whose they were
-    split: Split
+    external: int  # J: others' groups that there was room for
     refused: Counter[str]  # groups, by reason
     checked: Counter[str]  # external answers that the gate read, by author
     refused_answers: Counter[str]  # external answers that it refused, by author
@@ -103,7 +103,6 @@ class Learner:
         self._rng = np.random.default_rng([seed, 1])
         self._heldout = np.random.default_rng([seed, 2])
         self._generator = torch.Generator().manual_seed(seed)
-        self._available = settings.split.external
 
     def warm_up(
         self, form: Callable[[TaskRef, np.random.Generator], str], *, steps: int = 120, batch: int = 64
@@ -147,7 +146,7 @@ class Learner:
         """
         wanted = self.settings.oversample
         if not wanted or count is not None:
-            return self._ask(self._current_split().own if count is None else count)
+            return self._ask(self.split.own if count is None else count)
         asked: list[Scored] = []
         while sum(scored.informative for scored in asked) < wanted and len(asked) < 32 * wanted:
             asked += self._ask(wanted)
@@ -179,7 +178,6 @@ class Learner:
         `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
         from, by decoupled PPO.
         """
-        split = self._current_split()
         refused: Counter[str] = Counter()
         fit = self._scored(pool, refused)
         checked, refused_answers = Counter[str](), Counter[str]()
@@ -187,13 +185,11 @@ class Learner:
             fit, checked, refused_answers = self._gated(fit, refused)
         if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version) and any(g.informative for g in fit):
             self.split = self.split.observe(self._trials(own, fit, self.split))
-        wanted = Split(len(own), split.external)
-        chosen = choose(own, fit, wanted, self.settings.limits, self._rng, author=self.author, version=self.version)
+        chosen = self._chosen(own, fit, self.split.external)
         refused += chosen.refused
         informative = [scored for scored in sampled if scored.informative]
         refused["uninformative"] += len(sampled) - len(informative)
         loss = self._update(chosen, informative)
-        self._available = len(chosen.groups) - len(own) + chosen.refused["not-drawn"] + chosen.refused["capped"]
         self.version += 1
         lengths = [len(answer) for scored in own for answer in scored.group.answers]
         return Report(
@@ -201,9 +197,9 @@ class Learner:
             reward=mean_reward(own),
             own=len(own),
             own_informative=sum(scored.informative for scored in own),
-            taken=len(chosen.groups) - len(own),
+            taken=chosen.external(self.author),
             authors=len(chosen.authors - {self.author}),
-            split=split,
+            external=self.split.room(own, self.split.external).external,
             refused=+refused,
             checked=checked,
             refused_answers=refused_answers,
@@ -228,9 +224,6 @@ class Learner:
             generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
             total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1, generator)))
         return total / questions
-
-    def _current_split(self) -> Split:
-        return self.split.split(self._available) if isinstance(self.split, AdaptiveSplit) else self.split
 
     def _question(self, rng: np.random.Generator) -> Question:
         name, difficulty = self.settings.tasks[int(rng.integers(len(self.settings.tasks)))]
@@ -349,21 +342,22 @@ class Learner:
             value = float(loss.detach())
         return value
 
+    def _chosen(self, own: Sequence[Scored], fit: Sequence[Scored], external: int) -> Chosen:
+        """The batch of these own groups and at most `external` of others'."""
+        room = self.split.room(own, external)
+        if room.own < len(own):
+            own = [scored for scored in own if scored.informative]
+        return choose(own, fit, room, self.settings.limits, self._rng, author=self.author, version=self.version)
+
     def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""
         before = copy.deepcopy(self.policy.state_dict())
         optimizer = copy.deepcopy(self.optimizer.state_dict())
         seed = int(self._heldout.integers(1 << 53))
         start = self.heldout(self.settings.trial_questions, seed=seed)
-        more = self._ask(adaptive.total - len(own)) if len(own) < adaptive.total else []
-        asked = [*own, *more]
         gained = {}
         for external in adaptive.candidates:
-            split = Split(adaptive.total - external, external)
-            chosen = choose(
-                asked, fit, split, self.settings.limits, self._rng, author=self.author, version=self.version
-            )
-            self._update(chosen)
+            self._update(self._chosen(own, fit, external))
             gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
             self.policy.load_state_dict(before)
             self.optimizer.load_state_dict(optimizer)

@@ -64,6 +64,7 @@ class DigitsRL:
             gate=Gate() if is_small else TEXT_GATE,
             sampling=Sampling() if is_small else TEXT_SAMPLING,
             correction="tapered",
+            judged=rollouts.judge != "none",
         )
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.
         beginning = Learner("", policy, settings, seed=spec.run.seed)
@@ -108,7 +109,8 @@ class DigitsRL:
         began = time.perf_counter()
         self.learner.go_on_at(version)
         groups = self.learner.answer([TaskRef(*task) for task in tasks], policy=policy)
-        reward = mean_reward([score("", group) for group in groups])
+        judged = self.learner.settings.judged
+        reward = mean_reward([score("", group, judged=judged) for group in groups])
         told = {"groups": [group.to_map() for group in groups], "reward": reward}
         return {**told, "seconds": time.perf_counter() - began}
 
@@ -127,7 +129,7 @@ class DigitsRL:
         self._probation = frozenset(probation)
         external = [(author, RolloutGroup.from_map(group)) for author, group in pool]
         unread: Counter[str] = Counter()
-        audited = self.audit.check(_scored(sampled, unread))
+        audited = self.audit.check(_scored(sampled, unread, judged=self.learner.settings.judged))
         report = self.learner.learn(self._own, external, audited.passed)
         self._own = []
         return {
@@ -136,7 +138,7 @@ class DigitsRL:
             "informative": report.own_informative,
             "taken": report.taken,
             "authors": report.authors,
-            "external": report.split.external,
+            "external": report.external,
             "refused": dict(report.refused + unread + audited.refused),
             "refused_answers": dict(report.refused_answers),
             "sampled": report.sampled,
@@ -173,11 +175,11 @@ class DigitsRL:
         raise TaskError("digits-rl learns from rollouts and has no batches")
 
 
-def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[str]) -> list[Scored]:
+def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[str], *, judged: bool) -> list[Scored]:
     found = []
     for author, group in sampled:
         try:
-            found.append(score(author, RolloutGroup.from_map(group)))
+            found.append(score(author, RolloutGroup.from_map(group), judged=judged))
         except Refused as refusal:
             refused[refusal.reason] += 1
     return found
@@ -196,8 +198,7 @@ def _split(spec: RunSpec) -> Split | AdaptiveSplit:
     rollouts = spec.rollouts
     if not rollouts.adaptive:
         return Split(rollouts.batch - rollouts.external, rollouts.external)
-    candidates = sorted({0, *(rollouts.batch * quarter // 4 for quarter in (1, 2, 3)), rollouts.external})
-    return AdaptiveSplit(rollouts.batch, tuple(candidates), external=rollouts.external)
+    return AdaptiveSplit(rollouts.batch, (0, rollouts.batch // 2, rollouts.batch), external=rollouts.batch)
 
 
 def _seed(text: str) -> int:

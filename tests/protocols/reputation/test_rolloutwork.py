@@ -7,8 +7,9 @@ from typing import Any
 
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.rolloutwork import STRANGE, RolloutWork
+from swarmnode.protocols.reputation.rolloutwork import STRANGE, AuditWork, RolloutWork
 from swarmnode.protocols.rollouts.pool import AuthorStats
+from swarmnode.protocols.rollouts.samplers import Tally
 
 
 class PoolOfWords:
@@ -62,3 +63,16 @@ def test_a_strange_answer_now_and_then_is_no_lie() -> None:
 def test_an_author_that_the_pool_forgot_begins_again() -> None:
     ledger = told([stats("bob", 8)], [stats("bob", 2)])
     assert ledger.found("bob")[0].good == 10
+
+
+def test_what_audits_found_true_of_a_sampler_counts_once() -> None:
+    tallies: list[Tally] = []
+    ledger = Ledger("me", now=lambda: 0)
+    work = AuditWork(SimpleNamespace(tallies=lambda: tuple(tallies)))  # type: ignore[arg-type]
+    for number, proved in enumerate((10, 10, 14)):
+        tallies[:] = [Tally("bob", accepted=4 * proved, proved=proved), Tally("new", accepted=3)]
+        work(ledger)
+        ledger.close(number)
+    (finding,) = ledger.found("bob")
+    assert (finding.saw, finding.good, finding.bad) == (Saw.PROOF, 14, 0)
+    assert not ledger.found("new"), "nobody looked at what it wrote"

@@ -188,10 +188,14 @@ def test_trials_of_adaptive_j_leave_the_learner_as_it_was(warm: Callable[..., Le
     assert str(learner.optimizer.state_dict()) == str(optimizer)
 
 
-def test_an_adaptive_node_without_peers_uses_the_whole_batch_for_itself(warm: Callable[..., Learner]) -> None:
-    learner = warm(replace(SETTINGS, split=AdaptiveSplit(total=4, candidates=(0, 2), external=2)))
-    learner.learn(learner.sample(), [])
+def test_an_adaptive_node_asks_itself_a_whole_batch_and_learns_from_what_teaches(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, split=AdaptiveSplit(total=4, candidates=(0, 4), external=4)))
     assert len(learner.sample()) == 4
+    own = [score("me", external(seed, "99", "98")) for seed in (1, 2, 3)] + [score("me", external(4, "right", "99"))]
+    report = learner.learn(own, pool())
+    assert (report.own_informative, report.external, report.taken) == (1, 3, 3)
+    alone = learner.learn(own, [])
+    assert (alone.own, alone.taken) == (4, 0)
 
 
 def test_a_gru_learns_from_text_that_a_transformer_wrote_in_another_vocabulary(warm: Callable[..., Learner]) -> None:

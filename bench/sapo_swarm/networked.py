@@ -1,0 +1,164 @@
+"""The same arms over the product's own protocol: eight nodes of the simulated network, or eight daemons on loopback.
+
+outcome = over_simnet(Arm("4/4", own=4, external=4), seed=1, say=print)
+outcome = over_processes(Arm("4/4 tapered", own=4, external=4, correction="tapered", defended=True), seed=1, say=print)
+
+On the simulated network, nodes have real sessions, membership and sharing (`protocols/exchange/sapo.py`), and this
+process trains all eight policies; a round takes one virtual second, links have 50 ms. Daemons are what `swarmnode
+local` starts, with a trainer process each, and learn as the product does: tapered, behind the gate. A node's first
+`rounds` rounds count, whatever others have reached. There is no unfiltered arm here: groups that teach nothing do not
+travel.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import trio
+
+from sapo_swarm.inprocess import InProcess
+from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
+from swarmnode.cli.local_swarm import LocalSwarm, SwarmSettings
+from swarmnode.node.control.client import ControlClient
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.runspec import parse_runspec, to_toml
+from swarmnode.training.tasks import Assignment
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
+
+from simswarm import SimSwarm
+
+Say = Callable[[int, float], None]
+Update = Mapping[str, Any]  # what a node's `round` event says of it: the fields of `protocols.trainer.Learned`
+
+NAMES = "abcdefgh"
+SAMPLING, UPDATE = 0.2, 0.1  # virtual seconds of eight questions, and of an update
+TICKS = os.sysconf("SC_CLK_TCK")
+SHARE_SECONDS = "swarmnode_rollout_share_seconds_total"
+
+
+def over_simnet(arm: Arm, seed: int, say: Say) -> Outcome:
+    """`arm` on the simulated network. All chance comes from `seed`."""
+    spec = parse_runspec(_tables(arm, seed), source="bench")
+    beginning = DigitsRL(spec, Assignment("", "beginning"))
+    without = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
+    tasks: dict[str, DigitsRL] = {}
+    updates: dict[str, list[Update]] = {}
+
+    def make(name: str, peer: str) -> InProcess:
+        tasks[name] = task = DigitsRL(without, Assignment("", peer))
+        task.learner.start_from(beginning.learner)
+        task.learner.settings = settings_of(arm)
+        task.learner.split = task.learner.settings.split
+        return InProcess(task, sampling=SAMPLING, update=UPDATE)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            rollouts = _tables(arm, seed)["rollouts"]
+            swarm = SimSwarm(
+                nursery, world=SimWorld(latency=0.05), method="sapo", trainer=make, rollouts=rollouts, seed=seed
+            )
+            for name in NAMES:
+                await swarm.start(name, join=None if name == "a" else "a")
+            for round in range(arm.rounds):
+                await swarm.round_done(round, *NAMES)
+                for name in NAMES:
+                    updates.setdefault(name, []).append(swarm.nodes[name].rounds[round]["learned"])
+                say(round + 1, sum(each["reward"] for of_node in updates.values() for each in of_node))
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+    heldout = fmean(task.learner.heldout(512, seed=seed) for task in tasks.values())
+    return _outcome(list(updates.values()), heldout)
+
+
+def over_processes(arm: Arm, seed: int, say: Say) -> tuple[Outcome, dict[str, float]]:
+    """`arm` with eight daemons on loopback, and what sharing cost: CPU seconds by node and round."""
+    updates: list[list[Update]] = [[] for _ in range(NODES)]
+    with tempfile.TemporaryDirectory() as folder:
+        run_file = Path(folder) / "run.toml"
+        run_file.write_text(to_toml(parse_runspec(_tables(arm, seed), source="bench")), encoding="utf-8")
+        with LocalSwarm(SwarmSettings(NODES, arm.rounds, 1, run_file, Path(folder))) as swarm:
+            for _ in swarm.start():
+                pass
+            began = time.monotonic()
+            for arrived in swarm.watch():
+                if arrived is not None and arrived[1]["event"] == "round":
+                    updates[swarm.nodes.index(arrived[0])].append(arrived[1]["learned"])
+                    reached = min(map(len, updates))
+                    if len(updates[swarm.nodes.index(arrived[0])]) == reached:
+                        say(reached, sum(each["reward"] for of_node in updates for each in of_node))
+            costs = _costs([(node.data_dir, node.pid or 0) for node in swarm.nodes], time.monotonic() - began)
+    heldout = fmean(of_node[-1]["heldout"] for of_node in updates)
+    return _outcome(updates, heldout), costs
+
+
+def _costs(nodes: Sequence[tuple[Path, int]], seconds: float) -> dict[str, float]:
+    """Per node: the share of the time since all were ready in which a core was busy with sharing, or with the daemon.
+
+    A daemon's CPU includes its start, so that its share is an upper bound.
+    """
+    sharing = []
+    for folder, _ in nodes:
+        families = ControlClient(folder).call("metrics")["metrics"]
+        (family,) = [each for each in families if each["name"] == SHARE_SECONDS]
+        sharing.append(family["samples"][0]["value"] / seconds)
+    daemons = [_cpu_seconds(pid) / seconds for _, pid in nodes]
+    return {
+        "sharing_share": fmean(sharing),
+        "sharing_share_most": max(sharing),
+        "daemon_share": fmean(daemons),
+        "wall_seconds": seconds,
+    }
+
+
+def _cpu_seconds(pid: int) -> float:
+    """User and system time of all the process's threads (proc(5), fields 14 and 15 of stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _tables(arm: Arm, seed: int) -> dict[str, Any]:
+    """The run file of an arm."""
+    rollouts = {
+        "policy": "gpt:1x48",
+        "batch": arm.own + arm.external,
+        "external": arm.external,
+        "adaptive": arm.adaptive,
+        "warm_up": arm.warm_up,
+        "pace": 1.0,
+    }
+    return {"run": {"name": "bench", "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts}
+
+
+def _outcome(updates: Sequence[Sequence[Update]], heldout: float) -> Outcome:
+    every = [update for of_node in updates for update in of_node]
+    refused: Counter[str] = Counter()
+    for update in every:
+        refused.update(update["refused"])
+    rewards = [[update["reward"] for update in of_node] for of_node in updates]
+    return Outcome(
+        reward=sum(map(sum, rewards)),
+        per_node=tuple(map(sum, rewards)),
+        curve=curve_of(rewards, [[update["tokens"] for update in of_node] for of_node in updates]),
+        informative=fmean(update["informative"] for update in every),
+        taken=fmean(update["taken"] for update in every),
+        external=fmean(update["external"] for update in every),
+        heldout=heldout,
+        poison={},
+        poison_curve=(),
+        length=0.0,
+        rejected_honest=0.0,
+        rejected_malicious=0.0,
+        refused=dict(refused),
+    )
