@@ -103,7 +103,8 @@ class Examiner:
         """Most electors who are heard of follow what cannot be had: catching up from a state of theirs may help."""
         held = self._held
         heads = held.heads()
-        electors = [peer for peer in held.block.chain.electors if peer in heads and peer != self._me]
+        heard = heads.keys() - held.apart - {self._me}
+        electors = [peer for peer in held.block.chain.electors if peer in heard]
         unknown = sum(heads[peer] not in held.tree for peer in electors)
         if 2 * unknown > len(electors):
             held.astray = True

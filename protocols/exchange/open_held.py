@@ -65,6 +65,7 @@ class Held:
         self.last_heads: dict[str, tuple[tuple[int, bytes], Said[Head]]] = {}  # by author, with its record's order
         self.tip = b""  # where this node stands
         self.astray = False  # electors follow what cannot be reached from here by replaying rosters
+        self.apart = frozenset[PeerId]()  # members whose history parted from this node's for good (`open_splits`)
         self.counts: Counter[str] = Counter()
         self._tree: Tree | None = None
         self._away: OrderedDict[PeerId, tuple[tuple[int, bytes], bool]] = OrderedDict()  # with the record's order

@@ -35,6 +35,7 @@ from swarmnode.protocols.exchange.open_lineage import (
     told_of_nobody,
     told_of_too_old,
 )
+from swarmnode.protocols.exchange.open_splits import Splits
 from swarmnode.protocols.exchange.open_wire import TIMEOUT, TIP, Tip, TipQuery
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.membership import Membership
@@ -83,6 +84,7 @@ class OpenPlace:
         membership: Membership,
         trainer: Trainer,
         keeper: Keeper,
+        splits: Splits,
         work: Work,
         catch_up: CatchUp,
         observer: Observer,
@@ -92,7 +94,7 @@ class OpenPlace:
         self._network, self._rpc, self._runner = network, rpc, runner
         self._membership, self._trainer = membership, trainer
         self._keeper, self._held, self._work = keeper, keeper.held, work
-        self._catch_up, self._observer = catch_up, observer
+        self._splits, self._catch_up, self._observer = splits, catch_up, observer
         self._genesis = genesis(run_id, electors or (me,), window=first_window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
@@ -111,6 +113,8 @@ class OpenPlace:
         saved = self._chain_of(begin)
         if saved is not None and begin.saved is not None:
             await self._stand_on(saved, begin.saved.state)
+            if self._trusted is not None and self._trusted.round + DEPTH < saved.round:
+                self._trusted = None  # this node followed it already, too long ago to be shown again
         may_begin = saved is not None or begin.creator
         patience = FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR
         if begin.creator and saved is None and not begin.expect_members:
@@ -173,13 +177,21 @@ class OpenPlace:
     async def _join_others(self) -> bool:
         """Be where most members are; False where none answers, or what they have cannot be had now."""
         for found in await self._ask_around():
+            if not await self._is_trusted(found):
+                continue
             if self._held.stands and self._is_near(found):
                 await self._catch_up_by_replay(found)
-                return True
-            if await self._is_trusted(found) and await self._go_to(found):
-                self._trusted = None  # what follows from where it stands is checked in full
-                return True
+            elif await self._stays_apart(found) or not await self._go_to(found):
+                continue
+            self._trusted = None  # what follows from where it stands is checked in full
+            return True
         return False
+
+    async def _stays_apart(self, found: Found) -> bool:
+        """Whether a member is on another history, to which nobody told this node to go over."""
+        if not self._held.stands or self._trusted is not None:
+            return False
+        return await self._splits.is_apart(found.peer, found.tip)
 
     async def _is_trusted(self, found: Found) -> bool:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
@@ -312,10 +324,11 @@ class OpenPlace:
             raise Refuse("unknown-run", "this node does not take part in that run")
         if not self._held.stands:
             raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
-        self._asked[peer] = trio.current_time()
-        self._asked.move_to_end(peer)
-        if len(self._asked) > REMEMBERED:
-            self._asked.popitem(last=False)
+        if query.joins:
+            self._asked[peer] = trio.current_time()
+            self._asked.move_to_end(peer)
+            if len(self._asked) > REMEMBERED:
+                self._asked.popitem(last=False)
         tree, tip = self._held.tree, self._held.tip
         base = tree[tree.ancestry(tip)[-1 - BASE :][0]]
         elapsed = max(0.0, trio.current_time() - self.arrived)

@@ -26,6 +26,7 @@ TIMEOUT = 5.0  # seconds for an answer
 @dataclass(frozen=True)
 class TipQuery:
     run_id: str
+    joins: bool = True  # the asker is about to take part, and may be waited for
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""Parts of a swarm that were cut off from one another for longer than rosters are kept: owners are told, and choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.chain import forks
+from swarmnode.protocols.exchange import open_place, open_splits
+
+KEPT = 6  # rounds, in place of 64
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "DEPTH", KEPT)
+    monkeypatch.setattr(open_place, "DEPTH", KEPT)
+    monkeypatch.setattr(open_splits, "LOOK_EVERY", 10.0)
+
+
+def warning(swarm: SimSwarm, name: str) -> str:
+    return swarm.nodes[name].session.warnings.get("split", "")
+
+
+async def begin(nursery: trio.Nursery, folder: Path) -> SimSwarm:
+    names = "abcd"
+    swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", electors=tuple(names))
+    swarm.checkpoints = folder
+    await swarm.start("a", wait_peers=3)
+    for name in names[1:]:
+        await swarm.start(name, join="a")
+    await swarm.round_done(2, *names)
+    return swarm
+
+
+async def cut(swarm: SimSwarm, *sides: str, rounds: int) -> int:
+    """Until all sides have done so many rounds by themselves; then the links are there again. The rounds done."""
+    swarm.world.partition([[swarm.peer(name) for name in side] for side in sides])
+    before = {side: max(swarm.nodes[side[0]].rounds) for side in sides}
+    await swarm.until(lambda: all(max(swarm.nodes[s[0]].rounds) > before[s] + rounds for s in sides), within=600)
+    swarm.world.heal()
+    return max(max(swarm.nodes[side[0]].rounds) for side in sides)
+
+
+def test_after_a_cut_that_is_too_old_to_heal_the_owner_is_told_and_can_have_a_node_go_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = await begin(nursery, tmp_path)
+            await cut(swarm, "ab", "cd", rounds=4 * KEPT)
+            await swarm.until(lambda: warning(swarm, "a") != "" and warning(swarm, "c") != "", within=120)
+            told = warning(swarm, "c")
+            assert "another history" in told
+            roster = told.rpartition("--roster ")[2]
+            await swarm.leave("d")
+            await swarm.start("d", join="c", roster=roster)  # its checkpoint and the node that it asks are of this side
+            await swarm.until(lambda: len(swarm.nodes["d"].rounds) >= 2, within=120)
+            last = max(swarm.nodes["d"].rounds)
+            await swarm.round_done(last, "a")
+            hashes = {name: swarm.nodes[name].rounds[last]["state_hash"] for name in "ad"}
+            assert hashes["d"] == hashes["a"]
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_a_cut_that_heals_by_itself_is_no_split(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = await begin(nursery, tmp_path)
+            done = await cut(swarm, "ab", "cd", rounds=2)
+            await swarm.until(lambda: swarm.all_agree(after=done + 3), within=120)
+            await trio.sleep(30)
+            assert not any(warning(swarm, name) for name in "abcd")
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path) -> None:
+    """As a machine does whose link was down over night, though it is an elector and had rounds of its own."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = await begin(nursery, tmp_path)
+            await cut(swarm, "abc", "d", rounds=4 * KEPT)
+            there = max(swarm.nodes["a"].rounds)
+            await swarm.until(lambda: max(swarm.nodes["a"].rounds) > there + 10, within=120)
+            assert {"a", "d"} <= {name for name, event in swarm.told[-8:] if event["members"] == 4}
+            assert swarm.nodes["a"].rounds[there + 8]["state_hash"] == swarm.nodes["d"].rounds[there + 8]["state_hash"]
+            assert not any(warning(swarm, name) for name in "abcd")
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
