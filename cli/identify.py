@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, loaded, print_json
+from swarmnode.cli.options import DataDirOption, JsonOption, directory, loaded, print_json, say
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+
+if TYPE_CHECKING:
+    from swarmnode.node.datadir import DataDir
 
 
 def identify(
     join: Annotated[
         bool,
         typer.Option("--join", help="Print the line that joins this node elsewhere. [default: peer id]"),
+    ] = False,
+    mine: Annotated[
+        int | None,
+        typer.Option(
+            "--mine",
+            min=1,
+            max=40,
+            metavar="BITS",
+            help="Make a key with so many bits of work, as runs may ask for; each doubles the time. [default: none]",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="With --mine: move a key with less work aside. [default: keep it]")
     ] = False,
     passphrase_file: Annotated[
         Path | None,
@@ -25,22 +42,64 @@ def identify(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print the node's peer id; a key is made on first use."""
+    """Print the node's peer id; a key is made on first use.
+
+    swarmnode id --mine 20 makes a key that cost a million tries, for runs that admit no cheaper ones ([trust]
+    identity_bits); some half a minute on one core. The node must not be running.
+    """
     if join:
         _print_join(directory(data_dir), json_output)
         return
     from swarmnode.node.datadir import DataDir
-    from swarmnode.node.identity import load_or_create, read_passphrase
+    from swarmnode.node.identity import load_or_create, read_passphrase, work_of
 
     config = loaded(data_dir).config
     home = DataDir(config.directory)
     home.prepare()
     named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
-    identity = load_or_create(home.identity, read_passphrase(named, os.environ))
+    passphrase = read_passphrase(named, os.environ)
+    if mine is not None:
+        _mine(home, passphrase, mine, replacing=replace)
+    identity = load_or_create(home.identity, passphrase)
     if json_output:
-        print_json({"peer_id": identity.peer_id, "data_dir": str(home.path), "key": str(home.identity)})
+        told = {"peer_id": identity.peer_id, "data_dir": str(home.path), "key": str(home.identity)}
+        print_json({**told, "work_bits": work_of(identity)})
     else:
         print(identity.peer_id)
+
+
+def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:
+    """Have a key of so many bits of work in the data directory, which no daemon may hold meanwhile."""
+    from swarmnode.node import identity
+
+    home.open()
+    try:
+        if home.identity.exists():
+            present = identity.load(home.identity, passphrase)
+            has = identity.work_of(present)
+            if has >= bits:
+                say(f"the key that is there has {has} bits of work already")
+                return
+            if not replacing:
+                raise identity.IdentityError(
+                    f"{home.identity}: there is a key already, with {has} bits of work. A new key is a new peer id, "
+                    "without the standing of the old one; --replace moves the old key aside"
+                )
+        expected = 2**bits
+
+        def progress(tried: int, rate: float) -> None:
+            text = f"{tried:,} keys tried, {rate:,.0f} a second; {expected:,} are needed on average"
+            if sys.stderr.isatty():
+                print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+
+        key = identity.mined(bits, progress)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+        aside = identity.replace(home.identity, passphrase, key)
+        if aside is not None:
+            say(f"the old key is now {aside}")
+    finally:
+        home.close()
 
 
 def _print_join(home: Path, json_output: bool) -> None:

@@ -29,6 +29,7 @@ from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.shardstore import ShardStore
 from swarmnode.node.statestore import StateStore
 from swarmnode.node.trainer import TrainerProcess, TrainerSettings
+from swarmnode.protocols.admission import admits, work_of
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange import sampler
 from swarmnode.protocols.exchange.method import Method, Observer, Parts
@@ -51,6 +52,12 @@ class NoRole(ExpectedError):
     exit_code = CONFIG
 
 
+class WorkMissing(ExpectedError):
+    """The run admits only keys that cost work, and this node's did not."""
+
+    exit_code = CONFIG
+
+
 def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSettings:
     """Where the host listens and what it may use; `agent` is what it calls itself."""
     return HostSettings(
@@ -65,10 +72,15 @@ def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSett
     )
 
 
-def admits(spec: RunSpec) -> Callable[[PeerId], bool]:
-    """Whether a peer may take part: anybody, where the run lists no members."""
-    members = frozenset(spec.run.members)
-    return lambda peer: not members or peer in members
+def check_admitted(spec: RunSpec, me: PeerId) -> None:
+    """Raises WorkMissing where this node's key lacks the work that the run asks of strangers."""
+    if spec.trust.identity_bits and not admits(spec)(me):
+        raise WorkMissing(
+            f"the run {spec.run.name} admits only keys with {spec.trust.identity_bits} bits of work, and this node's "
+            f"has {max(work_of(me), 0)}; nobody would keep what it writes. Make one with swarmnode id --mine "
+            f"{spec.trust.identity_bits} --replace: a new key is a new peer id, and standing elsewhere is lost with "
+            "the old one; or give this run a data directory of its own (--data-dir)"
+        )
 
 
 def make_data(

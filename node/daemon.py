@@ -31,6 +31,7 @@ from swarmnode import __version__
 from swarmnode.node import sdnotify
 from swarmnode.node.api import Api
 from swarmnode.node.assembly import (
+    check_admitted,
     host_settings,
     make_data,
     make_membership,
@@ -278,6 +279,7 @@ class Daemon:
             ask=_ask_which_run if sys.stdin.isatty() and not self.options.json_events else None,
         )
         chosen, folder = self.chosen, self.store.folder(self.chosen.run_id)
+        check_admitted(chosen.spec, self.network.me)
         self._discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
         self.data = make_data(
             chosen,

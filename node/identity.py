@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +61,20 @@ def peer_id_of(public_key: bytes) -> str:
     return _base58(_PEER_ID_PREFIX + public_key)
 
 
+def work_of(identity: Identity) -> int:
+    """Bits of work in the key; see `protocols/admission.py`."""
+    from swarmnode.protocols.admission import work_of_key
+
+    return work_of_key(identity.raw_public)
+
+
+def mined(bits: int, progress: Callable[[int, float], None]) -> Ed25519PrivateKey:
+    """A new key with so many bits of work; `progress` is told how many were tried, and how many a second."""
+    from swarmnode.node.mining import mine
+
+    return mine(bits, progress=progress)
+
+
 def _base58(raw: bytes) -> str:
     """Base58btc: big-endian digits in base 58, and one '1' for each leading zero byte."""
     number = int.from_bytes(raw, "big")
@@ -102,6 +116,22 @@ def load_or_create(path: Path, passphrase: bytes | None) -> Identity:
         return load(path, passphrase)
     except OSError as error:
         raise explain(error, path) from error
+
+
+def replace(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> Path | None:
+    """Make `key` the identity kept at `path`; where the old one was moved to, None where there was none.
+
+    Raises IdentityError where the old one cannot be opened, or DataDirError.
+    """
+    aside = None
+    try:
+        if path.exists():
+            aside = path.with_name(f"{path.name}.{load(path, passphrase).peer_id[-12:]}")
+            os.rename(path, aside)
+        _save(path, passphrase, key)
+    except OSError as error:
+        raise explain(error, path) from error
+    return aside
 
 
 def load(path: Path, passphrase: bytes | None) -> Identity:
@@ -146,6 +176,12 @@ def load(path: Path, passphrase: bytes | None) -> Identity:
 def _create(path: Path, passphrase: bytes | None) -> None:
     """Make a key at `path`, unless another program was faster; that one's key then stays."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    _save(path, passphrase, Ed25519PrivateKey.generate())
+
+
+def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> None:
+    """Keep `key` at `path`, unless there is one."""
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
         Encoding,
@@ -155,7 +191,7 @@ def _create(path: Path, passphrase: bytes | None) -> None:
     )
 
     encryption: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
     beside = write_beside(path, pem, 0o600)
     try:
         os.link(beside, path)  # unlike a rename, this never replaces a key that is there

@@ -142,6 +142,15 @@ class TrustSection:
         "peer ids of those who judge from the first round on; empty in the file of a run that begins: its creator",
         since=2,
     )
+    identity_bits: int = option(
+        0,
+        "work in the key of who takes part: bits at the front of its twice hashed public key that are zero; each "
+        "doubles what an identity costs. 0 asks for none; peers that the run names need none (swarmnode id --mine)",
+        unit="bits",
+        minimum=0,
+        maximum=40,
+        since=2,
+    )
     participants: int = option(
         64,
         "contributions a round is meant to have; of more nodes a sample takes part in each round",
@@ -435,7 +444,13 @@ def _check_trust(spec: RunSpec, source: str) -> None:
             f"{source} [trust]: shortest_window = {trust.shortest_window:g} s is above longest_window = "
             f"{trust.longest_window:g} s; lower the first or raise the second"
         )
-    if trust != TrustSection() and spec.exchange.method != "open":
+    if trust.identity_bits and spec.run.members:
+        raise SettingError(
+            f"{source} [trust]: identity_bits = {trust.identity_bits} has no meaning beside [run] members, who need no "
+            "work, while nobody else is admitted; leave one of the two out"
+        )
+    by_rollouts = spec.exchange.method == "sapo" and trust == TrustSection(identity_bits=trust.identity_bits)
+    if trust != TrustSection() and spec.exchange.method != "open" and not by_rollouts:
         raise SettingError(
             f"{source} [trust]: has no meaning with [exchange] method = {spec.exchange.method!r}; leave the table out, "
             "or write [run] trust = 'open'"

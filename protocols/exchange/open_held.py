@@ -56,8 +56,14 @@ class Held:
         rules: ChainRules,
         contributions: Contributions,
         states: Callable[[Callable[[bytes, bytes], bytes]], States],
+        *,
+        admits: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
-        """`states` makes the states, given where an accepted contribution's bytes are: see `States`."""
+        """`states` makes the states, given where an accepted contribution's bytes are: see `States`.
+
+        `admits` tells whose statements count, also where a roster quotes them.
+        """
+        self._admits = admits
         self.rules = rules
         self.contributions = contributions
         self.states = states(self._contribution)
@@ -159,7 +165,7 @@ class Held:
 
     def take(self, element: Element) -> Said[Any] | None:
         """Take in a record of the replicated state, whatever it is; the statement that is new by it, if one is."""
-        if not isinstance(element, Record):
+        if not isinstance(element, Record) or not self._admits(element.author):
             return None
         if element.key == AWAY:
             self._take_absence(element)

@@ -18,6 +18,7 @@ from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.node.toytrainer import SimTrainer
+from swarmnode.protocols.admission import admits
 from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange import sampler
 from swarmnode.protocols.exchange.agreement import Agreement
@@ -129,6 +130,7 @@ class SimSwarm:
         model: Callable[[str, PeerId], ToyModel] | None = None,
         trainer: Callable[[str, PeerId], Trainer] | None = None,
         rollouts: dict[str, Any] | None = None,
+        identity_bits: int = 0,
     ) -> None:
         """`electors`: names of those who judge, where the method has judges; `participants`: in a round, None: as
         by default; `rollouts`: of the run file. `model` makes a node's, by name and id, or `trainer` all of it."""
@@ -136,6 +138,8 @@ class SimSwarm:
         self.world = world or SimWorld(latency=0.02)
         self._method, self._electors, self._participants = method, electors, participants
         self._rollouts = rollouts or {}
+        self._identity_bits = identity_bits
+        self.trusting: set[str] = set()  # names of nodes that take part as if everybody were admitted
         model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
         self._trainer = trainer or (lambda name, peer: SimTrainer(model(name, peer), seconds_per_step=seconds_per_step))
         self.nodes: dict[str, SimNode] = {}
@@ -168,9 +172,10 @@ class SimSwarm:
         shards = Shards(network, rpc, MemoryShards(), runner=inline, seed=self._lives)
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
-        state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time)
+        admitted = (lambda peer: True) if name in self.trusting else admits(self.spec)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time, admitted=admitted)
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=real_time, rng=rng)
-        membership = Membership(network=network, state=state, sync=sync, now=real_time, rng=rng)
+        membership = Membership(network=network, state=state, sync=sync, now=real_time, admits=admitted, rng=rng)
         events: list[dict[str, Any]] = []
 
         def emit(event: dict[str, Any]) -> None:
@@ -199,7 +204,7 @@ class SimSwarm:
                     state=state,
                     sync=sync,
                     shards=shards,
-                    admits=lambda peer: True,
+                    admits=admitted,
                     relayed=partial(relayed_peers, network),
                     observer=observer,
                     now=real_time,
@@ -270,6 +275,8 @@ class SimSwarm:
             spec = replace(spec, trust=replace(spec.trust, electors=electors))
         if self._participants is not None:
             spec = replace(spec, trust=replace(spec.trust, participants=self._participants))
+        if self._identity_bits:
+            spec = replace(spec, trust=replace(spec.trust, identity_bits=self._identity_bits))
         return spec
 
     def kill(self, name: str) -> None:

@@ -1,0 +1,43 @@
+"""In a run that asks for work, a node with a free identity gets nothing that costs others, whatever it claims."""
+
+from __future__ import annotations
+
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import run_simulation
+from swarmnode.node.simworld import SimWorld
+from swarmnode.protocols.admission import work_of
+from swarmnode.protocols.exchange.open import Open
+
+BITS = 3
+
+
+def named(world: SimWorld, *, worthy: bool) -> str:
+    """A name whose identity in this world has the work, or lacks it."""
+    names = (f"n{number}" for number in range(200))
+    return next(name for name in names if (work_of(world.node(name).me) >= BITS) == worthy)
+
+
+def test_a_free_identity_has_no_lease_and_no_commit_while_one_that_cost_work_contributes() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            world = SimWorld(latency=0.05)
+            worthy, cheap = named(world, worthy=True), named(world, worthy=False)
+            swarm = SimSwarm(nursery, world=world, method="open", electors=("a", "b", "c"), identity_bits=BITS)
+            swarm.trusting.add(cheap)  # it runs a program without the rule
+            await swarm.start("a", wait_peers=4)
+            for name in ("b", "c", worthy, cheap):
+                await swarm.start(name, join="a")
+            await swarm.round_done(5, "a", "b", "c", worthy)
+            for name in ("a", "b", "c", worthy):
+                method = swarm.nodes[name].method
+                assert isinstance(method, Open)
+                held, members = method.held, swarm.nodes[name].session._membership.members()
+                authors = {said.author for book in held.books.values() for said in book.commits.values()}
+                assert swarm.peer(cheap) not in {*members, *authors, *held.last_heads}
+                worked = {worked.author for roster in held.block.chain.history for worked in roster}
+                assert swarm.peer(worthy) in worked and swarm.peer(cheap) not in worked
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
