@@ -9,6 +9,7 @@
     open_settling.py       what becomes of work that counted, and of work that did not
     open_place.py          joining: from where others stand, and how to get there
     open_lineage.py        asking members whether their history contains the roster that a join string names
+    open_splits.py         telling the owner of members whose history parted from this node's for good
     open_keeper.py         listening to what is said, and beginning what follows from it
     open_held.py           what is held: books, rosters in the tree of forks, heads; the bell that rings at news
     open_book.py           what was said in one round
@@ -54,6 +55,7 @@ from swarmnode.protocols.exchange.open_keeper import Keeper
 from swarmnode.protocols.exchange.open_place import OpenPlace
 from swarmnode.protocols.exchange.open_round import OpenRounds
 from swarmnode.protocols.exchange.open_scoring import full_standing
+from swarmnode.protocols.exchange.open_splits import Splits
 from swarmnode.protocols.exchange.open_states import States
 from swarmnode.protocols.exchange.open_turn import RoundSettings, Voice
 from swarmnode.protocols.exchange.open_waits import Waits
@@ -157,6 +159,16 @@ class Open:
             moved=self._moved,
             standing=parts.ledger.roster_standing if parts.ledger is not None else full_standing,
         )
+        self.splits = Splits(
+            me=parts.me,
+            run_id=parts.run_id,
+            held=self.held,
+            sources=self.keeper.sources,
+            rpc=parts.rpc,
+            members=parts.membership.connected,
+            observer=parts.observer,
+            rng=parts.rng,
+        )
         self.places = OpenPlace(
             me=parts.me,
             run_id=parts.run_id,
@@ -168,6 +180,7 @@ class Open:
             membership=parts.membership,
             trainer=parts.trainer,
             keeper=self.keeper,
+            splits=self.splits,
             work=self.work,
             catch_up=self.catch_up,
             observer=parts.observer,
@@ -230,7 +243,9 @@ class Open:
         await self.places.regain()
 
     async def watch(self) -> None:
-        await self.keeper.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.keeper.run)
+            nursery.start_soon(self.splits.run)
 
     async def leave(self) -> None:
         if self.held.stands:
