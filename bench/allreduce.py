@@ -15,8 +15,9 @@ four, its matchmaking done before the clock starts; int8 is compared with its fl
 
 `--kill` and `--freeze` measure rounds of a run, whose members also agree on the roster and on the hash of the result:
 one member gets SIGKILL, or SIGSTOP, halfway through a round or at the parts of its time in `--at`, and `ratio` is how
-long that round took to one in which nobody fails. `exact`: the survivors' mean is that of their values, bit for bit
-(codecs but fp32 round: `error` is the largest difference).
+long that round took to one in which nobody fails. `computed`: how many survivors computed the result themselves; the
+others, who had given the exchange up before it was decided, would now fetch it from them. `exact`: the mean of those is
+that of the survivors' values, bit for bit (codecs but fp32 round: `error` is the largest difference).
 """
 
 from __future__ import annotations
@@ -237,7 +238,8 @@ def fail_once(members: Group, victim: int, stop: signal.Signals, moment: float) 
     members.processes[victim].send_signal(stop)
     answers = [members.answer(members.processes[i]) for i in rest]
     seconds = time.perf_counter() - began
-    checks = members.all(rest, do="check", seats=answers[0]["seats"])
+    computed = [i for i, answer in zip(rest, answers, strict=True) if answer["computed"]]
+    checks = members.all(computed, do="check", seats=answers[0]["seats"])
     return {
         "seconds": round(seconds, 3),
         "normal": round(normal, 3),
@@ -245,6 +247,7 @@ def fail_once(members: Group, victim: int, stop: signal.Signals, moment: float) 
         "attempts": answers[0]["attempts"],  # when they began, in seconds
         "seats": answers[0]["seats"],
         "identical": len({answer["hash"] for answer in answers}) == 1,
+        "computed": len(computed),
         "error": round(max(check["error"] for check in checks), 6),
         "exact": all(check["exact"] for check in checks),
         "load": round(os.getloadavg()[0], 2),
