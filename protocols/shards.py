@@ -12,12 +12,8 @@ hence a protocol of its own.
 
 Who may fail when, and what is then true:
 - nobody can push: a node stores only what it was asked, by its owner or its run, to fetch or to put;
-- a chunk is checked against its leaf before it is written, and again before it is served, where that was not done
-  within the last minute: a rotten disk loses the shard, not this node's good name;
-- a peer that asks on and on for what is not here uses up its `misses`; then calls are refused as "busy", streams are
-  closed and it is counted. One that breaks the form loses its stream; one that does not read loses it after
-  `serve_stall`;
-- the fetching side is `protocols.shard_fetch`.
+- a chunk is checked against its leaf before it is written;
+- for the serving side see `protocols.shard_desk`, for the fetching side `protocols.shard_fetch`.
 
 A complete shard is announced by `Network.provide` under its id, as far as `announced` allows; all others are found by
 asking connected peers.
@@ -34,44 +30,33 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
+from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.offences import Kind, Offences
-from swarmnode.protocols.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channels
+from swarmnode.protocols.shard_desk import ShardDesk
 from swarmnode.protocols.shard_fetch import Fetch, Job
-from swarmnode.protocols.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
+from swarmnode.protocols.shard_tree import CHUNK, ShardId
 from swarmnode.protocols.shard_wire import (
     HAVE,
     LIMITS,
-    MANIFEST,
-    MAX_MESSAGE,
     PROTOCOL,
-    RUN,
     RUN_BYTES,
     Have,
     Holding,
     Holdings,
-    Leaves,
-    NotHeld,
-    Piece,
     ShardError,
     ShardLimits,
     Store,
     Unavailable,
-    Want,
-    WantManifest,
 )
-from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.protocols.wire import WireError
 
 SHARDS = Metric("swarmnode_shards_total", COUNTER, "what happened with chunks of shards, some of it in bytes", "what")
 STREAMS = Metric("swarmnode_shard_streams", GAUGE, "streams on which peers fetch chunks from here")
 ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node announces in the DHT")
-MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
-HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
-SPARE_ROOMS = 4  # answers' memory kept for the next ones: fresh memory costs more than reading into it
 
 log = logging.getLogger(__name__)
 
@@ -107,28 +92,30 @@ class Shards:
         self._channels = Channels(network, limits)
         self._fetches: dict[ShardId, Job] = {}
         self._slots = trio.Semaphore(limits.fetches)
-        self._allowance = _Allowance(limits)
-        self._desks: OrderedDict[_Desk, None] = OrderedDict()  # the one used longest ago first
-        self._rooms: list[memoryview] = []  # for answers, not in use now
         self._nursery: trio.Nursery | None = None
         self._to_announce: OrderedDict[ShardId, None] = OrderedDict()
         self._announced: set[ShardId] = set()
         self._quiet: set[ShardId] = set()  # not to be announced
         self._news = trio.Event()
         self.offences = Offences(PROTOCOL)
-        self.counts: Counter[str] = (
-            Counter()
-        )  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
-        rpc.serve(HAVE, Have, self._on_have)
-        rpc.serve(MANIFEST, WantManifest, self._on_manifest)
-        network.serve(PROTOCOL, self._serve_stream)
+        self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
+        self.desk = ShardDesk(
+            network,
+            rpc,
+            store,
+            runner=runner,
+            limits=limits,
+            offences=self.offences,
+            counts=self.counts,
+            asked=self._note_companion,
+        )
 
     # -- lifetime
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, fetch and announce until cancelled."""
         try:
-            with self._network.watch_peers() as events:
+            with self.desk.serving(), self._network.watch_peers() as events:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     for shard in reversed(self._store.recent(self._limits.announced)):
@@ -142,8 +129,6 @@ class Shards:
                             await self._channels.drop(event.peer)
         finally:
             self._nursery = None
-            for desk in list(self._desks):
-                desk.scope.cancel()
             await self._channels.drop_all()
 
     # -- having
@@ -304,9 +289,14 @@ class Shards:
             if self._fetches.get(job.shard) is job:
                 del self._fetches[job.shard]
 
+    def _note_companion(self, shard: ShardId, peer: PeerId) -> None:
+        """A peer asks about a shard: if it is being fetched here, the peer may get chunks that this node lacks."""
+        if shard in self._fetches:
+            self._fetches[shard].note_companion(peer)
+
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SHARDS, lambda: self.counts)
-        metrics.show(STREAMS, lambda: len(self._desks))
+        metrics.show(STREAMS, lambda: self.desk.streams)
         metrics.show(ANNOUNCED, lambda: len(self._announced))
         self.offences.measure(metrics)
 
@@ -333,135 +323,3 @@ class Shards:
             except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
                 self.counts["unannounced"] += 1
                 log.info("a shard is found only by connected peers: %s", error)
-
-    # -- serving
-
-    async def _on_have(self, peer: PeerId, request: Have) -> Holdings:
-        if len(request.shards) > self._limits.asked or any(len(shard) != HASH for shard in request.shards):
-            self.offences.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
-            raise Refuse("malformed", f"at most {self._limits.asked} shard ids of {HASH} bytes")
-        for shard in request.shards:
-            if shard in self._fetches:
-                self._fetches[shard].note_companion(peer)
-        found = tuple(self._store.holding(shard) for shard in request.shards)
-        missing = sum(not holding.size and not holding.complete for holding in found)
-        if not self._may_miss(peer, missing):
-            raise Refuse("busy", "asked too often for what is not here")
-        return Holdings(found)
-
-    async def _on_manifest(self, peer: PeerId, request: WantManifest) -> Leaves:
-        if len(request.shard) == HASH:
-            try:
-                manifest = await self._runner(lambda: self._store.manifest(request.shard))
-                return Leaves(manifest.size, manifest.leaves)
-            except NotHeld:
-                pass
-        if not self._may_miss(peer, 1):
-            raise Refuse("busy", "asked too often for what is not here")
-        raise Refuse("not-held", "this node does not have that shard")
-
-    def _may_miss(self, peer: PeerId, missing: int) -> bool:
-        """Whether the peer may ask for that much more in vain."""
-        self.counts["misses"] += missing
-        if not missing or self._allowance.take(peer, missing, trio.current_time()):
-            return True
-        self.offences.note(peer, "asks on and on for shards that are not here", Kind.LOAD)
-        return False
-
-    async def _serve_stream(self, stream: Stream) -> None:
-        if self._nursery is None:
-            return
-        if sum(desk.stream.peer == stream.peer for desk in self._desks) >= self._limits.streams:
-            self.offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
-            return
-        if len(self._desks) >= self._limits.streams_in_all:
-            idle = next((desk for desk in self._desks if not desk.busy), None)
-            if idle is None:
-                return
-            idle.scope.cancel()
-            del self._desks[idle]
-        desk = _Desk(stream)
-        self._desks[desk] = None
-        try:
-            with desk.scope:
-                await self._serve(desk)
-        except WireError as error:
-            self.offences.note(stream.peer, str(error))
-        except NetworkError as error:
-            log.debug("serving shards to %s ended: %s", stream.peer, error)
-        finally:
-            self._desks.pop(desk, None)
-
-    async def _serve(self, desk: _Desk) -> None:
-        reader = FrameReader(desk.stream, limit=MAX_MESSAGE)
-        while (raw := await reader.frame()) is not None:
-            want = decode(Want, raw, limit=MAX_MESSAGE)
-            if len(want.shard) != HASH or not 0 <= want.index < MAX_CHUNKS:
-                raise WireError(f"Want: chunk {want.index} of an id of {len(want.shard)} bytes")
-            if not 1 <= want.count <= (1 if want.prove else RUN):
-                raise WireError(f"Want: {want.count} chunks at once")
-            desk.busy = True
-            self._desks.move_to_end(desk)
-            room = self._rooms.pop() if self._rooms else memoryview(bytearray(HEAD + RUN_BYTES))
-            try:
-                answer = await self._answer(desk.stream.peer, want, room)
-                with trio.move_on_after(self._limits.serve_stall) as scope:
-                    await desk.stream.send_all(answer)
-            finally:
-                if len(self._rooms) < SPARE_ROOMS:
-                    self._rooms.append(room)
-            if scope.cancelled_caught:
-                raise WireError(f"took nothing for {self._limits.serve_stall:g} s")
-            desk.busy = False
-
-    async def _answer(self, peer: PeerId, want: Want, room: memoryview) -> memoryview | bytes:
-        """The bytes to send: read into `room`, with the message right before them, so that nothing is moved again."""
-        chunks = room[HEAD : HEAD + want.count * CHUNK]
-        size = 0 if want.prove else self._store.read_now(want.shard, want.index, chunks)
-        try:
-            piece = Piece(size) if size else await self._runner(lambda: self._piece(want, chunks))
-        except NotHeld:
-            if not self._may_miss(peer, 1):
-                raise WireError("Want: too many in vain") from None
-            return frame(encode(Piece()))
-        self.counts["chunks_served"] += chunk_count(piece.size)
-        self.counts["bytes_served"] += piece.size
-        head = frame(encode(piece))
-        room[HEAD - len(head) : HEAD] = head
-        return room[HEAD - len(head) : HEAD + piece.size]
-
-    def _piece(self, want: Want, room: memoryview) -> Piece:
-        size = self._store.read(want.shard, want.index, room)
-        if not want.prove:
-            return Piece(size)
-        manifest = self._store.manifest(want.shard)
-        return Piece(size, manifest.size, manifest.proof(want.index))
-
-
-@dataclass(eq=False)
-class _Desk:
-    """One peer's stream, on which chunks are served one after the other."""
-
-    stream: Stream
-    busy: bool = False
-
-    def __post_init__(self) -> None:
-        self.scope = trio.CancelScope()
-
-
-class _Allowance:
-    """How often each peer may still ask in vain: a bucket of `misses` that refills at `misses_refill` a second."""
-
-    def __init__(self, limits: ShardLimits) -> None:
-        self._limits = limits
-        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> (left, as of when)
-
-    def take(self, peer: PeerId, count: int, now: float) -> bool:
-        most = float(self._limits.misses)
-        left, since = self._left.pop(peer, (most, now))
-        left = min(most, left + (now - since) * self._limits.misses_refill)
-        granted = count <= left
-        self._left[peer] = (left - count if granted else left, now)
-        if len(self._left) > MAX_PEERS:
-            self._left.popitem(last=False)
-        return granted

@@ -706,7 +706,7 @@ def test_streams_of_one_peer_and_in_all_are_bounded(nodes: Callable[..., None]) 
             for _ in range(10):
                 await greedy.open_stream(server.me, PROTOCOL)
             await trio.sleep(1)
-            assert len(server.shards._desks) <= 8
+            assert server.shards.desk.streams <= 8
             assert server.shards.offences.count(greedy.me) == 6
         me = await swarm.start("me")
         await me.shards.fetch(SHARD, providers=[server.me])  # idle streams make room
@@ -725,7 +725,7 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
         for index in range(CHUNKS):
             await stream.send_all(frame(encode(Want(SHARD, index))))
         await trio.sleep(40)
-        assert not server.shards._desks
+        assert not server.shards.desk.streams
         assert server.shards.counts["chunks_served"] <= 3
         assert server.shards.offences.count(sleeper.me) == 1
 
