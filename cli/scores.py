@@ -78,6 +78,11 @@ def _explained(each: dict[str, Any]) -> str:
     if each["found"]:
         seen = [_found(found) for found in each["found"]]
         lines += ["", table(("SEEN HERE", "GOOD", "BAD", "EVIDENCE"), seen, right=frozenset({1, 2}))]
+    if each["audits"]:
+        audits = [_audit(audit) for audit in each["audits"]]
+        heads = ("WORK OF ROUND", "VERDICT", "STEPS REPEATED", "DISTANCE", "TOLERANCE", "COMMIT")
+        lines += ["", table(heads, audits, right=frozenset({0, 3, 4}))]
+        lines += [f"- round {audit['round']}: {plain(audit['why'], 160)}" for audit in each["audits"] if audit["why"]]
     if each["words"]:
         words = [
             (
@@ -98,6 +103,14 @@ def _explained(each: dict[str, Any]) -> str:
 
 def _found(found: dict[str, Any]) -> tuple[str, str, str, str]:
     return found["saw"], str(found["good"]), str(found["bad"]), found["evidence"][:16] or "-"
+
+
+def _audit(audit: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+    at = audit["stretch"]
+    steps = f"{at['step']} to {at['step'] + at['steps']} of round {at['round']}" if at["steps"] else "-"
+    distance = f"{audit['distance']:.1e}" if audit["distance"] is not None else "infinite"
+    repeated = (distance, f"{audit['tolerance']:.2g}") if at["steps"] else ("-", "-")
+    return str(audit["round"]), audit["verdict"], steps, *repeated, audit["commit"][:16]
 
 
 def _said(found: dict[str, Any]) -> str:

@@ -43,6 +43,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
 from swarmnode.protocols.trainer import Trainer
+from swarmnode.protocols.verification import Texts
 from swarmnode.training.runspec import RunSpec, encode
 
 
@@ -174,6 +175,7 @@ def make_session(
     trainer: Trainer,
     membership: Membership,
     ledger: Ledger,
+    texts: Texts,
     emit: Callable[[dict[str, Any]], None],
 ) -> Session:
     """This node's life in the run, for so many `rounds`, in the history with this roster. The trainer told its layout.
@@ -214,6 +216,7 @@ def make_session(
                 ledger=ledger,
                 policy=config.policy,
                 rollouts=limits.rollouts,
+                texts=texts,
             )
         )
 

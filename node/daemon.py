@@ -78,6 +78,7 @@ from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.verification import NO_TEXTS
 from swarmnode.training.golden import check_golden
 
 logger = logging.getLogger(__name__)
@@ -345,6 +346,7 @@ class Daemon:
                 trainer=self.trainer,
                 membership=self.membership,
                 ledger=self.watching.ledger,
+                texts=self.data if self.data is not None else NO_TEXTS,
                 emit=self.emit,
             )
             self.session.method.measure(self.metrics)

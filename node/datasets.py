@@ -29,7 +29,7 @@ from swarmnode.node.shardstore import ShardStore
 from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.shard_tree import ShardId
+from swarmnode.protocols.shard_tree import CHUNK, ShardId
 from swarmnode.protocols.shard_wire import HAVE, LIMITS, Have, Holdings, NoRoom, ShardError, Unavailable
 from swarmnode.protocols.shards import Shards
 from swarmnode.training.corpus import Chunk
@@ -83,6 +83,7 @@ class DataSet:
         self._index: Index | None = None
         self._chunks: list[Chunk] | None = None  # of the own corpus, while it is searched
         self._ranked: tuple[Entry, ...] = ()
+        self._sizes: dict[ShardId, int] = {}
         self._wanted = 0
         self._here: dict[ShardId, Entry] = {}  # complete, verified and pinned, in the order of their arrival
         self._given = 0  # of these, how many the trainer was told of
@@ -111,6 +112,29 @@ class DataSet:
         self._given = len(self._here)
         return tuple(str(self._store.path(shard)) for shard in fresh)
 
+    # -- what audits ask for (`verification.Texts`)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the run's nodes train on shards of one text, so that everybody can have what another trained on."""
+        return self._spec.data.source == "shards"
+
+    def given(self) -> tuple[ShardId, ...]:
+        """Shards that the trainer was given, in that order."""
+        return tuple(self._here)[: self._given]
+
+    def size(self, shard: ShardId) -> int | None:
+        """Bytes of a shard of the run's text; None for any other."""
+        return self._sizes.get(shard)
+
+    async def read(self, holder: PeerId, shard: ShardId, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop` of a shard, from here or in verified chunks from `holder`. Raises Unavailable."""
+        if self._store.holding(shard).complete:
+            return (await self._shards.content(shard))[start:stop]
+        chunks = [await self._shards.read(holder, shard, at) for at in range(start // CHUNK, (stop - 1) // CHUNK + 1)]
+        first = start // CHUNK * CHUNK
+        return b"".join(chunks)[start - first : stop - first]
+
     def status(self) -> dict[str, Any]:
         """For `swarmnode status` and the event `data`."""
         here = list(self._here.values())
@@ -132,6 +156,7 @@ class DataSet:
         async with trio.open_nursery() as nursery:
             index = await self._open()
             nursery.start_soon(self._announce)
+            self._sizes = {entry.shard: entry.size for entry in index.shards}
             if self._own_text:
                 task_status.started()
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from swarmnode.protocols.reputation.attestation import FULL, Finding
 from swarmnode.protocols.reputation.checking import check, named
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.view import Standing, Word, reasons
+from swarmnode.protocols.verification import Audit
 
 if TYPE_CHECKING:
     from swarmnode.node.daemon import Daemon
@@ -97,7 +99,25 @@ def _evidence(one: Standing, ledger: Ledger) -> dict[str, Any]:
         "offences": round(account.offences, 3),
         "strikes": account.strikes,
         "found": [_plain(each) for each in ledger.found(one.peer)],
+        "audits": [_audit(each) for each in reversed(ledger.audits(one.peer))],
         "words": [told(word) for word in one.words[:WORDS]],
+    }
+
+
+def _audit(audit: Audit) -> dict[str, Any]:
+    """One audit with all that is needed to repeat it."""
+    return {
+        "round": audit.round,
+        "verdict": audit.verdict.value,
+        "why": audit.why,
+        "commit": audit.commit.hex(),
+        "trace": audit.trace.hex(),
+        "seed": audit.seed.hex(),
+        "stretch": dict(zip(("round", "step", "steps"), audit.stretch, strict=True)),
+        "start": audit.start.hex(),
+        "end": audit.end.hex(),
+        "distance": audit.distance if math.isfinite(audit.distance) else None,
+        "tolerance": audit.tolerance,
     }
 
 

@@ -10,9 +10,14 @@ import math
 import numpy as np
 import trio
 
-from swarmnode.protocols.trainer import Vector, Worked
+from swarmnode.protocols.trainer import Marked, Replayed, Slice, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.toy import ToyModel
+from swarmnode.training.verify.distance import Distance, distance
+from swarmnode.training.verify.recorder import Recorder
+from swarmnode.training.verify.trace import State, Stretch
+
+_NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
 
 
 class SimTrainer:
@@ -22,6 +27,7 @@ class SimTrainer:
         self.toy = toy
         self.seconds_per_step = seconds_per_step
         self._interrupted = trio.Event()
+        self._recorder: Recorder | None = None
 
     @property
     def layout(self) -> Layout:
@@ -66,6 +72,44 @@ class SimTrainer:
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
         return self.toy.heldout_loss(seed)
+
+    # --- what others may repeat ---------------------------------------------------------------------------------------
+
+    def record(self, every: int) -> None:
+        """Keep states every so many steps from now on."""
+        self._recorder = recorder = Recorder(self._state, every=every)
+        self.toy.before_step = lambda round, step: recorder.before(round, step, 0)
+
+    def _state(self) -> State:
+        return State(self.toy.vector.copy(), _NONE, 0)
+
+    async def mark(self) -> Marked:
+        await trio.lowlevel.checkpoint()
+        if self._recorder is None:
+            return Marked(b"", ())
+        return Marked(self._recorder.life, tuple(self._recorder.mark(*self.toy.place)))
+
+    async def kept(self, id: bytes) -> Vector | None:
+        await trio.lowlevel.checkpoint()
+        return self._recorder.kept(id) if self._recorder is not None else None
+
+    async def places(self, author: str, stretch: Stretch, size: int) -> list[tuple[int, int]]:
+        await trio.lowlevel.checkpoint()
+        return []
+
+    async def replay(self, slice: Slice) -> Replayed:
+        """Takes the virtual time of the steps."""
+        whose = {"round": slice.stretch.round, "step": slice.stretch.step, "steps": slice.stretch.steps}
+        parameters = self.toy.replay(slice.start.parameters, peer_id=slice.author, **whose)
+        seconds = slice.stretch.steps * self.seconds_per_step
+        await trio.sleep(seconds)
+        replayed = State(parameters, slice.start.moments, slice.start.updates)
+        return Replayed((distance(slice.start, slice.claimed, replayed),), seconds)
+
+    async def calibrate(self) -> Replayed:
+        """Simulated machines are all the same."""
+        await trio.lowlevel.checkpoint()
+        return Replayed((Distance(0.0, 0.0, 0.0),), 0.0)
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """The prompt over and over: the toy cannot write."""

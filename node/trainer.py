@@ -29,12 +29,24 @@ import trio
 
 from swarmnode.node import confinement
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.protocols.trainer import NOTHING, Answered, Learned, TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import (
+    NOTHING,
+    Answered,
+    Learned,
+    Marked,
+    Replayed,
+    Slice,
+    TrainerDied,
+    Vector,
+    Worked,
+)
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode
 from swarmnode.training.sandbox import Rules
+from swarmnode.training.verify.distance import Distance
+from swarmnode.training.verify.trace import Stretch, state_row, stretches_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +108,7 @@ class TrainerProcess:
         self.restarts = 0
         self.device = settings.device
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
-        self.spent = {"train": 0.0, "evaluate": 0.0}  # seconds, of all children
+        self.spent = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of all children
         self._told = dict(self.spent)  # by the present child
 
     def measure(self, metrics: Metrics) -> None:
@@ -172,6 +184,39 @@ class TrainerProcess:
         answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation))
         self._note(answer.pop("spent"))
         return Learned(**answer)
+
+    async def mark(self) -> Marked:
+        answer = await self._present_child().call("mark")
+        return Marked(answer["life"], stretches_of(answer["stretches"]))
+
+    async def kept(self, id: bytes) -> Vector | None:
+        vector = (await self._present_child().call("kept", vector=id))["vector"]
+        return None if vector is None else np.frombuffer(vector, "<f4")
+
+    async def places(self, author: str, stretch: Stretch, size: int) -> list[tuple[int, int]]:
+        child = await self._ready_child()
+        answer = await child.call("places", peer=author, size=size, **_steps(stretch))
+        return [(start, stop) for start, stop in answer["places"]]
+
+    async def replay(self, slice: Slice) -> Replayed:
+        child = await self._ready_child()
+        answer = await child.call(
+            "replay",
+            peer=slice.author,
+            state=state_row(slice.start),
+            claimed=state_row(slice.claimed),
+            size=slice.size,
+            pieces=list(slice.pieces),
+            **_steps(slice.stretch),
+        )
+        self._note(answer["spent"])
+        return _replayed(answer)
+
+    async def calibrate(self) -> Replayed:
+        child = await self._ready_child()
+        answer = await child.call("calibrate")
+        self._note(answer["spent"])
+        return _replayed(answer)
 
     def _note(self, spent: dict[str, float]) -> None:
         """Add what a child says it spent since it began; of calls that were cancelled as well."""
@@ -297,10 +342,24 @@ class TrainerProcess:
             await self._ready.wait()
         return self._child
 
+    def _present_child(self) -> _Child:
+        """The child, of which nothing is left to ask where it is being started again. Raises TrainerDied."""
+        if self._child is None:
+            raise TrainerDied("the trainer is being started again")
+        return self._child
+
     def _shared(self) -> Vector:
         if self._vector is None:
             raise RuntimeError("the trainer has not started yet")
         return self._vector
+
+
+def _steps(stretch: Stretch) -> dict[str, int]:
+    return {"round": stretch.round, "step": stretch.step, "steps": stretch.steps}
+
+
+def _replayed(answer: dict[str, Any]) -> Replayed:
+    return Replayed(tuple(Distance(*row) for row in answer["distances"]), answer["seconds"])
 
 
 def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:

@@ -16,6 +16,8 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.verify.distance import Distance
+from swarmnode.training.verify.trace import State, Stretch
 
 Vector = NDArray[np.float32]
 
@@ -113,6 +115,54 @@ class Trainer(Protocol):
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """Let the model continue `prompt` by `length` bytes."""
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What was trained between two marks. Another `life` than before: what came before it cannot be shown."""
+
+    life: bytes
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Steps of somebody's to repeat: what they are said to lead from and to, and the text that they were drawn from."""
+
+    author: PeerId
+    stretch: Stretch
+    start: State
+    claimed: State
+    size: int = 0  # bytes of that text; 0: the task reads none
+    pieces: tuple[tuple[int, bytes], ...] = ()  # of it, by offset: what `places` names
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How far replays ended from what was claimed."""
+
+    distances: tuple[Distance, ...]
+    seconds: float
+
+
+@runtime_checkable
+class AuditedTrainer(Trainer, Protocol):
+    """A trainer whose work can be repeated by others, and that repeats theirs. No `train` may run meanwhile."""
+
+    async def mark(self) -> Marked:
+        """The stretches since the last mark. To be called before the parameters are touched. Raises TrainerDied."""
+
+    async def kept(self, id: bytes) -> Vector | None:
+        """A vector of a state between two stretches, while it is kept. Raises TrainerDied."""
+
+    async def places(self, author: PeerId, stretch: Stretch, size: int) -> list[tuple[int, int]]:
+        """Which bytes of a text of `size` somebody's steps were drawn from. Raises TrainerDied."""
+
+    async def replay(self, slice: Slice) -> Replayed:
+        """Repeat somebody's steps. The own parameters and moments are afterwards what they were. Raises TrainerDied."""
+
+    async def calibrate(self) -> Replayed:
+        """Repeat the newest own stretch, as other machines might: none where it is kept no more. Raises TrainerDied."""
 
 
 @runtime_checkable

@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.rl.groups",
         "swarmnode.training.rl.tasks",
         "swarmnode.training.runspec",
+        "swarmnode.training.verify",
     ),
     "node": ("swarmnode", "swarmnode.crdt", "swarmnode.node", "swarmnode.protocols", "swarmnode.training"),
     "cli": (
@@ -60,6 +61,7 @@ FORBIDDEN: dict[str, frozenset[str]] = {
     "crdt": frozenset({"libp2p", "multiaddr", "socket", "sqlite3", "torch", "trio"}),
     "training": frozenset({"libp2p", "multiaddr", "trio"}),
     "training/codecs": frozenset({"libp2p", "multiaddr", "socket", "sqlite3", "torch", "trio"}),
+    "training/verify": frozenset({"libp2p", "multiaddr", "socket", "sqlite3", "torch", "trio"}),
     "protocols": frozenset({"libp2p", "multiaddr", "socket", "torch"}),
     "node": frozenset({"torch"}),
     "cli": frozenset({"libp2p", "torch"}),

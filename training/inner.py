@@ -3,6 +3,9 @@
 All parameters are views into one flat float32 vector and all gradients into another, in the order of the layout. So
 what is exchanged is the very memory that is trained, clipping is one norm, and nothing is gathered or scattered.
 Optimizer: decoupled weight decay on matrices only (Loshchilov & Hutter 2019), betas (0.9, 0.95) as in nanoGPT.
+
+The batch of a step is a function of (run, node, round, step) and of the node's text alone, and the moments lie in one
+flat vector too: so whoever has the state before some steps can repeat them (`training/verify`).
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from swarmnode.training.layout import Layout
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Task
+from swarmnode.training.verify.trace import State
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,9 @@ class InnerLoop:
         first = parameters[0].grad
         assert first is not None  # flatten_into has just set it
         self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
+        self._vector = vector
+        self._moments = torch.zeros(2 * vector.numel(), dtype=torch.float32, device=vector.device)  # (2 P,)
+        self._updates = 0
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": spec.inner.weight_decay},
@@ -73,9 +81,63 @@ class InnerLoop:
             betas=(0.9, 0.95),
             fused=True,
         )
+        self._lay_out_moments(parameters)
         self._round = -1
         self._step_in_round = 0
         self._generator = torch.Generator()
+
+    def _lay_out_moments(self, parameters: list[nn.Parameter]) -> None:
+        """Make the optimizer's moments views of one vector, which AdamW would otherwise make at its first step."""
+        count, offset = self._vector.numel(), 0
+        for parameter in parameters:
+            size = parameter.numel()
+            self._optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": self._moments[offset : offset + size].view(parameter.shape),
+                "exp_avg_sq": self._moments[count + offset : count + offset + size].view(parameter.shape),
+            }
+            offset += size
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Round and step of the next batch, where the next call is for the same round as the last."""
+        return self._round, self._step_in_round
+
+    def state(self) -> State:
+        """A copy of all that the next step depends on, besides its batch."""
+        moments: np.ndarray = self._moments.cpu().numpy()
+        return State(self._vector.cpu().numpy().copy(), moments.copy(), self._updates)
+
+    def take(self, state: State) -> None:
+        """Go on from this state. Raises ValueError where it is of another shape."""
+        if state.parameters.shape != self._vector.shape or state.moments.shape != self._moments.shape:
+            raise ValueError("a state of another model")
+        self._vector.copy_(torch.from_numpy(state.parameters.copy()))
+        self._moments.copy_(torch.from_numpy(state.moments.copy()))
+        self._updates = state.updates
+        for kept in self._optimizer.state.values():
+            kept["step"].fill_(float(state.updates))
+
+    def replay(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> State:
+        """Where a node's steps from `state` lead, on the task's present text; this loop is then what it was before."""
+        mine, place, who = self.state(), self.place, self._peer_id
+        try:
+            self.take(state)
+            self._peer_id, self._round, self._step_in_round = peer_id, round, step
+            for _ in range(steps):
+                self._step()
+            return self.state()
+        finally:
+            self.take(mine)
+            self._peer_id, (self._round, self._step_in_round) = who, place
+
+    def places(self, peer_id: str, round: int, step: int, steps: int, *, size: int) -> list[tuple[int, int]]:
+        """Which bytes of a text of `size` a node's steps are drawn from; the task must have `places`."""
+        found: list[tuple[int, int]] = []
+        for number in range(step, step + steps):
+            self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, number))
+            found += self._task.places(self._spec.inner.batch, self._generator, size)
+        return found
 
     def train(self, *, round: int, steps: int, seconds: float, between: Callable[[], bool]) -> Progress:
         """Run inner steps until `steps` are done or `seconds` have passed, at least one unless `between` says stop.
@@ -85,7 +147,6 @@ class InnerLoop:
         """
         if round != self._round:
             self._round, self._step_in_round = round, 0
-            self._generator.manual_seed(self._seed_of(round))
         losses = torch.zeros((), dtype=torch.float64)
         done, spent = 0, 0.0
         while done < steps and spent < seconds and not between():
@@ -108,16 +169,19 @@ class InnerLoop:
         for group in self._optimizer.param_groups:
             group["lr"] = inner.lr * min(1.0, warmth)
         self._gradients.zero_()
+        self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, self._round, self._step_in_round))
         loss = self._task.loss(self._task.draw(inner.batch, self._generator))
         loss.backward()  # type: ignore[no-untyped-call]
         if inner.clip > 0:
             norm = torch.linalg.vector_norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
         self._optimizer.step()
+        self._updates += 1
         self._step_in_round += 1
         return loss.detach()
 
-    def _seed_of(self, round: int) -> int:
-        """Another stream of windows for each node and round, the same one when a round is repeated."""
-        text = f"{self._spec.run.seed} {self._peer_id} {round}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+def seed_of(run_seed: int, peer_id: str, round: int, step: int) -> int:
+    """What draws the batch of one step: another for each node, round and step, the same whoever repeats it."""
+    text = f"{run_seed} {peer_id} {round} {step}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -4,12 +4,14 @@
     loss = toy.step(round=0, steps=10)
 
 All nodes of a run look for the same weights, each in data of its own, so the mean of their steps is better than any one
-of them: what an exchange should show can be seen here in microseconds. Deterministic in (seed, peer, round, steps).
+of them: what an exchange should show can be seen here in microseconds. A batch is a function of (seed, peer, round,
+step), as in the inner loop of real models.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,20 +40,37 @@ class ToyModel:
         self.batch = batch
         self.vector: Vector = np.zeros(dimension + 1, np.float32)  # (D + 1,), the initial parameters of every node
         self._seed, self._peer_id, self._lr, self._noise = seed, peer_id, lr, noise
+        self.place = (-1, 0)  # round and step of the next batch, in that round
+        self.before_step: Callable[[int, int], None] | None = None  # told round and step
         truth = _generator(f"truth {seed}")
         self._truth = truth.standard_normal(dimension + 1).astype(np.float32)
         self._heldout = self._draw(_generator(f"heldout {seed}"), HELDOUT_SAMPLES)
 
     def step(self, *, round: int, steps: int) -> float:
         """Take `steps` gradient steps on batches of this node and round; their mean loss, nan for none."""
-        generator = _generator(f"batches {self._seed} {self._peer_id} {round}")
+        if round != self.place[0]:
+            self.place = (round, 0)
         losses = []
         for _ in range(steps):
+            if self.before_step is not None:
+                self.before_step(*self.place)
+            generator = _generator(f"batches {self._seed} {self._peer_id} {round} {self.place[1]}")
+            self.place = (round, self.place[1] + 1)
             x, y = self._draw(generator, self.batch)
             error = x @ self.vector - y  # (B,)
             self.vector -= np.float32(self._lr * 2 / self.batch) * (x.T @ error)
             losses.append(float(np.mean(error**2)))
         return float(np.mean(losses)) if losses else float("nan")
+
+    def replay(self, parameters: Vector, *, peer_id: str, round: int, step: int, steps: int) -> Vector:
+        """Where a node's steps from `parameters` (D + 1,) lead; this model is then what it was before."""
+        mine, place, who, told = self.vector.copy(), self.place, self._peer_id, self.before_step
+        try:
+            self.vector[:], self.place, self._peer_id, self.before_step = parameters, (round, step), peer_id, None
+            self.step(round=round, steps=steps)
+            return self.vector.copy()
+        finally:
+            self.vector[:], self.place, self._peer_id, self.before_step = mine, place, who, told
 
     def heldout_loss(self, seed: int | None = None) -> float:
         """Mean squared error on samples that are the same on every node; with `seed` on others that it draws."""

@@ -12,6 +12,11 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
     answer    tasks, version, policy -> groups, reward, seconds, spent    the same, asked by others
     learn     pool, sampled, probation -> reward, ..., spent      a task of rollouts: one update from those and these
+    mark      -> life, stretches                       before the parameters are touched: what was trained since then
+    kept      vector, its id -> vector                 of a state between two stretches; also between two steps
+    places    peer, round, step, steps, size -> places     where another's steps read in a text of that many bytes
+    replay    state, claimed, ... -> distance, seconds, spent      repeat another's steps, and compare
+    calibrate -> distances, seconds, spent             the same of the own newest steps, on one thread and on two
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
@@ -31,12 +36,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import msgpack
 
 from swarmnode.training import sandbox
+from swarmnode.training.verify.distance import Distance, distance
+from swarmnode.training.verify.recorder import Recorder, stretch_steps
+from swarmnode.training.verify.trace import row_of, state_of
 
 _LENGTH = struct.Struct(">I")
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
@@ -64,7 +73,9 @@ class Worker:
         self._socket = commands
         self._confined = confined
         self._memory_fd = memory_fd
-        self._spent = {"train": 0.0, "evaluate": 0.0}  # seconds, since the process began
+        self._spent = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, since the process began
+        self._recorder: Recorder | None = None
+        self._texts = 0  # that were given
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "evaluate": self._evaluate,
             "sample": self._sample,
@@ -78,6 +89,11 @@ class Worker:
             "learn": lambda command: self._timed(
                 self._task.learn(command["pool"], command["sampled"], command["probation"])
             ),
+            "mark": self._mark,
+            "kept": self._kept,
+            "places": self._places,
+            "replay": self._replay,
+            "calibrate": self._calibrate,
             "ping": lambda command: None,
             "stop": lambda command: None,
         }
@@ -105,6 +121,7 @@ class Worker:
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
+        self._torch, self._peer_id = torch, command["peer_id"]
         torch.set_flush_denormal(True)
         spec = decode(command["spec"])
         torch.set_num_threads(command["threads"] or (os.cpu_count() if spec.needs_data else 1) or 1)
@@ -134,17 +151,26 @@ class Worker:
         self._loop = InnerLoop(
             spec, self._task, peer_id=command["peer_id"], vector=self._vector, keep=bool(command["keep"])
         )
+        self._texts = len(command["texts"])
+        every = stretch_steps(spec.inner.steps, layout.parameters) if spec.trust.audit_share > 0 else 0
+        if every and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
+            self._recorder = Recorder(self._loop.state, every=every)
+        self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
         return {"layout": shape, "device": self._device, "sandbox": self._confined.to_map()}
 
     def _train(self, command: dict[str, Any]) -> dict[str, Any]:
         self._pull()
+        if self._recorder is not None and self._recorder.is_open and not self._left.equal(self._vector):
+            self._recorder.lose()
         self._written_back = time.monotonic()
         progress = self._loop.train(
             round=command["round"], steps=command["steps"], seconds=command["seconds"], between=self._between_steps
         )
         self._push()
+        if self._recorder is not None:
+            self._left.copy_(self._vector)
         self._spent["train"] += progress.seconds
         return {**asdict(progress), "spent": self._spent}
 
@@ -161,7 +187,53 @@ class Worker:
             self._reply(command, self._answers[command["op"]])
             if command["op"] == "stop":
                 return True
+        if self._recorder is not None:
+            self._recorder.before(*self._loop.place, self._texts)
         return False
+
+    # --- what others may repeat (training/verify) ---------------------------------------------------------------------
+
+    def _mark(self, command: dict[str, Any]) -> dict[str, Any]:
+        if self._recorder is None:
+            return {"life": b"", "stretches": []}
+        stretches = self._recorder.mark(*self._loop.place)
+        return {"life": self._recorder.life, "stretches": [row_of(stretch) for stretch in stretches]}
+
+    def _kept(self, command: dict[str, Any]) -> dict[str, Any]:
+        vector = self._recorder.kept(command["vector"]) if self._recorder is not None else None
+        return {"vector": None if vector is None else vector.tobytes()}
+
+    def _places(self, command: dict[str, Any]) -> dict[str, Any]:
+        slice = (command["round"], command["step"], command["steps"])
+        return {"places": self._loop.places(command["peer"], *slice, size=command["size"])}
+
+    def _replay(self, command: dict[str, Any]) -> dict[str, Any]:
+        began = time.perf_counter()
+        start, claimed = (state_of(command[name]) for name in ("state", "claimed"))
+        whose = {name: command[name] for name in ("round", "step", "steps")}
+        text = self._task.on(command["size"], command["pieces"]) if command["size"] else nullcontext()
+        with text:
+            replayed = self._loop.replay(start, peer_id=command["peer"], **whose)
+        return self._compared([distance(start, claimed, replayed)], began)
+
+    def _calibrate(self, command: dict[str, Any]) -> dict[str, Any]:
+        began, found = time.perf_counter(), []
+        last = self._recorder.last if self._recorder is not None else None
+        start, end = (self._recorder.state(p) for p in (last.start, last.end)) if last is not None else (None, None)
+        if start is not None and end is not None and last.texts == self._texts:
+            usual = self._torch.get_num_threads()
+            for threads in (1, 2):
+                self._torch.set_num_threads(threads)
+                whose = {"round": last.round, "step": last.step, "steps": last.steps}
+                found.append(distance(start, end, self._loop.replay(start, peer_id=self._peer_id, **whose)))
+            self._torch.set_num_threads(usual)
+        return self._compared(found, began)
+
+    def _compared(self, found: list[Distance], began: float) -> dict[str, Any]:
+        seconds = time.perf_counter() - began
+        self._spent["audit"] += seconds
+        rows = [[each.parameters, each.first, each.second] for each in found]
+        return {"distances": rows, "seconds": seconds, "spent": self._spent}
 
     def _evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
         drawn = {} if command.get("seed") is None else {"seed": command["seed"]}
@@ -184,6 +256,7 @@ class Worker:
 
     def _feed(self, command: dict[str, Any]) -> None:
         self._task.feed(command["texts"])
+        self._texts += len(command["texts"])
 
     def _pull(self) -> None:
         """Take the daemon's parameters onto the device."""

@@ -116,7 +116,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class Reveal:
-    """What opens a commit: the contribution is the shard `root`."""
+    """What opens a commit: the contribution is the shard `root`.
+
+    `trace` is the root of the record of the work behind it, in runs with audits; the commit binds that as well.
+    """
 
     round: int
     parent: bytes
@@ -124,6 +127,7 @@ class Reveal:
     salt: bytes
     root: bytes
     size: int  # bytes of the contribution
+    trace: bytes = b""
 
     @property
     def key(self) -> str:
@@ -131,13 +135,14 @@ class Reveal:
 
     @property
     def value(self) -> Value:
-        return {
+        value: dict[str, Value] = {
             "commit": self.commit,
             "parent": self.parent,
             "root": self.root,
             "salt": self.salt,
             "size": self.size,
         }
+        return value | ({"trace": self.trace} if self.trace else {})
 
 
 @dataclass(frozen=True)
@@ -284,9 +289,12 @@ def subject(parent: bytes) -> str:
 
 
 @lru_cache(4096)  # a judge looks again at whether a reveal opens its commit whenever something is said
-def binding_of(run_id: str, round: int, author: str, parent: bytes, salt: bytes, root: bytes) -> bytes:
+def binding_of(
+    run_id: str, round: int, author: str, parent: bytes, salt: bytes, root: bytes, trace: bytes = b""
+) -> bytes:
     """What a commit binds its author to. As the author is in it, a copied commit opens to nothing."""
     parts = (run_id.encode(), round.to_bytes(8, "big"), author.encode(), parent, salt, root)
+    parts += (trace,) if trace else ()
     digest = hashlib.sha256(b"swarmnode/commit/1\0")
     for part in parts:
         digest.update(len(part).to_bytes(4, "big") + part)
@@ -296,10 +304,11 @@ def binding_of(run_id: str, round: int, author: str, parent: bytes, salt: bytes,
 def opens(reveal: Reveal, commit: Said[Commit], run_id: str) -> bool:
     """Whether `reveal` tells what `commit` was bound to."""
     made = commit.what
+    told = (reveal.salt, reveal.root, reveal.trace)
     return (
         reveal.commit == commit.id
         and (reveal.round, reveal.parent) == (made.round, made.parent)
-        and binding_of(run_id, made.round, commit.author, made.parent, reveal.salt, reveal.root) == made.binding
+        and binding_of(run_id, made.round, commit.author, made.parent, *told) == made.binding
     )
 
 
@@ -378,7 +387,8 @@ def _cut(round: int, v: Mapping[str, Any]) -> Cut:
 
 def _reveal(round: int, v: Mapping[str, Any]) -> Reveal:
     ids = (_bytes(v["parent"], HASH), _bytes(v["commit"], HASH))
-    return Reveal(round, *ids, _bytes(v["salt"], SALT), _bytes(v["root"], HASH), _integer(v["size"], 1, MAX_SIZE))
+    root, trace = _bytes(v["root"], HASH), _bytes(v["trace"], HASH) if "trace" in v else b""
+    return Reveal(round, *ids, _bytes(v["salt"], SALT), root, _integer(v["size"], 1, MAX_SIZE), trace)
 
 
 def _seal_or_scores(round: int, v: Mapping[str, Any]) -> Seal | Scores:

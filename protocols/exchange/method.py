@@ -41,6 +41,7 @@ from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statebackend import StateBackend
 from swarmnode.protocols.statesync import StateSync
 from swarmnode.protocols.trainer import Learned, Sampled, Trainer, Vector, Worked
+from swarmnode.protocols.verification import NO_TEXTS, Texts
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 
@@ -147,6 +148,7 @@ class Parts:
     ledger: Ledger | None = None  # of what this node sees of its peers' work; None believes everybody alike
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
     rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
+    texts: Texts = NO_TEXTS  # what the trainer reads, for audits
 
 
 Build = Callable[[Parts], "Method"]

@@ -6,6 +6,8 @@
     open_turn.py           this node's part in one round, and how it says things
     open_scoring.py        what a judge measures
     open_work.py           local training, error feedback
+    open_traces.py         the record of that work, where the run has audits
+    open_audits.py         audits of others' work, and answers to theirs
     open_settling.py       what becomes of work that counted, and of work that did not
     open_place.py          joining: from where others stand, and how to get there
     open_lineage.py        asking members whether their history contains the roster that a join string names
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import partial
 
 import trio
 
@@ -48,6 +51,7 @@ from swarmnode.protocols.exchange.method import (
     RoundResult,
     Saved,
 )
+from swarmnode.protocols.exchange.open_audits import Audits
 from swarmnode.protocols.exchange.open_contributions import Contributions
 from swarmnode.protocols.exchange.open_duties import Duties
 from swarmnode.protocols.exchange.open_held import AWAY, Held
@@ -57,13 +61,17 @@ from swarmnode.protocols.exchange.open_round import OpenRounds
 from swarmnode.protocols.exchange.open_scoring import full_standing
 from swarmnode.protocols.exchange.open_splits import Splits
 from swarmnode.protocols.exchange.open_states import States
+from swarmnode.protocols.exchange.open_traces import TracedWork
 from swarmnode.protocols.exchange.open_turn import RoundSettings, Voice
 from swarmnode.protocols.exchange.open_waits import Waits
 from swarmnode.protocols.exchange.open_witness import witness
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.statebackend import StateError
+from swarmnode.protocols.trainer import AuditedTrainer
+from swarmnode.protocols.verification import Audit, Desk
 from swarmnode.training.codecs import codec
+from swarmnode.training.verify.recorder import stretch_steps
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +137,8 @@ class Open:
             state=parts.state,
             rng=parts.rng,
         )
-        self.work = Work(parts.trainer, parts.runner, codec_name=exchange.codec, steps=spec.inner.steps)
+        self.audits: Audits | None = None
+        self.work = self._make_work(parts)
         settings = RoundSettings(spec.outer.lr, exchange.codec, exchange.deadline_floor, exchange.deadline_ceiling)
         self.voice = Voice(parts.sync, self.keeper, _secret(parts))
         self.duties = Duties(
@@ -187,9 +196,37 @@ class Open:
         )
         self._paused = False
         self._said_away = False
+        self._stood = b""  # the block before, as far as `_moved` was told
+
+    def _make_work(self, parts: Parts) -> Work:
+        """Local training; with a record of it, and audits of others', where the run has them and the trainer can."""
+        spec, trainer, codec_name = parts.spec, parts.trainer, parts.spec.exchange.codec
+        longest = stretch_steps(spec.inner.steps, trainer.layout.parameters) if spec.trust.audit_share > 0 else 0
+        if not longest or not isinstance(trainer, AuditedTrainer):
+            if spec.trust.audit_share > 0:
+                logger.warning("the model is too large for audits, or this trainer cannot take part in them")
+            return Work(trainer, parts.runner, codec_name=codec_name, steps=spec.inner.steps)
+        work = TracedWork(trainer, parts.runner, codec_name=codec_name, steps=spec.inner.steps, texts=parts.texts.given)
+        self.audits = Audits(
+            me=parts.me,
+            run_id=parts.run_id,
+            share=spec.trust.audit_share,
+            longest=longest,
+            codec_name=codec_name,
+            held=self.held,
+            work=work,
+            trainer=trainer,
+            texts=parts.texts,
+            runner=parts.runner,
+            desk=partial(Desk, run_id=parts.run_id, rpc=parts.rpc, bulk=parts.bulk, runner=parts.runner),
+            told=parts.ledger.audited if parts.ledger is not None else _untold,
+        )
+        return work
 
     def measure(self, metrics: Metrics) -> None:
         self.held.measure(metrics)
+        if self.audits is not None:
+            self.audits.measure(metrics)
 
     @property
     def phase(self) -> str:
@@ -229,6 +266,13 @@ class Open:
         if refused is not None:
             raise refused
         self.rounds.began = self.places.arrived
+        self._note_place()
+
+    def _note_place(self) -> None:
+        """Tell the record of this node's work where it stands."""
+        if isinstance(self.work, TracedWork) and self.held.stands:
+            self.work.stand(self.held.tip, follows=False)
+            self._stood = self.held.tip
 
     async def run_round(self) -> RoundResult:
         if not self.held.stands:
@@ -241,11 +285,14 @@ class Open:
 
     async def regain_place(self) -> None:
         await self.places.regain()
+        self._note_place()
 
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.run)
             nursery.start_soon(self.splits.run)
+            if self.audits is not None:
+                nursery.start_soon(self.audits.run)
 
     async def leave(self) -> None:
         if self.held.stands:
@@ -265,8 +312,13 @@ class Open:
         states = self.held.states
         self.catch_up.serve_state(block.chain.round, states.hashes[block.id], states[block.id])
         self.places.arrived = trio.current_time()
+        if isinstance(self.work, TracedWork):
+            self.work.stand(block.id, follows=block.parent == self._stood)
+        self._stood = block.id
         if self._ledger is not None:
             witness(self._ledger, self.held, block)
+        if self.audits is not None:
+            self.audits.consider(block)
 
     async def _say_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node."""
@@ -279,6 +331,10 @@ class Open:
                 await self._sync.flush()
         except StateError as error:
             logger.warning("the others could not be told whether to wait for this node: %s", error)
+
+
+def _untold(audit: Audit, broken: bool) -> None:
+    """Nobody keeps what audits find where there is no ledger; they are logged all the same."""
 
 
 def _secret(parts: Parts) -> bytes:

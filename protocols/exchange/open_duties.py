@@ -95,7 +95,8 @@ class Duties:
             return
         root = await self._held.contributions.keep(encoded, chain.round)
         self._work.offered(root)
-        binding = binding_of(self._run_id, chain.round, self._me, chain.tip, self._salt(turn), root)
+        bound = (self._salt(turn), root, self._work.trace)
+        binding = binding_of(self._run_id, chain.round, self._me, chain.tip, *bound)
         said = await self._voice.say(Commit(chain.round, chain.tip, binding, self._voice.beacon.anchor))
         if said is None:
             await self._work.settle(accepted=False)
@@ -110,9 +111,8 @@ class Duties:
             return
         contributions, chain = self._held.contributions, turn.chain
         contributions.serve(offer.root)
-        await self._voice.say(
-            Reveal(chain.round, chain.tip, commit.id, self._salt(turn), offer.root, contributions.size)
-        )
+        told = (self._salt(turn), offer.root, contributions.size, self._work.trace)
+        await self._voice.say(Reveal(chain.round, chain.tip, commit.id, *told))
 
     def _salt(self, turn: Turn) -> bytes:
         return self._voice.derive("salt", turn.chain)[:SALT]

@@ -66,6 +66,11 @@ class Work:
         """Whether H inner steps are done since the last contribution."""
         return self.since_offer.steps >= self._steps
 
+    @property
+    def trace(self) -> bytes:
+        """Root of the record of the work behind the offer; empty where none is kept (`open_traces`)."""
+        return b""
+
     # --- training ---------------------------------------------------------------------------------------------------
 
     async def run(self, round: int, progress: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ Nothing here waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KE
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -24,8 +24,10 @@ from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
 from swarmnode.protocols.offences import Kind
 from swarmnode.protocols.reputation.account import (
+    CONDUCT_DECAY,
     CONTAINED_AFTER,
     NEWCOMER,
+    TOLERATED,
     Account,
     after_conduct,
     after_work,
@@ -47,6 +49,7 @@ from swarmnode.protocols.reputation.chainwork import MEASURED, OFFENCES, RoundWo
 from swarmnode.protocols.reputation.opinions import weighted_median
 from swarmnode.protocols.reputation.rating import Rating
 from swarmnode.protocols.reputation.view import Standing, disproved, standings
+from swarmnode.protocols.verification import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first
@@ -57,7 +60,9 @@ WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
-WORK = frozenset({Saw.PROOF, Saw.AUDIT, Saw.ASSIGNED})  # findings that are about work; the others are about conduct
+WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about conduct
+LIE = 4.0  # offences that work is which did not hold up when it was repeated: it halves a score
+AUDITS_KEPT = 8  # of a peer, the newest
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class _Seen:
     totals: Counter[tuple[Saw, bool]] = field(default_factory=Counter)
     evidence: dict[Saw, bytes] = field(default_factory=dict)
     news: int = 0  # observations since it was attested last
+    audits: deque[Audit] = field(default_factory=lambda: deque(maxlen=AUDITS_KEPT))
+    lies: float = 0.0  # audits that did not hold up, decayed with each that did
 
 
 class Ledger:
@@ -179,6 +186,19 @@ class Ledger:
         if kind is not Kind.LOAD:
             self.observe(peer, Saw.FORM, bad=2 if kind is Kind.LIE else 1)
 
+    def audited(self, audit: Audit, broken: bool) -> None:
+        """What came of repeating a slice of a peer's work. `broken`: it shows nothing, time after time."""
+        good, bad = int(audit.verdict is Verdict.HELD), int(audit.verdict is Verdict.LIED)
+        self.observe(audit.author, Saw.AUDIT, good=good, bad=bad, evidence=audit.commit)
+        self.observe(audit.author, Saw.KEPT, bad=int(broken), evidence=audit.commit)
+        seen = self._seen.setdefault(audit.author, _Seen())
+        seen.audits.append(audit)
+        seen.lies = (seen.lies + bad) * CONDUCT_DECAY**good
+
+    def audits(self, peer: str) -> tuple[Audit, ...]:
+        """The newest audits of a peer's work by this node."""
+        return tuple(self._seen[peer].audits) if peer in self._seen else ()
+
     def close(self, round: int | None = None) -> None:
         """End an epoch: what was observed since the last one counts. `round`: of this node, where there is no chain.
 
@@ -194,7 +214,11 @@ class Ledger:
                 worth = (good - HARSH * bad) / (good + bad)
                 gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
                 seen.account = after_work(seen.account, gain, round=self.round)
-            wrong = sum(count for (saw, fine), count in seen.pending.items() if not fine and saw not in WORK)
+            conducted = [(saw, n) for (saw, fine), n in seen.pending.items() if not fine and saw not in WORK]
+            wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in conducted)
+            if repeated := seen.pending[Saw.AUDIT, True]:
+                kept = seen.account.offences * CONDUCT_DECAY**repeated
+                seen.account = replace(seen.account, offences=kept)
             if wrong:
                 seen.account = after_conduct(seen.account, bad=wrong, round=self.round)
             seen.pending.clear()
@@ -341,15 +365,16 @@ class Ledger:
         return 0.5 + 0.5 * one.score if one.score > 0 else NEWCOMER_STANDING
 
     def roster_standing(self, peer: str) -> int:
-        """What this node, as a judge, says of an author in its scores, in thousandths: from the chain alone.
+        """What this node, as a judge, says of an author in its scores, in thousandths: from the chain, and its audits.
 
         All of it for who is new, as the chain keeps newcomers on probation itself; never less than
         LEAST_ROSTER_STANDING, as what judges measure cannot tell sabotage from honest work on unusual data.
         """
         account = (self._stands[self._tip].accounts if self._stands else {}).get(peer, NEWCOMER)
-        if account.rounds < CONTAINED_AFTER:
-            return FULL_STANDING
-        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * score(account) / conduct(account)))
+        lies = self._seen[peer].lies if peer in self._seen else 0.0
+        honest = TOLERATED / (TOLERATED + LIE * lies)
+        usual = score(account) / conduct(account) if account.rounds >= CONTAINED_AFTER else 1.0
+        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * honest))
 
     def to_contain(self) -> tuple[str, ...]:
         """Whom this node should be rid of: what they made did not hold up, epoch after epoch.

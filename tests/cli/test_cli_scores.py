@@ -21,6 +21,7 @@ from swarmnode.node.datadir import DataDir
 from swarmnode.node.scores_api import ScoresApi
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.verification import Audit, Verdict
 
 ME, BOB, CAT, EVE, ZOE = ("12D3KooW" + letter * 44 for letter in "ABCEZ")
 Ask = Callable[..., Any]
@@ -33,6 +34,8 @@ def seen() -> Ledger:
             ledger.observe(peer, Saw.PROOF, good=8, evidence=b"\xab" * 32)
         ledger.observe(EVE, Saw.PROOF, bad=8)
         ledger.close(epoch)
+    found = (b"\xc0" * 32, b"\x7a" * 32, b"\x5e" * 32, (7, 20, 10), b"\x01" * 32, b"\x02" * 32, 0.31, 0.02)
+    ledger.audited(Audit(7, CAT, Verdict.LIED, "its steps lead elsewhere", *found), False)
     ledger.hear(Attested(BOB, b"\x01", 0, Attestation(4, ZOE, 900, 800, 30, (Finding(Saw.KEPT, 3, 1),))))
     return ledger
 
@@ -97,3 +100,13 @@ def test_as_json_everything_is_there_for_a_program(ask: Ask) -> None:
 def test_a_peer_of_whom_nothing_is_known_is_told_so(ask: Ask) -> None:
     with pytest.raises(ControlError, match="nothing is known of a peer called nobody"):
         ask("nobody")
+
+
+def test_why_shows_an_audit_with_what_is_needed_to_repeat_it(ask: Ask) -> None:
+    (cat,) = ask(CAT, "--why", "--json")["peers"]
+    (audit,) = cat["audits"]
+    assert (audit["verdict"], audit["distance"], audit["tolerance"]) == ("does not hold up", 0.31, 0.02)
+    assert audit["stretch"] == {"round": 7, "step": 20, "steps": 10}
+    assert (audit["commit"], audit["seed"]) == ("c0" * 32, "5e" * 32)
+    text = ask(CAT, "--why")
+    assert "20 to 30 of round 7" in text and "3.1e-01" in text and "lead elsewhere" in text

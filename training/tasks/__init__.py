@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,6 +53,12 @@ class Task(Protocol):
 
     def draw(self, samples: int, generator: torch.Generator) -> torch.Tensor:
         """A training batch on the task's device; all of its chance comes from `generator` (a CPU one)."""
+
+    def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
+        """Where `draw` with this generator reads, (start, stop), if there were `size` bytes of text; for audits."""
+
+    def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> AbstractContextManager[None]:
+        """Draw from a text of `size` bytes for as long as the block lasts, of which these, by offset, are known."""
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         """Mean training loss of a batch in bits per byte (or the task's own unit), a scalar with a gradient."""

@@ -8,7 +8,8 @@ held-out part, the same on every node, so losses of different nodes can be compa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -63,8 +64,29 @@ class ByteLM:
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
-        starts = torch.randint(self._filled - len(self._window) + 1, (samples, 1), generator=generator)
+        starts = self._starts(samples, generator, self._filled)
         return self._text[starts + self._window].long().to(self.device)
+
+    def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
+        """Where `draw` reads in a text of `size` bytes: (start, stop) of each window. Raises CorpusError."""
+        self._check_long_enough(size)
+        return [(start, start + len(self._window)) for start in self._starts(samples, generator, size)[:, 0].tolist()]
+
+    @contextmanager
+    def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> Iterator[None]:
+        """Draw from a text of `size` bytes for as long as the block lasts, of which these, by offset, are known."""
+        own = self._text, self._filled
+        self._text, self._filled = torch.zeros(size, dtype=torch.uint8), size
+        for offset, text in pieces:
+            self._text[offset : offset + len(text)] = _as_tensor(text)
+        try:
+            yield
+        finally:
+            self._text, self._filled = own
+
+    def _starts(self, samples: int, generator: torch.Generator, size: int) -> Tensor:
+        """(samples, 1), uniform in a text of `size` bytes."""
+        return torch.randint(size - len(self._window) + 1, (samples, 1), generator=generator)
 
     def loss(self, batch: Tensor) -> Tensor:
         """Bits per byte of the windows (B, context + 1)."""

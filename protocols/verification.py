@@ -1,0 +1,213 @@
+"""Audits on the wire: an auditor asks an author for the record of its work and for states that the record names.
+
+    audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
+    bulk          ("audit", run, auditor, id)      each of them, by this auditor only, for SHOWN_FOR seconds
+
+The author answers whom the round's draw names as its auditor, and says so itself: `may_ask`. Nobody else costs it
+anything but a call. What is fetched is checked by its id, so an author can show what it signed or nothing.
+
+Who may fail when, and what is then true: an author that answers nothing, shows nothing or is too slow has not lied, it
+has *not shown*; what it shows and what contradicts it is a lie; what the auditor itself lacks (a shared state, text,
+a trainer) says nothing of the author.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.shard_wire import ShardError
+from swarmnode.protocols.wire import WireError
+from swarmnode.training.verify.trace import MAX_TRACE, Trace, Vector, root_of, vector_id
+
+logger = logging.getLogger(__name__)
+
+SHOW = "audit.show"
+TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
+FETCH_WITHIN = 120.0  # seconds for one thing
+SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched
+MAX_ASKED = 48  # ids in one question
+AT_ONCE = 4  # auditors that an author serves
+
+
+class Verdict(Enum):
+    """What came of an audit."""
+
+    HELD = "held up"
+    LIED = "does not hold up"
+    NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One audit with its evidence: whoever is shown the same states can repeat it."""
+
+    round: int
+    author: PeerId
+    verdict: Verdict
+    why: str
+    commit: bytes  # id of the record that binds the author
+    trace: bytes = b""  # root of the record of its work
+    seed: bytes = b""  # of the chain, which drew author and stretch
+    stretch: tuple[int, int, int] = (0, 0, 0)  # round, first step, steps
+    start: bytes = b""  # id of the parameters before
+    end: bytes = b""  # and of those after
+    distance: float = 0.0  # relative, the greatest of parameters and moments
+    tolerance: float = 0.0
+
+
+class Texts(Protocol):
+    """The run's data, as far as audits need them."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether nodes train on shards that everybody can have; False where a task reads none."""
+
+    def given(self) -> tuple[bytes, ...]:
+        """Shards that the trainer was given, in that order; none where it trains on text of its own."""
+
+    def size(self, shard: bytes) -> int | None:
+        """Bytes of a shard of the run's data; None for any other."""
+
+    async def read(self, holder: PeerId, shard: bytes, start: int, stop: int) -> bytes:
+        """A part of a shard, verified: from here, or from who must hold it. Raises ShardError."""
+
+
+class NoTexts:
+    """For tasks that read none."""
+
+    shared = False
+
+    def given(self) -> tuple[bytes, ...]:
+        return ()
+
+    def size(self, shard: bytes) -> int | None:
+        return None
+
+    async def read(self, holder: PeerId, shard: bytes, start: int, stop: int) -> bytes:
+        raise ShardError("this run has no text")
+
+
+NO_TEXTS = NoTexts()
+
+
+class NotShown(Exception):
+    """The author does not show what it should. The message says what."""
+
+
+@dataclass(frozen=True)
+class ShowQuery:
+    run_id: str
+    roster: bytes  # that lists the work, and whose seed drew the auditor
+    trace: bytes
+    ids: tuple[bytes, ...]  # of vectors, and of records
+
+    def __post_init__(self) -> None:
+        if len(self.ids) > MAX_ASKED or any(len(id) != 32 for id in (self.roster, self.trace, *self.ids)):
+            raise WireError(f"at most {MAX_ASKED} ids of 32 bytes are asked for")
+
+
+@dataclass(frozen=True)
+class Showing:
+    """For each id, whether it can be fetched."""
+
+    found: tuple[bool, ...]
+
+
+class Desk:
+    """Shows this node's own work to who may ask for it, and asks others for theirs."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        rpc: Rpc,
+        bulk: Bulk,
+        runner: Runner,
+        may_ask: Callable[[PeerId, ShowQuery], bool],
+        find: Callable[[bytes], Awaitable[bytes | None]],
+    ) -> None:
+        """`find` gives the bytes of what an id names, where it is kept."""
+        self._run_id, self._rpc, self._bulk, self._runner = run_id, rpc, bulk, runner
+        self._may_ask, self._find = may_ask, find
+        self._until: dict[PeerId, float] = {}  # whom something is shown, and until when
+        self.shown_bytes = 0
+        rpc.serve(SHOW, ShowQuery, self._on_show)
+
+    # --- as an author -------------------------------------------------------------------------------------------------
+
+    async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
+        now = trio.current_time()
+        self.tidy(now)
+        if query.run_id != self._run_id or not self._may_ask(peer, query):
+            raise Refuse("not-drawn", "no draw names you as the auditor of this work")
+        if peer not in self._until and len(self._until) >= AT_ONCE:
+            raise Refuse("busy", f"{AT_ONCE} auditors are served already; ask again later")
+        self._until[peer] = now + SHOWN_FOR
+        found = []
+        for id in query.ids:
+            content = await self._find(id)
+            found.append(content is not None)
+            if content is not None:
+                self._bulk.offer(self._key(peer, id), content, to=frozenset({peer}))
+                self.shown_bytes += len(content)
+        return Showing(tuple(found))
+
+    def tidy(self, now: float) -> None:
+        """Let go of what was shown for long enough."""
+        for peer in [peer for peer, until in self._until.items() if until <= now]:
+            del self._until[peer]
+            self._bulk.withdraw(("audit", self._run_id, peer))
+
+    def _key(self, auditor: PeerId, id: bytes) -> Key:
+        return ("audit", self._run_id, auditor, id.hex())
+
+    # --- as an auditor ------------------------------------------------------------------------------------------------
+
+    async def record(self, author: PeerId, query: ShowQuery, root: bytes) -> Trace:
+        """The record with this root. Raises NotShown, and BadTrace where the author signed what is none."""
+        (raw,) = (await self._fetch(author, query, (root,), MAX_TRACE)).values()
+        if root_of(raw) != root:
+            raise NotShown("it sent another record than the one that it signed")
+        return Trace.decode(raw)
+
+    async def vectors(self, author: PeerId, query: ShowQuery, ids: set[bytes], most: int) -> dict[bytes, Vector]:
+        """Vectors of at most so many elements by their ids. Raises NotShown."""
+        found = {}
+        for id, raw in (await self._fetch(author, query, tuple(sorted(ids)), 4 * most)).items():
+            vector = np.frombuffer(raw, "<f4") if len(raw) % 4 == 0 else np.zeros(0, np.float32)
+            if await self._runner(lambda vector=vector: vector_id(vector)) != id:  # type: ignore[misc]
+                raise NotShown("it sent another state than the one that it signed")
+            found[id] = vector
+        return found
+
+    async def _fetch(self, author: PeerId, query: ShowQuery, ids: tuple[bytes, ...], most: int) -> dict[bytes, bytes]:
+        asked = ShowQuery(query.run_id, query.roster, query.trace, ids)
+        try:
+            showing = await self._rpc.call(author, SHOW, asked, Showing, timeout=TIMEOUT)
+        except CallError as error:
+            raise NotShown(f"it does not answer: {error}") from error
+        if len(showing.found) != len(ids) or not all(showing.found):
+            raise NotShown("it has what it signed no more")
+        found = {}
+        for id in ids:
+            raw: bytes | memoryview | None = None
+            with trio.move_on_after(FETCH_WITHIN):
+                try:
+                    raw = await self._bulk.fetch(author, self._key(self._bulk.me, id), max_size=max(1, most))
+                except NetworkError as error:
+                    raise NotShown(f"it does not send what it shows: {error}") from error
+            if raw is None:
+                raise NotShown(f"it took more than {FETCH_WITHIN:.0f} s for one thing")
+            found[id] = bytes(raw)
+        return found

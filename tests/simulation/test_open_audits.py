@@ -1,0 +1,191 @@
+"""Swarms of strangers on simnet that repeat slices of one another's work: who did it is believed, others are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.node.toytrainer import SimTrainer
+from swarmnode.protocols.exchange.method import Method, Parts
+from swarmnode.protocols.exchange.methods import METHODS
+from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.reputation.attestation import Saw
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.trainer import Trainer
+from swarmnode.protocols.verification import Audit, Verdict
+from swarmnode.training.codecs import codec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.toy import ToyModel
+from swarmnode.training.verify.recorder import stretch_steps
+
+NAMES = ("a", "b", "c", "d")
+STEPS = 16
+LIAR = "d"
+Body = Callable[["AuditedSwarm"], Awaitable[None]]
+Cheat = Callable[[Open], None]
+
+
+class FewerSteps(ToyModel):
+    """Does every second step, and counts all of them."""
+
+    def step(self, *, round: int, steps: int) -> float:
+        loss = float("nan")
+        for number in range(steps):
+            before = self.vector.copy()
+            loss = super().step(round=round, steps=1)
+            if number % 2:
+                self.vector[:] = before
+        return loss
+
+
+class AuditedSwarm(SimSwarm):
+    """A swarm whose run has audits; `toys` are the models of those who train otherwise than they say."""
+
+    share = 0.5
+    liar = ""
+
+    def __init__(self, nursery: trio.Nursery, toys: dict[str, Callable[[str], ToyModel]]) -> None:
+        def trainer(name: str, peer: str) -> Trainer:
+            toy = toys.get(name, lambda peer: ToyModel(dimension=64, peer_id=peer))(peer)
+            made = SimTrainer(toy, seconds_per_step=0.2)
+            made.record(stretch_steps(STEPS, made.layout.parameters))
+            return made
+
+        world = SimWorld(latency=0.05)
+        self.liar = next(iter(toys), "")
+        super().__init__(nursery, world=world, method="open", electors=NAMES, steps=STEPS, trainer=trainer)
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        spec = super().spec
+        return replace(spec, trust=replace(spec.trust, audit_share=self.share))
+
+    def audits(self, name: str) -> list[Audit]:
+        """What the honest among the others found of a node's work."""
+        others = [LEDGERS[self.peer(other)] for other in self.nodes if other not in (name, self.liar)]
+        return [audit for ledger in others for audit in ledger.audits(self.peer(name))]
+
+    def verdicts(self, name: str, *, after: int = -1) -> Counter[Verdict]:
+        """The same in numbers, of the rounds after this one."""
+        return Counter(audit.verdict for audit in self.audits(name) if audit.round > after)
+
+
+LEDGERS: dict[str, Ledger] = {}
+
+
+@pytest.fixture(autouse=True)
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A ledger for each node that is started, by peer id."""
+    plain = METHODS["open"]
+
+    def build(parts: Parts) -> Method:
+        LEDGERS[parts.me] = Ledger(parts.me, now=parts.now)
+        return plain(replace(parts, ledger=LEDGERS[parts.me]))
+
+    monkeypatch.setitem(METHODS, "open", build)
+    yield
+    LEDGERS.clear()
+
+
+def simulate(body: Body, toys: dict[str, Callable[[str], ToyModel]] | None = None) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = AuditedSwarm(nursery, toys or {})
+            await swarm.start("a", wait_peers=len(NAMES) - 1)
+            for name in NAMES[1:]:
+                await swarm.start(name, join="a")
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def method_of(swarm: SimSwarm, name: str) -> Open:
+    method = swarm.nodes[name].method
+    assert isinstance(method, Open)
+    return method
+
+
+def test_honest_work_holds_up_and_costs_no_more_than_the_share() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        await swarm.round_done(12, *NAMES)
+        for name in NAMES:
+            found = swarm.verdicts(name)
+            assert not found[Verdict.LIED], [audit.why for audit in swarm.audits(name)]
+            assert found[Verdict.HELD] >= 3
+            assert found[Verdict.NOT_SHOWN] <= 2  # after a round that was undone: its work came back
+            told = [LEDGERS[swarm.peer(other)].found(swarm.peer(name)) for other in NAMES if other != name]
+            assert not any(finding.bad for found_of in told for finding in found_of if finding.saw is not Saw.GAIN)
+            audits = method_of(swarm, name).audits
+            assert audits is not None
+            assert audits.budget.spent <= audits.budget.earned
+
+    simulate(body)
+
+
+def offers(lie: Callable[[np.ndarray, list[np.ndarray]], np.ndarray]) -> Cheat:
+    """Offers something else than what its steps came to."""
+
+    def cheat(method: Open) -> None:
+        work, encoding = method.work, codec("topk")
+        contribute, before = work.contribute, list[np.ndarray]()
+
+        async def lying(parent: bytes) -> bytes | None:
+            raw = await contribute(parent)
+            if raw is None:
+                return None
+            own = encoding.decode(raw, work.feedback.size)
+            told = lie(own, before)
+            before.append(own)
+            return bytes(encoding.encode(told.astype(np.float32)))
+
+        work.contribute = lying  # type: ignore[method-assign]
+
+    return cheat
+
+
+def noise(own: np.ndarray, before: list[np.ndarray]) -> np.ndarray:
+    random = np.random.default_rng(len(before)).standard_normal(own.size)
+    return random * np.linalg.norm(own) / np.linalg.norm(random)
+
+
+OFFERS: dict[str, Cheat] = {
+    "noise": offers(noise),
+    "stale": offers(lambda own, before: before[0] if before else own),
+    "scaled": offers(lambda own, before: 2 * own),
+}
+TOYS: dict[str, Callable[[str], ToyModel]] = {
+    "other data": lambda peer: ToyModel(dimension=64, peer_id="somebody else"),
+    "fewer steps": lambda peer: FewerSteps(dimension=64, peer_id=peer),
+    "other learning rate": lambda peer: ToyModel(dimension=64, peer_id=peer, lr=0.025),
+}
+
+
+@pytest.mark.parametrize("cheat", [*OFFERS, *TOYS])
+def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str) -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        if cheat in OFFERS:
+            OFFERS[cheat](method_of(swarm, LIAR))
+        await swarm.round_done(12, *NAMES)
+        found = {name: swarm.verdicts(name) for name in NAMES}
+        assert found[LIAR][Verdict.LIED] >= 3
+        assert not swarm.verdicts(LIAR, after=1)[Verdict.HELD]  # it began to lie in one of the first two rounds
+        assert not any(found[name][Verdict.LIED] for name in NAMES if name != LIAR)
+        for name in NAMES[:3]:
+            ledger = LEDGERS[swarm.peer(name)]
+            ledger.close()
+            seen = {finding.saw: finding for finding in ledger.found(swarm.peer(LIAR))}
+            if any(audit.verdict is Verdict.LIED for audit in ledger.audits(swarm.peer(LIAR))):
+                assert seen[Saw.AUDIT].bad
+                assert seen[Saw.AUDIT].evidence
+                assert ledger.roster_standing(swarm.peer(LIAR)) < 600
+
+    simulate(body, {LIAR: TOYS[cheat]} if cheat in TOYS else None)
