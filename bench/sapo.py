@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from sapo_swarm.attackers import ATTACKS
 from sapo_swarm.networked import over_processes, over_simnet
-from sapo_swarm.report import write_report
+from sapo_swarm.report import NETWORKS, write_report
 from sapo_swarm.swarm import Arm, train
 
 SPLIT = (
@@ -83,6 +83,10 @@ class Cell:
     table: str  # split, attacks, unequal; simnet, processes
     seed: int
     arm: Arm
+
+    @property
+    def networked(self) -> bool:
+        return self.table in NETWORKS
 
     @property
     def key(self) -> dict[str, Any]:
@@ -169,19 +173,19 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     plan = cells(1 if options.quick else options.seeds, quick=options.quick)
     results = Results(options.out / "quick" if options.quick else options.out)
-    if options.rounds:
-        plan += [replace(cell, arm=replace(cell.arm, rounds=options.rounds)) for cell in plan]
     tables = [options.over] if options.over else options.tables.split(",")
     arms = options.arms.split(",") if options.arms else [cell.arm.name for cell in plan]
     if not options.report_only:
-        left = [cell for cell in plan if cell.table in tables and cell.arm.name in arms and results.find(cell) is None]
+        wanted = [cell for cell in plan if cell.table in tables and cell.arm.name in arms]
         if options.rounds:
-            left = [cell for cell in left if cell.arm.rounds == options.rounds]
+            wanted = [replace(cell, arm=replace(cell.arm, rounds=options.rounds)) for cell in wanted]
+        left = [cell for cell in wanted if results.find(cell) is None]
         for line in finished(left, options.jobs):
             results.add(line)
             print(json.dumps({name: value for name, value in line.items() if "curve" not in name}), flush=True)
     if options.docs is not None:
-        write_report(options.docs, [line for cell in plan if (line := results.find(cell)) is not None])
+        of_tables = [line for cell in plan if (line := results.find(cell)) is not None and not cell.networked]
+        write_report(options.docs, of_tables + [line for line in results.lines if line["table"] in NETWORKS])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,10 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         readable=(str(config.directory / "shards"), *config.sandbox_read),
         memory=config.memory_bytes,
     )
-    return TrainerProcess(chosen.spec, run_id=chosen.run_id, peer_id=me, settings=settings)
+    spec = chosen.spec
+    if config.role == "rollout":  # its weights are another node's, so that it has nothing to warm up
+        spec = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
+    return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings)
 
 
 def now_ms() -> int:

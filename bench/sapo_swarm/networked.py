@@ -83,7 +83,7 @@ def over_simnet(arm: Arm, seed: int, say: Say) -> Outcome:
 
 
 def over_processes(arm: Arm, seed: int, say: Say) -> tuple[Outcome, dict[str, float]]:
-    """`arm` with eight daemons on loopback, and what sharing cost: CPU seconds by node and round."""
+    """`arm` with eight daemons on loopback, and what sharing cost (`_Watch.costs`)."""
     updates: list[list[Update]] = [[] for _ in range(NODES)]
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder) / "run.toml"
@@ -91,41 +91,60 @@ def over_processes(arm: Arm, seed: int, say: Say) -> tuple[Outcome, dict[str, fl
         with LocalSwarm(SwarmSettings(NODES, arm.rounds, 1, run_file, Path(folder))) as swarm:
             for _ in swarm.start():
                 pass
-            began = time.monotonic()
+            watch = _Watch([(node.data_dir, node.pid or 0) for node in swarm.nodes])
             for arrived in swarm.watch():
                 if arrived is not None and arrived[1]["event"] == "round":
                     updates[swarm.nodes.index(arrived[0])].append(arrived[1]["learned"])
                     reached = min(map(len, updates))
                     if len(updates[swarm.nodes.index(arrived[0])]) == reached:
                         say(reached, sum(each["reward"] for of_node in updates for each in of_node))
-            costs = _costs([(node.data_dir, node.pid or 0) for node in swarm.nodes], time.monotonic() - began)
+            costs = watch.costs()
     heldout = fmean(of_node[-1]["heldout"] for of_node in updates)
     return _outcome(updates, heldout), costs
 
 
-def _costs(nodes: Sequence[tuple[Path, int]], seconds: float) -> dict[str, float]:
-    """Per node: the share of the time since all were ready in which a core was busy with sharing, or with the daemon.
+class _Watch:
+    """What the processes of some nodes take from now on. Reads /proc, so Linux only."""
 
-    A daemon's CPU includes its start, so that its share is an upper bound.
-    """
-    sharing = []
-    for folder, _ in nodes:
-        families = ControlClient(folder).call("metrics")["metrics"]
-        (family,) = [each for each in families if each["name"] == SHARE_SECONDS]
-        sharing.append(family["samples"][0]["value"] / seconds)
-    daemons = [_cpu_seconds(pid) / seconds for _, pid in nodes]
-    return {
-        "sharing_share": fmean(sharing),
-        "sharing_share_most": max(sharing),
-        "daemon_share": fmean(daemons),
-        "wall_seconds": seconds,
-    }
+    def __init__(self, nodes: Sequence[tuple[Path, int]]) -> None:
+        """`nodes`: data directories and daemons' process ids."""
+        self._nodes = nodes
+        self._began = time.monotonic()
+        self._before = [(_sharing(folder), _cpu_of_node(pid)) for folder, pid in nodes]
+
+    def costs(self) -> dict[str, float]:
+        """Means over nodes: sharing's CPU time as a share of the time, and of all CPU time of daemon and trainer."""
+        seconds = time.monotonic() - self._began
+        now = [(_sharing(folder), _cpu_of_node(pid)) for folder, pid in self._nodes]
+        sharing = [after[0] - before[0] for after, before in zip(now, self._before, strict=True)]
+        cpu = [after[1] - before[1] for after, before in zip(now, self._before, strict=True)]
+        return {
+            "sharing_share": fmean(sharing) / seconds,
+            "sharing_share_most": max(sharing) / seconds,
+            "sharing_share_of_cpu": sum(sharing) / sum(cpu),
+            "node_cpu_share": fmean(cpu) / seconds,
+            "wall_seconds": seconds,
+        }
 
 
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of all the process's threads (proc(5), fields 14 and 15 of stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+def _sharing(folder: Path) -> float:
+    families = ControlClient(folder).call("metrics")["metrics"]
+    (family,) = [each for each in families if each["name"] == SHARE_SECONDS]
+    return float(family["samples"][0]["value"])
+
+
+def _cpu_of_node(pid: int) -> float:
+    """User and system seconds of a daemon and its children (proc(5), fields 4, 14 and 15 of stat)."""
+    total = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = file.read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        fields = text.rpartition(")")[2].split()
+        if pid in (int(text.split()[0]), int(fields[1])):
+            total += int(fields[11]) + int(fields[12])
+    return total / TICKS
 
 
 def _tables(arm: Arm, seed: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sapo_swarm.swarm import NODES, UNEQUAL
 Line = dict[str, Any]  # of results.jsonl
 
 BASELINE = "8/0"
+NETWORKS = {"simnet": "simulated", "processes": "daemons"}
 COLOURS = {
     "8/0": "black",
     "6/2": "tab:green",
@@ -38,6 +39,7 @@ def write_report(docs: Path, lines: Sequence[Line]) -> None:
         ("sapo-split", split_table(split)),
         ("sapo-attacks", attacks_table(attacks)),
         ("sapo-unequal", unequal_table(unequal)),
+        ("sapo-networks", networks_table([line for line in lines if line["table"] in NETWORKS])),
     ):
         text = put(text, name, table or "Not run yet.")
     page.write_text(text, encoding="utf-8")
@@ -75,6 +77,41 @@ def split_table(lines: Sequence[Line]) -> str:
         "informative groups",
         "J",
         "tokens",
+        "seeds",
+    )
+    return _markdown(head, rows) if rows else ""
+
+
+def networks_table(lines: Sequence[Line]) -> str:
+    """The split over the product's protocol: by network and number of rounds, with what it cost where that was seen."""
+    rows = []
+    for (table, rounds), of_network in _by(lines, lambda line: (line["table"], line["arm"]["rounds"])).items():
+        alone = {line["seed"]: line["reward"] for line in of_network if line["arm"]["name"] == BASELINE}
+        for name, seeds in _by(of_network, lambda line: line["arm"]["name"]).items():
+            ratios = [100 * (line["reward"] / alone[line["seed"]] - 1) for line in seeds if alone.get(line["seed"])]
+            costs = [line for line in seeds if "sharing_share" in line]
+            rows.append(
+                (
+                    NETWORKS[table],
+                    str(rounds),
+                    name,
+                    _spread([line["reward"] for line in seeds], "{:.0f}"),
+                    _spread(ratios, "{:+.0f}", " %") if name != BASELINE else "",
+                    f"{mean(line['informative'] + line['taken'] for line in seeds):.1f}",
+                    f"{mean(line['curve'][-1][2] for line in seeds) / 1000:.0f} k",
+                    _spread([100 * line["sharing_share"] for line in costs], "{:.2f}", " %"),
+                    str(len(seeds)),
+                )
+            )
+    head = (
+        "nodes",
+        "rounds",
+        "own/external",
+        "reward",
+        f"against {BASELINE}",
+        "informative groups",
+        "tokens",
+        "sharing, of the time",
         "seeds",
     )
     return _markdown(head, rows) if rows else ""

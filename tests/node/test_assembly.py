@@ -1,0 +1,33 @@
+"""What a node gives its trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.node import assembly
+from swarmnode.node.assembly import make_trainer
+from swarmnode.node.config import NodeConfig
+from swarmnode.node.runs import ChosenRun
+from swarmnode.training.runspec import RunSpec, parse_runspec
+
+SPEC = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="test")
+
+
+@pytest.mark.parametrize(("role", "warm_up"), [("train", SPEC.rollouts.warm_up), ("rollout", 0)])
+def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
+    role: str, warm_up: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def trainer(spec: RunSpec, **options: Any) -> None:
+        given.update(options, spec=spec)
+
+    monkeypatch.setattr(assembly, "TrainerProcess", trainer)
+    make_trainer(
+        ChosenRun(SPEC, SPEC.run_id, creator=True), NodeConfig(data_dir=str(tmp_path), role=role), me="12D3", data=None
+    )
+    assert given["spec"].rollouts.warm_up == warm_up
+    assert given["run_id"] == SPEC.run_id, "it is the same run"
