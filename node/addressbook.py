@@ -9,12 +9,14 @@ from pathlib import Path
 
 from swarmnode.node.addresses import peer_of
 from swarmnode.node.datadir import DataDirError, write_atomic
+from swarmnode.protocols.diversity import Group, crowd, group_of_addresses
 from swarmnode.protocols.network import Address, PeerId
 
 log = logging.getLogger(__name__)
 
 MAX_PEERS = 256
 MAX_ADDRESSES = 8  # per peer
+CROWD = 8  # part of the book above which a group loses its own peers when there is no room
 MAX_FILE = 1 << 20  # bytes
 
 
@@ -28,6 +30,7 @@ class AddressBook:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._peers: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()  # newest last
+        self._groups: dict[PeerId, Group] = {}  # of those above
         self._saved = self.entries()
         if path is not None and path.exists():
             self._read(path)
@@ -36,14 +39,21 @@ class AddressBook:
     def entries(self) -> tuple[tuple[PeerId, tuple[Address, ...]], ...]:
         return tuple((peer, addresses) for peer, addresses in reversed(self._peers.items()))
 
-    def answered(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        """`peer` was connected just now and may be dialled at `addresses`."""
+    def answered(self, peer: PeerId, addresses: tuple[Address, ...], group: Group = None) -> None:
+        """`peer` was connected just now, from `group`, and may be dialled at `addresses`."""
         known = self._peers.pop(peer, ())
         addresses = tuple(dict.fromkeys(addresses + known))[:MAX_ADDRESSES]
         if addresses:
             self._peers[peer] = addresses
+            self._groups[peer] = group or group_of_addresses(addresses)
             while len(self._peers) > MAX_PEERS:
-                self._peers.popitem(last=False)
+                self._forget_one()
+
+    def _forget_one(self) -> None:
+        """The one that answered longest ago; of the group that crowds the others, where there is one."""
+        crowding = crowd(self._groups.values(), least=MAX_PEERS // CROWD)
+        oldest = next(peer for peer in self._peers if crowding is None or self._groups[peer] == crowding)
+        del self._peers[oldest], self._groups[oldest]
 
     @property
     def unsaved(self) -> bool:

@@ -21,12 +21,14 @@ from swarmnode.node.metered_tcp import metered_stream_of
 from swarmnode.node.pace import Pacer
 from swarmnode.node.shares import Pool, Share
 from swarmnode.protocols.conduct import Conduct, Standing
+from swarmnode.protocols.diversity import Group, crowd, group_of_host, through
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerEvent, PeerId
 from swarmnode.protocols.offences import Offences
 
 log = logging.getLogger(__name__)
 
+CROWD = 8  # part of all peers above which those from one group make room for others
 EVENTS = 256  # peer events kept for a reader that is behind
 
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
@@ -34,6 +36,7 @@ CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
 STREAMS = Metric("swarmnode_streams", GAUGE, "streams that peers have open here")
 UNREAD = Metric("swarmnode_unread_bytes", GAUGE, "bytes that arrived and were not read yet, with what pieces cost")
 TURNED_AWAY = Metric("swarmnode_turned_away_total", COUNTER, "connections closed once their peer was known", "why")
+TURNED = ("banned", "enough peers", "crowded out")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Connection:
     since: float  # trio.current_time()
     inbound: bool
     direct: bool
+    group: Group = None
 
 
 class Connections:
@@ -68,6 +72,7 @@ class Connections:
         self._pool = Pool(limits)
         self._feeds: set[_Feed] = set()
         self._turned_away: Counter[str] = Counter()
+        self._leaving: set[PeerId] = set()  # who makes room for another and is not gone yet
         self.offences = Offences("connections")
         conduct.watch(self.offences)
 
@@ -113,15 +118,19 @@ class Connections:
             self._turned_away["banned"] += 1
             self._drop(conn)
             return
-        if peer not in self._of and len(self._of) >= self._limits.peers:
-            log.info("turned %s away: %d peers are enough", peer, self._limits.peers)
-            self._turned_away["enough peers"] += 1
-            self._drop(conn)
-            return
+        direct = conn.get_connection_type() != ConnectionType.RELAYED
+        group = _group_of(conn, session, direct=direct)
+        if peer not in self._of and len(self._of) - len(self._leaving) >= self._limits.peers:
+            other = self._to_displace(group)
+            if other is None:
+                log.info("turned %s away: %d peers are enough", peer, self._limits.peers)
+                self._turned_away["enough peers"] += 1
+                self._drop(conn)
+                return
+            self._displace(other)
         self._settle(peer, session)
         inbound = getattr(conn, "direction", None) == Direction.INBOUND
-        direct = conn.get_connection_type() != ConnectionType.RELAYED
-        connection = Connection(conn, session, trio.current_time(), inbound, direct)
+        connection = Connection(conn, session, trio.current_time(), inbound, direct, group)
         connections = self._of.setdefault(peer, {})
         before = self.best(peer)
         connections[id(conn)] = connection
@@ -137,7 +146,33 @@ class Connections:
         connections = self._of.get(peer, {})
         if connections.pop(id(conn), None) is not None and not connections:
             del self._of[peer], self._shares[peer]
+            self._leaving.discard(peer)
             self._tell(PeerEvent(peer, up=False))
+
+    def group_of(self, peer: PeerId) -> Group:
+        """Where a connected peer connects from, directly rather than through a relay."""
+        best = self.best(peer)
+        return best.group if best is not None else None
+
+    def _to_displace(self, newcomer: Group) -> PeerId | None:
+        """Who makes room for one more of a group: the newest that dialled in from the group that crowds the others.
+
+        None where no group has more than its share, or the newcomer's has as many: then there is no room for it.
+        """
+        staying = {peer: first for peer, first in self.peers() if peer not in self._leaving}
+        counted = Counter(first.group for first in staying.values())
+        crowding = crowd((first.group for first in staying.values()), least=max(2, self._limits.peers // CROWD))
+        if crowding is None or (newcomer is not None and counted[newcomer] + 1 >= counted[crowding]):
+            return None
+        came = [(first.since, peer) for peer, first in staying.items() if first.group == crowding and first.inbound]
+        return max(came)[1] if came else None
+
+    def _displace(self, peer: PeerId) -> None:
+        log.info("let go of %s, one of many from %s, for one from elsewhere", peer, self.group_of(peer))
+        self._turned_away["crowded out"] += 1
+        self._leaving.add(peer)
+        for connection in self.of(peer):
+            self._drop(connection.conn)
 
     def _settle(self, peer: PeerId, session: Session) -> None:
         """From now on the connection counts as its peer's."""
@@ -152,12 +187,26 @@ class Connections:
         metrics.show(CONNECTIONS, lambda: sum(map(len, self._of.values())))
         metrics.show(STREAMS, lambda: self._pool.streams)
         metrics.show(UNREAD, lambda: self._pool.unread)
-        metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in ("banned", "enough peers")})
+        metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in TURNED})
         self.offences.measure(metrics)
 
     def _tell(self, event: PeerEvent) -> None:
         for feed in self._feeds:
             feed.put(event)
+
+
+def relay_in(conn: INetConn) -> PeerId | None:
+    """Whose circuit a relayed connection is."""
+    parts = [str(address).split("/") for address in conn.get_transport_addresses()]
+    return next((part[part.index("p2p") + 1] for part in parts if "p2p-circuit" in part and "p2p" in part), None)
+
+
+def _group_of(conn: INetConn, session: Session, *, direct: bool) -> Group:
+    if not direct:
+        relay = relay_in(conn)
+        return through(relay) if relay is not None else None
+    remote = session.get_remote_address()
+    return group_of_host(remote[0]) if remote is not None else None
 
 
 class _Feed:

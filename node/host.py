@@ -30,7 +30,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node import addresses as multiaddrs
 from swarmnode.node import lan, libp2p_patches
-from swarmnode.node.connections import Connection, Connections, Watcher
+from swarmnode.node.connections import Connection, Connections, Watcher, relay_in
 from swarmnode.node.dht_records import DhtRecords
 from swarmnode.node.dialling import Dialler, peer_id
 from swarmnode.node.endpoint import EXPECTED, parse
@@ -101,7 +101,7 @@ class Libp2pNetwork:
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._gossip = Gossip(self)
-        self._kademlia = Kademlia(self._host, self, limits=settings.limits.dht)
+        self._kademlia = Kademlia(self._host, self, group=self._connections.group_of, limits=settings.limits.dht)
         self.conduct.watch(self._kademlia.offences)
         self._providers = Providers(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
@@ -166,6 +166,7 @@ class Libp2pNetwork:
                 connected_at=first.since,
                 inbound=first.inbound,
                 agent=self._agent_of(peer),
+                group=first.group,
             )
             for peer, first in self._connections.peers()
         )
@@ -188,8 +189,7 @@ class Libp2pNetwork:
         best = self._connections.best(peer)
         if best is None or best.direct:
             return None
-        parts = [str(address).split("/") for address in best.conn.get_transport_addresses()]
-        return next((part[part.index("p2p") + 1] for part in parts if "p2p-circuit" in part and "p2p" in part), None)
+        return relay_in(best.conn)
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of a direct connection; None where there is none."""

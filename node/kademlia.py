@@ -39,6 +39,7 @@ from swarmnode.node.dht_stores import Providers as ProviderKeys
 from swarmnode.node.dht_stores import RecordStore, RecordValidator
 from swarmnode.node.limits import DhtLimits
 from swarmnode.protocols.dht_records import NAMESPACE, BadRecord
+from swarmnode.protocols.diversity import Group, group_of_addresses, spread
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.lookup import sorted_by_distance
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
@@ -53,6 +54,8 @@ ASK = 2.0  # seconds to open a stream, dialling included
 REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
 CLOSER = 20  # closer peers taken from an answer: Kademlia's k
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
+PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
+PER_RELAY = 5  # peers reached through one relay in a bucket, which has room for 20
 LIMITS = DhtLimits()
 
 QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
@@ -69,9 +72,12 @@ class Kademlia(KadDHT):
         host: IHost,
         network: Network,
         *,
+        group: Callable[[PeerId], Group] = lambda peer: None,
         limits: DhtLimits = LIMITS,
         now: Callable[[], float] = time.time,
     ) -> None:
+        """`group` tells where a connected peer connects from."""
+        self._connected_from = group
         self._limits = limits
         self.offences = Offences(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
@@ -133,7 +139,25 @@ class Kademlia(KadDHT):
         await self.fill_table()
         speakers = sorted_by_distance(key, self.speakers())
         table = [str(peer) for peer in self.routing_table.find_local_closest_peers(key, CLOSER)]
-        return list(dict.fromkeys((*self.anchors(), *table, *speakers)))[: ANCHORS + 2 * CLOSER]
+        known = list(dict.fromkeys((*self.anchors(), *table, *speakers)))
+        return spread(known, self._group_of)[: ANCHORS + 2 * CLOSER]
+
+    def _group_of(self, peer: PeerId) -> Group:
+        """Where it connects from; of one that is not connected, where it says that it is."""
+        return self._connected_from(peer) or group_of_addresses(self._network.known_addresses(peer))
+
+    async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
+        """Put a peer into the table, unless its bucket has as many from there as it may have.
+
+        Upstream has the same rule and applies it to addresses that a peer claims.
+        """
+        peer, table = str(peer_id), self.routing_table
+        group = self._group_of(peer)
+        if group is not None and not table.peer_in_table(peer_id):
+            there = sum(self._group_of(str(other)) == group for other in table.find_bucket(peer_id).peer_ids())
+            if there >= (PER_RELAY if group.startswith("via ") else PER_PREFIX):
+                return False
+        return bool(await super().add_peer(peer_id, skip_server_mode_check=skip_server_mode_check))
 
     async def fill_table(self) -> None:
         """Put those connected that speak Kademlia into the table, for lookups of ours and of others."""
@@ -145,7 +169,8 @@ class Kademlia(KadDHT):
         """The peers connected longest: identities ground to crowd a key out of sight do not come before these."""
         speakers = set(self.speakers())
         views = sorted(self._network.peers(), key=lambda view: view.connected_at)
-        return [view.peer for view in views if view.peer in speakers][:ANCHORS]
+        oldest = spread((view for view in views if view.peer in speakers), lambda view: view.group)
+        return [view.peer for view in oldest][:ANCHORS]
 
     # -- one question to one peer
 

@@ -70,6 +70,7 @@ class PeerView:
     connected_at: float  # trio.current_time() when the connection was made
     inbound: bool
     agent: str  # what identify said, "" until then
+    group: str | None = None  # where it connects from, see `protocols/diversity.py`
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,7 @@ class Pusher:
             room -= len(sealed or b"")
             sealed = sealed if room >= 0 else None
             batch.append(_News(rank, element.author, sealed, self._whole(element), element.kind == ECHOED))
-        here = self._neighbours.here()
-        chosen = self._rng.sample(here, min(len(here), EAGER + LAZY))
+        chosen = self._neighbours.some(self._rng, EAGER + LAZY)
         for number, peer in enumerate(chosen):
             news = [each for each in batch if not self.known.has(peer, each.rank) or each.goes_back_to(peer)]
             news = [each.offered if number >= each.whole and each.sealed is not None else each for each in news]

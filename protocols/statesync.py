@@ -258,8 +258,7 @@ class StateSync:
     async def _repair_now_and_then(self) -> None:
         while True:
             await trio.sleep(REPAIR_EVERY * self._rng.uniform(0.8, 1.2))
-            neighbours = [peer for peer in self._neighbours.here() if peer not in self._repairing]
-            for peer in self._rng.sample(neighbours, min(len(neighbours), TRIES)):
+            for peer in self._neighbours.some(self._rng, TRIES, but=self._repairing):
                 if await self.repair_with(peer) is not None:
                     break
 

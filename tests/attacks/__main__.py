@@ -12,9 +12,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml does for pytest
 
+import butterfly
 import dht
 import gradient
 import host
+import identity
 import offers
 import reputation
 import rollouts
@@ -40,8 +42,10 @@ GROUPS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
     "gradient": gradients,
     "round": rounds.outcomes,
     "rollout": lambda nodes: rollouts.outcomes(),
+    "butterfly": lambda nodes: butterfly.outcomes(),
     "reputation": lambda nodes: reputation.outcomes(),
     "host": lambda nodes: host.outcomes(),
+    "identity": lambda nodes: identity.outcomes(),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 INTRODUCTION = """# Attacks
@@ -90,6 +94,11 @@ temperature, with right proofs, is caught only after some twenty such batches, a
 does so on simnet, twelve honest nodes, three rounds; shares are those at the node and in the batch where they are
 greatest. A peer may have a quarter; identities without standing, where there is a reputation, an eighth together.
 
+Butterfly: seven known members, two of whom lie inside the all-reduce of `btard` from the first round on, eight rounds
+on simnet; the owner that moves its part a little has 48. A line passes where honest members have one state in every
+round, none of them is banned, liars whose lie leaves a proof are, by every honest member and by the records of most,
+and the held-out loss is at most 1.25 times that without liars. Undefended is the plain mean of `diloco`.
+
 Reputation: a swarm in numbers, 16 peers unless the line says otherwise: each has a true gain, judges measure it with a
 noise of 0.3 of an honest gain, one honest node keeps a ledger. The worst of 10 seeds. Undefended is the mean of what
 everybody says, with newcomers trusted like anybody and absence counted as no gain. docs/reputation.md says where this
@@ -99,6 +108,10 @@ Host: real processes. Code that took over the trainer is a program that enters t
 and then tries what the line says, each attempt once; the undefended one is the same program without the sandbox. A line
 passes where no attempt succeeds. Of a fork bomb the threads are counted as well, which a trainer may have: at most 40
 in this test. docs/volunteers.md says what is promised, and what is not.
+
+Identity: a line passes where no honest peer is lost sight of, fewer than a tenth of the repairs go to attackers, and of
+identities made for nothing no more are admitted than twice what chance gives. Connections are real ones, the addresses
+that they come from are told to the victim.
 
 """
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.node.assembly import WorkMissing, check_admitted
 from swarmnode.node.identity import IdentityError, load_or_create, peer_id_of, read_passphrase
+from swarmnode.training.runspec import parse_runspec
 
 
 def test_the_key_is_made_once_and_gives_the_same_peer_id_ever_after(tmp_path: Path) -> None:
@@ -96,3 +98,13 @@ def test_passphrase_comes_from_file_then_environment(tmp_path: Path) -> None:
         read_passphrase(str(file), environ)
     with pytest.raises(IdentityError, match="cannot be read"):
         read_passphrase(str(tmp_path / "none"), environ)
+
+
+def test_a_run_that_asks_for_work_refuses_a_key_without_it_and_says_what_to_do() -> None:
+    spec = parse_runspec(
+        {"run": {"name": "r", "trust": "open"}, "trust": {"identity_bits": 40, "electors": ["12D3a"]}}, source="test"
+    )
+    with pytest.raises(WorkMissing, match="--mine 40"):
+        check_admitted(spec, peer_id_of(bytes(32)))
+    check_admitted(spec, "12D3a")
+    check_admitted(parse_runspec({"run": {"name": "r"}}, source="test"), "12D3b")
