@@ -46,6 +46,12 @@ def rules(
     return Rules(mode=mode, scratch=scratch, readable=tuple(absolute), memory=memory)
 
 
+def exposed(told: Rules, directory: Path) -> str:
+    """What the trainer may read that contains the node's own directory, and so its key; empty where nothing does."""
+    own = directory.absolute()
+    return next((path for path in told.readable if own == Path(path) or Path(path) in own.parents), "")
+
+
 def environment(of: Mapping[str, str], *, threads: int, scratch: str) -> dict[str, str]:
     """The trainer's: without secrets, with its caches and temporary files in `scratch`."""
     kept = {name: value for name, value in of.items() if not SECRETS & set(name.upper().split("_"))}

@@ -42,6 +42,7 @@ from swarmnode.node.assembly import (
     now_ms,
 )
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.confinement import exposed
 from swarmnode.node.datadir import DataDir
 from swarmnode.node.datasets import DataSet
 from swarmnode.node.datashards import publish, release_forgotten
@@ -426,7 +427,11 @@ class Daemon:
     def _sandbox_warnings(self) -> list[str]:
         told = self.trainer.sandbox if self.trainer is not None else None
         lacking = [f"{missing['part']} ({missing['why']})" for missing in told["missing"]] if told is not None else []
-        return [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
+        warnings = [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
+        within = exposed(self.trainer.rules, self.config.directory) if self.trainer is not None else ""
+        if within:
+            warnings.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
+        return warnings
 
     def _conduct_warnings(self) -> list[str]:
         """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""

@@ -121,6 +121,11 @@ class TrainerProcess:
         return self._layout
 
     @property
+    def rules(self) -> Rules:
+        """Those of its sandbox."""
+        return _rules(self._settings)
+
+    @property
     def pid(self) -> int | None:
         """Process id of the child; None while there is none."""
         return None if self._child is None else self._child.process.pid

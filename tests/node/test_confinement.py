@@ -57,6 +57,13 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
     assert set(rules_of().readable) == {str(hub.cache())}
 
 
+def test_a_corpus_that_contains_the_key_is_noticed() -> None:
+    told = rules_of(corpus="/home/me", readable=("/home/me/.local/share/swarmnode/shards",))
+    assert confinement.exposed(told, Path("/home/me/.local/share/swarmnode")) == "/home/me"
+    assert confinement.exposed(told, Path("/srv/swarmnode")) == ""
+    assert confinement.exposed(rules_of(corpus="/data/texts"), Path("/data")) == ""
+
+
 def test_a_trainer_is_not_told_secrets() -> None:
     given = {
         "SWARMNODE_PASSPHRASE": "x",

@@ -68,8 +68,8 @@ def restrict(rights: Sequence[Right]) -> list[str]:
     if not known:
         raise OSError(errno.ENOSYS, "this kernel has no Landlock (Linux 5.13), or it is switched off")
     handled = _FIRST
-    for since, right in _SINCE.items():
-        handled |= right if known >= since else 0
+    for since, access in _SINCE.items():
+        handled |= access if known >= since else 0
     ruleset = _Ruleset(
         handled,
         _BIND_AND_CONNECT_TCP if known >= 4 else 0,
