@@ -129,7 +129,8 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         memory=config.memory_bytes,
     )
     spec = chosen.spec
-    if config.role == "rollout":  # its weights are another node's, so that it has nothing to warm up
+    if config.role == "rollout" and spec.exchange.method == "sapo":
+        # Its weights are another node's, so that it has nothing to warm up.
         spec = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
     return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings)
 
