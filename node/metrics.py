@@ -113,6 +113,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.node.statestore import StateStore
     from swarmnode.node.trainer import TrainerProcess
     from swarmnode.protocols.bulk import Bulk
+    from swarmnode.protocols.exchange.open_audits import show as show_audits
     from swarmnode.protocols.exchange.open_held import show as show_chain
     from swarmnode.protocols.reputation.ledger import Ledger
     from swarmnode.protocols.reputation.watching import Watching
@@ -135,6 +136,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     watching = Watching(Ledger(network.me, now=now_ms), state=state, sync=sync, members=lambda: 1)
     metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer, watching)
     show_chain(metrics, Counter, lambda: 0)
+    show_audits(metrics, Counter(), lambda: 0.0, lambda: 0)
     show_rollouts(metrics, Pool(network.me, now=now_ms), Counter())
     return metrics
 

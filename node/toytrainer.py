@@ -14,7 +14,7 @@ from swarmnode.protocols.trainer import Marked, Replayed, Slice, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.toy import ToyModel
 from swarmnode.training.verify.distance import Distance, distance
-from swarmnode.training.verify.recorder import Recorder
+from swarmnode.training.verify.recorder import Recorder, room
 from swarmnode.training.verify.trace import State, Stretch
 
 _NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
@@ -77,7 +77,7 @@ class SimTrainer:
 
     def record(self, every: int) -> None:
         """Keep states every so many steps from now on."""
-        self._recorder = recorder = Recorder(self._state, every=every)
+        self._recorder = recorder = Recorder(self._state, every=every, budget=room(self.layout.parameters))
         self.toy.before_step = lambda round, step: recorder.before(round, step, 0)
 
     def _state(self) -> State:

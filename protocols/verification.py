@@ -1,7 +1,7 @@
 """Audits on the wire: an auditor asks an author for the record of its work and for states that the record names.
 
     audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
-    bulk          ("audit", run, auditor, id)      each of them, by this auditor only, for SHOWN_FOR seconds
+    bulk          ("audit", run, auditor, roster, id)    each of them, by this auditor only, for SHOWN_FOR seconds
 
 The author answers whom the round's draw names as its auditor, and says so itself: `may_ask`. Nobody else costs it
 anything but a call. What is fetched is checked by its id, so an author can show what it signed or nothing.
@@ -14,6 +14,7 @@ a trainer) says nothing of the author.
 from __future__ import annotations
 
 import logging
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -36,8 +37,8 @@ SHOW = "audit.show"
 TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
 FETCH_WITHIN = 120.0  # seconds for one thing
 SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched
-MAX_ASKED = 48  # ids in one question
-AT_ONCE = 4  # auditors that an author serves
+MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
+AT_ONCE = 16  # auditors whom something is shown: one a round in the mean
 
 
 class Verdict(Enum):
@@ -140,37 +141,41 @@ class Desk:
         """`find` gives the bytes of what an id names, where it is kept."""
         self._run_id, self._rpc, self._bulk, self._runner = run_id, rpc, bulk, runner
         self._may_ask, self._find = may_ask, find
-        self._until: dict[PeerId, float] = {}  # whom something is shown, and until when
+        self._until: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()  # auditor, roster: until when it is shown
+        self._asked: Counter[tuple[PeerId, bytes]] = Counter()  # ids
         self.shown_bytes = 0
         rpc.serve(SHOW, ShowQuery, self._on_show)
 
     # --- as an author -------------------------------------------------------------------------------------------------
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
-        now = trio.current_time()
-        self.tidy(now)
+        now, whose = trio.current_time(), (peer, query.roster)
         if query.run_id != self._run_id or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
-        if peer not in self._until and len(self._until) >= AT_ONCE:
-            raise Refuse("busy", f"{AT_ONCE} auditors are served already; ask again later")
-        self._until[peer] = now + SHOWN_FOR
+        self._until[whose] = now + SHOWN_FOR
+        self._until.move_to_end(whose)
+        self.tidy(now)
+        self._asked[whose] += len(query.ids)
+        if self._asked[whose] > MAX_ASKED:
+            raise Refuse("enough", f"{MAX_ASKED} things of this round were shown to you")
         found = []
         for id in query.ids:
             content = await self._find(id)
             found.append(content is not None)
             if content is not None:
-                self._bulk.offer(self._key(peer, id), content, to=frozenset({peer}))
+                self._bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
                 self.shown_bytes += len(content)
         return Showing(tuple(found))
 
     def tidy(self, now: float) -> None:
-        """Let go of what was shown for long enough."""
-        for peer in [peer for peer, until in self._until.items() if until <= now]:
-            del self._until[peer]
-            self._bulk.withdraw(("audit", self._run_id, peer))
+        """Let go of what was shown for long enough, and of the oldest beyond AT_ONCE."""
+        while self._until and (len(self._until) > AT_ONCE or next(iter(self._until.values())) <= now):
+            whose, _ = self._until.popitem(last=False)
+            del self._asked[whose]
+            self._bulk.withdraw(self._prefix(*whose))
 
-    def _key(self, auditor: PeerId, id: bytes) -> Key:
-        return ("audit", self._run_id, auditor, id.hex())
+    def _prefix(self, auditor: PeerId, roster: bytes) -> Key:
+        return ("audit", self._run_id, auditor, roster.hex())
 
     # --- as an auditor ------------------------------------------------------------------------------------------------
 
@@ -200,11 +205,12 @@ class Desk:
         if len(showing.found) != len(ids) or not all(showing.found):
             raise NotShown("it has what it signed no more")
         found = {}
+        prefix = self._prefix(self._bulk.me, query.roster)
         for id in ids:
             raw: bytes | memoryview | None = None
             with trio.move_on_after(FETCH_WITHIN):
                 try:
-                    raw = await self._bulk.fetch(author, self._key(self._bulk.me, id), max_size=max(1, most))
+                    raw = await self._bulk.fetch(author, (*prefix, id.hex()), max_size=max(1, most))
                 except NetworkError as error:
                     raise NotShown(f"it does not send what it shows: {error}") from error
             if raw is None:

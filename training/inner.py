@@ -108,9 +108,13 @@ class InnerLoop:
         moments: np.ndarray = self._moments.cpu().numpy()
         return State(self._vector.cpu().numpy().copy(), moments.copy(), self._updates)
 
+    def fits(self, state: State) -> bool:
+        """Whether a state is one of this model and optimizer."""
+        return state.parameters.shape == self._vector.shape and state.moments.shape == self._moments.shape
+
     def take(self, state: State) -> None:
         """Go on from this state. Raises ValueError where it is of another shape."""
-        if state.parameters.shape != self._vector.shape or state.moments.shape != self._moments.shape:
+        if not self.fits(state):
             raise ValueError("a state of another model")
         self._vector.copy_(torch.from_numpy(state.parameters.copy()))
         self._moments.copy_(torch.from_numpy(state.moments.copy()))

@@ -27,6 +27,7 @@ process, which begins in `confined.py`, ends with its parent, also when the sock
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import select
@@ -43,8 +44,9 @@ from typing import Any
 import msgpack
 
 from swarmnode.training import sandbox
+from swarmnode.training.corpus import CorpusError
 from swarmnode.training.verify.distance import Distance, distance
-from swarmnode.training.verify.recorder import Recorder, stretch_steps
+from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.trace import row_of, state_of
 
 _LENGTH = struct.Struct(">I")
@@ -154,7 +156,7 @@ class Worker:
         self._texts = len(command["texts"])
         every = stretch_steps(spec.inner.steps, layout.parameters) if spec.trust.audit_share > 0 else 0
         if every and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
-            self._recorder = Recorder(self._loop.state, every=every)
+            self._recorder = Recorder(self._loop.state, every=every, budget=room(layout.parameters))
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
@@ -204,12 +206,18 @@ class Worker:
         return {"vector": None if vector is None else vector.tobytes()}
 
     def _places(self, command: dict[str, Any]) -> dict[str, Any]:
+        """None where steps cannot be drawn from so little text."""
         slice = (command["round"], command["step"], command["steps"])
-        return {"places": self._loop.places(command["peer"], *slice, size=command["size"])}
+        try:
+            return {"places": self._loop.places(command["peer"], *slice, size=command["size"])}
+        except CorpusError:
+            return {"places": []}
 
     def _replay(self, command: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
         start, claimed = (state_of(command[name]) for name in ("state", "claimed"))
+        if not self._loop.fits(start):
+            return self._compared([Distance(math.inf, math.inf, math.inf)], began)
         whose = {name: command[name] for name in ("round", "step", "steps")}
         text = self._task.on(command["size"], command["pieces"]) if command["size"] else nullcontext()
         with text:
@@ -309,7 +317,6 @@ def _bug(error: Exception) -> str:
 
 def _is_for_people(error: Exception) -> bool:
     """Whether the message alone says what happened and what to do, without the name of the exception."""
-    from swarmnode.training.corpus import CorpusError
     from swarmnode.training.options import SettingError
     from swarmnode.training.tasks import TaskError
 

@@ -41,6 +41,7 @@ from swarmnode.training.verify.trace import BadTrace, Origin, State, Stretch, Tr
 logger = logging.getLogger(__name__)
 
 PATIENCE = 2  # audits in a row in which an author may show nothing
+PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
 CALIBRATIONS = 8  # of the own replays that are remembered
 REMEMBERED = 1024  # authors who did not show something
 
@@ -49,6 +50,13 @@ SECONDS = Metric(
     "swarmnode_audit_seconds_total", COUNTER, "seconds of replaying others' steps, and own ones to compare"
 )
 SHOWN = Metric("swarmnode_audit_shown_bytes_total", COUNTER, "bytes of this node's own work that auditors could fetch")
+
+
+def show(metrics: Metrics, counts: Counter[Verdict], seconds: Callable[[], float], shown: Callable[[], int]) -> None:
+    """Declare the metrics of audits."""
+    metrics.show(AUDITS, lambda: {verdict.name.lower(): counts[verdict] for verdict in Verdict})
+    metrics.show(SECONDS, seconds)
+    metrics.show(SHOWN, shown)
 
 
 class Unknown(Exception):
@@ -105,9 +113,7 @@ class Audits:
 
     def measure(self, metrics: Metrics) -> None:
         """Show what came of audits, and what they took."""
-        metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
-        metrics.show(SECONDS, lambda: self.budget.spent)
-        metrics.show(SHOWN, lambda: self._desk.shown_bytes)
+        show(metrics, self.counts, lambda: self.budget.spent, lambda: self._desk.shown_bytes)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -115,7 +121,8 @@ class Audits:
         if not self._held.stands or query.roster not in self._held.tree or self._work.shown(query.trace) is None:
             return False
         block = self._held.tree[query.roster]
-        return whom(block.chain.seed, peer, self._measured(block)) == self._me
+        measured = self._measured(block)
+        return peer in measured and whom(block.chain.seed, peer, measured) == self._me
 
     async def _find(self, id: bytes) -> bytes | None:
         shown = self._work.shown(id)
@@ -158,7 +165,7 @@ class Audits:
         """The contribution that this node may audit after a roster."""
         measured = self._measured(block)
         author = whom(block.chain.seed, self._me, measured)
-        if author is None:
+        if author is None or self._me not in measured:  # who takes part audits: others' names cost nothing
             return None
         commit = measured[author]
         return _Work(block, author, commit, self._held.books[block.parent].reveals[commit].what)
@@ -205,8 +212,10 @@ class Audits:
             if not linked:
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
+            if self._held.block.chain.round > work.block.chain.round + PROMPT:
+                raise Unknown(f"this node was too slow to ask in time: {error}") from error
             return replace(audit, verdict=Verdict.NOT_SHOWN, why=str(error))
-        except (BadTrace, Wrong, CodecError) as error:
+        except (Wrong, BadTrace, CodecError, ValueError) as error:  # ValueError: numbers that end in infinity
             return replace(audit, verdict=Verdict.LIED, why=str(error))
         return audit
 
@@ -241,6 +250,8 @@ class Audits:
             raise Wrong("stretches of more steps than the run has")
         if any(stretch.round > work.reveal.round for stretch in trace.stretches):
             raise Wrong("steps of rounds to come")
+        if trace.origin is not Origin.UNLINKED and not trace.base:
+            raise Wrong("it begins nowhere")
         base = next((leg.base for leg in reversed(trace.legs) if leg.base), trace.base)
         if trace.origin is not Origin.UNLINKED and base != work.reveal.parent:
             raise Wrong("its steps do not lead from the shared state of the round")
@@ -254,6 +265,8 @@ class Audits:
         before = await self._before(work, trace) if trace.origin is Origin.AFTER else None
         wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
         vectors = await self._vectors(work, wanted)
+        if not all(vector.size == self._work.feedback.size for vector in vectors.values()):
+            raise Wrong("states of another model")
         states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
         phi = self._state(work.reveal.parent)
         earlier = None
@@ -283,6 +296,8 @@ class Audits:
     async def _before(self, work: _Work, trace: Trace) -> tuple[_Work, Trace, Entry]:
         """The contribution that a record says it follows on, and what became of it. Raises Unknown, Wrong, NotShown."""
         tree = self._held.tree
+        if work.block.id not in tree:
+            raise Unknown("the round was let go of")
         for block in reversed(tree.path(work.block.id)[:-1]):
             book = self._held.books.get(block.parent)
             if block.roster is None or book is None:
@@ -322,7 +337,7 @@ class Audits:
         points = (stretch.start, stretch.end)
         vectors = await self._vectors(work, {id for point in points for id in (point.parameters, point.moments)})
         start, claimed = (State(vectors[p.parameters], vectors[p.moments], p.updates) for p in points)
-        if start.parameters.size != self._work.feedback.size or start.moments.size != claimed.moments.size:
+        if not start.parameters.size == claimed.parameters.size == self._work.feedback.size:
             raise Wrong("states of another model")
         slice = Slice(work.author, stretch, start, claimed)
         if stretch.texts and not self._texts.shared:
@@ -344,6 +359,8 @@ class Audits:
             raise Wrong("text that is not the run's")
         offsets = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).tolist()
         places = await self._trainer.places(slice.author, slice.stretch, offsets[-1])
+        if not places:
+            raise Wrong("text that is too short to train on")
         pieces = []
         for start, stop in places:
             for number in range(len(texts)):

@@ -21,11 +21,11 @@ from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.trainer import AuditedTrainer, TrainerDied, Vector
 from swarmnode.training.outer import OuterState
-from swarmnode.training.verify.recorder import WINDOWS
 from swarmnode.training.verify.trace import MAX_LEGS, Leg, Origin, Trace, gap, vector_id
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 3  # records that are kept: an audit needs the one before the one that it looks at
 ALL = 1.0  # share of a contribution that comes back where a roster was undone or a fork left
 
 
@@ -130,7 +130,7 @@ class TracedWork(Work):
         if self._life and not gap(trace):
             self._offered = trace
             self._shown[trace.root] = Shown(trace, trace.encode(), {ids[1]: local, ids[2]: residual})
-            while len(self._shown) > WINDOWS:
+            while len(self._shown) > SHOWN:
                 self._shown.popitem(last=False)
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")
         self._start_before, self._start = self._start, local

@@ -1,6 +1,6 @@
 """Keeps a trainer's states between stretches of steps, so that others may repeat them. In memory, of a bounded size.
 
-    recorder = Recorder(loop.state, every=10, budget=1 << 28)
+    recorder = Recorder(loop.state, every=10, budget=room(parameters))
     recorder.before(round, step, texts)        # before each step
     recorder.mark(round, step)                 # before somebody else touches the parameters: the stretches since then
     recorder.kept(id)                          # a vector of a point, while it is kept
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from swarmnode.training.verify.trace import Point, State, Stretch, Vector
 
-MEMORY = 256 << 20  # bytes of states that a trainer keeps
+MEMORY = 512 << 20  # bytes of states that a trainer keeps: enough for eight stretches of 1.8 M parameters
 STRETCHES = 8  # into which the steps of a round are divided, where there is memory for it …
 SPARE = 4  # … and for so many more points: where legs begin and end
-WINDOWS = 3  # contributions whose states are kept: an audit may last until the next but one is offered
+WINDOWS = 2  # contributions whose states are kept: the one that is looked at, and the next
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ def stretch_steps(steps: int, parameters: int) -> int:
     return -(-steps // stretches) if stretches > 0 else 0
 
 
+def room(parameters: int) -> int:
+    """Bytes that the states of WINDOWS contributions take, of a model of so many parameters; MEMORY at the most."""
+    return min(MEMORY, WINDOWS * (STRETCHES + SPARE) * 12 * parameters)
+
+
 class Recorder:
     """The states of one life of a trainer."""
 
-    def __init__(self, capture: Callable[[], State], *, every: int, budget: int = MEMORY) -> None:
+    def __init__(self, capture: Callable[[], State], *, every: int, budget: int) -> None:
         """`capture` copies the present state; `every` steps are a stretch; `budget` bytes are kept."""
         self._capture, self._every, self._budget = capture, every, budget
         self._vectors: OrderedDict[bytes, Vector] = OrderedDict()  # the longest unused first

@@ -1,0 +1,249 @@
+"""The record of somebody's work, what is drawn from it, and how far honest and other replays end from what it says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.training.codecs import codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.verify.books import DECAY, Offered, Wrong, explains, residual_after, walk
+from swarmnode.training.verify.distance import LEAST, MOST, Distance, calibrated, distance
+from swarmnode.training.verify.draw import SAVED, Budget, which, whom
+from swarmnode.training.verify.recorder import MEMORY, Recorder, stretch_steps
+from swarmnode.training.verify.trace import BadTrace, Leg, Origin, Point, State, Stretch, Trace, gap, vector_id
+
+SIZE = 4096  # one chunk of top-k
+CODEC = "topk"
+
+
+def point(number: int) -> Point:
+    return Point(bytes([number]) * 32, bytes([number, 1] * 16), number)
+
+
+def stretch(number: int, *, round: int = 3, steps: int = 5, texts: int = 1) -> Stretch:
+    return Stretch(point(number), point(number + 1), round, 5 * number, steps, texts)
+
+
+def trace(**changes: object) -> Trace:
+    legs = (Leg(b"", False, (stretch(0), stretch(1))), Leg(b"\x09" * 32, True, (stretch(2),)))
+    whole = Trace(
+        Origin.AFTER, b"\x01" * 32, b"\x02" * 32, b"\x03" * 32, b"\x04" * 32, b"\x05" * 32, legs, (b"\x06" * 32,)
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def test_a_record_is_read_as_it_was_written_and_its_root_names_every_byte() -> None:
+    assert Trace.decode(trace().encode()) == trace()
+    assert trace().steps == 15
+    others = [
+        trace(origin=Origin.FRESH),
+        trace(residual=bytes(32)),
+        trace(legs=trace().legs[:1]),
+        trace(texts=(bytes(32),)),
+    ]
+    assert len({one.root for one in (trace(), *others)}) == 5
+
+
+def _with_second(wrong: Stretch) -> tuple[Leg, ...]:
+    return (Leg(b"", False, (stretch(0), wrong)),)
+
+
+@pytest.mark.parametrize(
+    "legs",
+    [
+        (),
+        (Leg(b"\x09" * 32, False, (stretch(0),)),),
+        (Leg(b"", False, (stretch(0),)), Leg(b"", False, (stretch(1),))),
+        _with_second(replace(stretch(1), start=point(7))),
+        _with_second(replace(stretch(1), step=4)),
+        _with_second(replace(stretch(1), step=6)),
+        _with_second(replace(stretch(1), round=2)),
+        _with_second(replace(stretch(1), round=4)),
+        _with_second(replace(stretch(1), texts=0)),
+        _with_second(replace(stretch(1), texts=2)),
+    ],
+    ids=[
+        "no leg",
+        "nowhere",
+        "untold jump",
+        "gap",
+        "repeated",
+        "left out",
+        "back",
+        "not from 0",
+        "less text",
+        "unnamed",
+    ],
+)
+def test_steps_that_do_not_follow_one_another_are_no_record(legs: tuple[Leg, ...]) -> None:
+    wrong = trace(legs=legs)
+    assert gap(wrong)
+    with pytest.raises(BadTrace):
+        Trace.decode(wrong.encode())
+
+
+@given(
+    st.binary(max_size=400)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers(0, 99) | st.binary(max_size=40), lambda x: st.lists(x, max_size=6)
+    ).map(msgpack.packb)
+)
+def test_any_bytes_are_a_record_or_refused(raw: bytes) -> None:
+    with suppress(BadTrace):
+        assert Trace.decode(raw).encode() == raw
+
+
+def test_everybody_is_audited_by_one_in_the_mean_and_every_step_is_as_likely() -> None:
+    names = [f"peer{number}" for number in range(40)]
+    drawn = Counter(whom(bytes([number]), name, names) for number in range(50) for name in names)
+    assert min(drawn.values()) > 20 and max(drawn.values()) < 90
+    assert whom(b"seed", "ann", ["ann"]) is None
+    uneven = trace(legs=(Leg(b"", False, (stretch(0, steps=5), replace(stretch(1, steps=15), step=5))),))
+    longer = sum(which(number.to_bytes(4, "big"), "a", "b", uneven).steps == 15 for number in range(1000))  # type: ignore[union-attr]
+    assert 690 < longer < 810
+    assert which(b"seed", "a", "b", trace(legs=(Leg(b"", False, ()),))) is None
+
+
+def test_a_budget_is_a_share_and_saves_up_little() -> None:
+    budget = Budget(0.05)
+    assert not budget.affords(1.0)
+    spent = 0
+    for _ in range(1000):
+        budget.earn(2.0)
+        while budget.affords(1.0):
+            budget.spend(1.0)
+            spent += 1
+    assert spent == pytest.approx(100, abs=1)
+    budget.earn(1e6)
+    assert sum(budget.affords(1.0) and not budget.spend(1.0) for _ in range(100)) == SAVED
+
+
+def test_a_recorder_ends_stretches_where_texts_and_rounds_change_and_forgets_the_oldest() -> None:
+    counter = [0]
+
+    def capture() -> State:
+        return State(np.full(4, counter[0], np.float32), np.full(8, counter[0], np.float32), counter[0])
+
+    recorder = Recorder(capture, every=3, budget=2 * 48 + 47)
+    for step in range(7):
+        recorder.before(0, step, 1 if step < 4 else 2)
+        counter[0] += 1
+    assert recorder.is_open
+    done = recorder.mark(0, 7)
+    assert [(one.step, one.steps, one.texts) for one in done] == [(0, 3, 1), (3, 1, 1), (4, 3, 2)]
+    assert [one.start.updates for one in done] == [0, 3, 4]
+    assert recorder.state(done[0].start) is None and recorder.state(done[2].end) is not None
+    assert not recorder.is_open and recorder.mark(0, 7) == []
+
+
+def test_the_states_of_some_contributions_fit_into_memory_or_nothing_is_recorded() -> None:
+    assert stretch_steps(80, 800_000) == 10
+    assert stretch_steps(3, 1000) == 1
+    for parameters in (10**5, 10**6, 10**7, 10**8):
+        steps = stretch_steps(80, parameters)
+        assert steps == 0 or 2 * 12 * parameters * (-(-80 // steps) + 4) <= MEMORY * 1.01
+    assert stretch_steps(80, 10**8) == 0
+
+
+def test_what_is_not_finite_or_of_another_count_is_infinitely_far() -> None:
+    ones = np.ones(4, np.float32)
+    start, end = State(0 * ones, np.zeros(8, np.float32), 0), State(ones, np.ones(8, np.float32), 5)
+    assert distance(start, end, end) == Distance(0, 0, 0)
+    for lie in (
+        replace(end, updates=4),
+        replace(end, parameters=ones * np.nan),
+        replace(end, moments=end.moments * np.inf),
+    ):
+        assert not distance(start, lie, end).within(MOST)
+    assert distance(start, replace(end, parameters=1.1 * ones), end).parameters == pytest.approx(0.1)
+
+
+def test_a_node_whose_own_replays_scatter_audits_nobody() -> None:
+    assert calibrated([]) is None
+    assert calibrated([Distance(1e-6, 1e-6, 1e-6)]) == LEAST
+    assert calibrated([Distance(1e-6, 1e-6, 1e-6), Distance(0.004, 0, 0)]) == pytest.approx(0.04)
+    assert calibrated([Distance(0.01, 0, 0)]) is None
+
+
+class Author:
+    """An honest one, and its books."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.feedback = ErrorFeedback(codec(CODEC), SIZE, decay=DECAY)
+
+    def vector(self) -> np.ndarray:
+        return self.rng.standard_normal(SIZE).astype(np.float32)
+
+    def offer(self, delta: np.ndarray) -> bytes:
+        return bytes(self.feedback.encode(delta))
+
+
+@pytest.mark.parametrize(("accepted", "returned"), [(True, 0.0), (True, 0.25), (False, 0.0)])
+def test_what_a_round_left_over_can_be_computed_by_anybody(accepted: bool, returned: float) -> None:
+    author = Author(1)
+    for _ in range(3):
+        residual, delta = author.feedback.export(), author.vector()
+        raw = author.offer(delta)
+        author.feedback.commit() if accepted else author.feedback.rollback()
+        if not accepted:
+            author.feedback.add(delta, float(np.linalg.norm(delta.astype(np.float64))))
+        elif returned:
+            sent = author.feedback.codec.decode(raw, SIZE)
+            author.feedback.add(sent * np.float32(returned), float(np.linalg.norm(sent.astype(np.float64))))
+        left = residual_after(Offered(residual, delta, raw, accepted, returned), codec_name=CODEC)
+        np.testing.assert_allclose(left, author.feedback.export(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_contribution_that_is_not_the_work_does_not_follow_from_it() -> None:
+    author = Author(2)
+    author.feedback.restore(author.vector())
+    residual, delta = author.feedback.export(), author.vector()
+    raw = author.offer(delta)
+    explains(raw, delta, residual, codec_name=CODEC)
+    told = author.feedback.codec.decode(raw, SIZE)
+    lies = {"scaled": 1.1 * told, "noise": author.vector(), "flipped": -told, "nothing": 0 * told}
+    for lie in lies.values():
+        with pytest.raises(Wrong):
+            explains(bytes(codec(CODEC).encode(lie.astype(np.float32))), delta, residual, codec_name=CODEC)
+    with pytest.raises(Wrong):
+        explains(raw, delta, 0 * residual, codec_name=CODEC)
+
+
+def test_the_legs_lead_to_what_was_offered_and_nowhere_else() -> None:
+    author = Author(3)
+    states = {b"\x02" * 32: author.vector(), b"\x09" * 32: author.vector(), b"\x0a" * 32: author.vector()}
+    start, first, last = author.vector(), author.vector(), author.vector()
+    second = states[b"\x09" * 32] + (first - start)
+    third = states[b"\x0a" * 32] + (second - states[b"\x09" * 32])
+
+    def at(vector: np.ndarray) -> Point:
+        return Point(vector_id(vector), bytes(32), 0)
+
+    legs = (
+        Leg(b"", False, (Stretch(at(start), at(first), 3, 0, 5, 0),)),
+        Leg(b"\x09" * 32, True, ()),
+        Leg(b"\x0a" * 32, False, (Stretch(at(third), at(last), 4, 0, 5, 0),)),
+    )
+    whole = trace(legs=legs, start=vector_id(start), end=vector_id(last))
+    ends = {vector_id(vector): vector for vector in (first, last)}
+    np.testing.assert_array_equal(walk(whole, start, ends=ends, states=states), last)
+    with pytest.raises(Wrong):
+        walk(replace(whole, end=vector_id(first)), start, ends=ends, states=states)
+    with pytest.raises(Wrong):
+        walk(
+            replace(whole, legs=(legs[0], replace(legs[1], since_offer=False), legs[2])),
+            start,
+            ends=ends,
+            states=states,
+        )
+    with pytest.raises(KeyError):
+        walk(whole, start, ends=ends, states={})
