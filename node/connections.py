@@ -159,12 +159,12 @@ class Connections:
 
         None where no group has more than its share, or the newcomer's has as many: then there is no room for it.
         """
-        staying = {peer: first for peer, first in self.peers() if peer not in self._leaving}
-        counted = Counter(first.group for first in staying.values())
-        crowding = crowd((first.group for first in staying.values()), least=max(2, self._limits.peers // CROWD))
+        groups = {peer: self.group_of(peer) for peer in self._of if peer not in self._leaving}
+        counted = Counter(groups.values())
+        crowding = crowd(groups.values(), least=max(2, self._limits.peers // CROWD))
         if crowding is None or (newcomer is not None and counted[newcomer] + 1 >= counted[crowding]):
             return None
-        came = [(first.since, peer) for peer, first in staying.items() if first.group == crowding and first.inbound]
+        came = [(first.since, peer) for peer, first in self.peers() if first.inbound and groups.get(peer) == crowding]
         return max(came)[1] if came else None
 
     def _displace(self, peer: PeerId) -> None:

@@ -166,7 +166,7 @@ class Libp2pNetwork:
                 connected_at=first.since,
                 inbound=first.inbound,
                 agent=self._agent_of(peer),
-                group=first.group,
+                group=self._connections.group_of(peer),
             )
             for peer, first in self._connections.peers()
         )
