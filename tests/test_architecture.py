@@ -27,6 +27,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.crdt",
         "swarmnode.protocols",
         "swarmnode.training.aggregation",
+        "swarmnode.training.btard",
         "swarmnode.training.codecs",
         "swarmnode.training.layout",
         "swarmnode.training.open_step",

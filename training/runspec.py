@@ -27,6 +27,7 @@ from swarmnode.training.options import SettingError, describe, option, parse_sec
 
 SCHEMA = 1
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
+CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
@@ -107,7 +108,7 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "diloco", "open", "sapo"),
+        choices=("auto", "btard", "diloco", "open", "sapo"),
     )
     codec: str = option(
         "auto",
@@ -390,6 +391,11 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
     _check_rollouts(spec, source)
+    if spec.exchange.method == "btard" and spec.exchange.codec not in CHECKABLE_CODECS:
+        raise SettingError(
+            f"{source} [exchange]: codec = {spec.exchange.codec!r} is too coarse for method = 'btard', whose members "
+            f"check what others rounded; use {', '.join(CHECKABLE_CODECS)}, or leave codec out"
+        )
     if spec.run.trust == "open" and spec.exchange.method not in ("open", "sapo"):
         raise SettingError(
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "

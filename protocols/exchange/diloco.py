@@ -20,6 +20,7 @@ from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.diloco_place import DilocoPlace
 from swarmnode.protocols.exchange.diloco_round import DilocoRounds, DilocoSettings
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.exchange.reduction import Reducer
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.training.codecs import codec
 
@@ -51,17 +52,7 @@ class Diloco:
             admits=parts.admits,
             relayed=parts.relayed,
         )
-        self.allreduce = AllReduce(
-            me=parts.me,
-            run_id=parts.run_id,
-            bulk=parts.bulk,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            codec=codec(exchange.codec),
-            parameters=parts.trainer.layout.parameters,
-            patience=exchange.deadline_ceiling,
-            group_size=exchange.group_size,
-        )
+        self.allreduce = self._reducer(parts)
         self.rounds = DilocoRounds(
             me=parts.me,
             settings=DilocoSettings(
@@ -95,6 +86,21 @@ class Diloco:
         )
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
+
+    def _reducer(self, parts: Parts) -> Reducer:
+        """What brings the members' work to one vector; other methods have another."""
+        exchange = parts.spec.exchange
+        return AllReduce(
+            me=parts.me,
+            run_id=parts.run_id,
+            bulk=parts.bulk,
+            liveness=parts.liveness,
+            runner=parts.runner,
+            codec=codec(exchange.codec),
+            parameters=parts.trainer.layout.parameters,
+            patience=exchange.deadline_ceiling,
+            group_size=exchange.group_size,
+        )
 
     def measure(self, metrics: Metrics) -> None:
         """It counts nothing of its own: calls, bytes and peers are counted where they are."""

@@ -26,11 +26,11 @@ import trio
 
 from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
 from swarmnode.protocols.exchange.agreement import Agreement, Position
-from swarmnode.protocols.exchange.allreduce import AllReduce
 from swarmnode.protocols.exchange.ballots import LONGEST_WINDOW, WINDOW_SLACK
 from swarmnode.protocols.exchange.messages import Decision, Head
 from swarmnode.protocols.exchange.method import RoundResult
 from swarmnode.protocols.exchange.outcomes import Completed, Outcome, Partial, PartsMissing
+from swarmnode.protocols.exchange.reduction import Reducer
 from swarmnode.protocols.exchange.roster import Roster
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
@@ -64,7 +64,7 @@ class DilocoRounds:
         settings: DilocoSettings,
         trainer: Trainer,
         agreement: Agreement,
-        allreduce: AllReduce,
+        allreduce: Reducer,
         catch_up: CatchUp,
         runner: Runner,
     ) -> None:

@@ -238,7 +238,7 @@ class Leader:
         if adopted is not None:
             accepted, holders = adopted
             return Verdict("adopt", ballot=ballot, accepted=accepted, holders=holders)
-        present = [p for p in candidates if p in desk.readies]
+        present = [p for p in candidates if p in desk.readies and (p == self._me or self._admits(p))]
         able = without_broken_links(present, self._broken)
         if self._me not in able:
             able = (self._me,)

@@ -6,13 +6,15 @@ share one model; the conformance suite then holds the method to what `method.py`
 
 from __future__ import annotations
 
-from swarmnode.protocols.exchange import diloco, sapo
+from swarmnode.protocols.exchange import btard, diloco, sapo
 from swarmnode.protocols.exchange import open as open_
 from swarmnode.protocols.exchange.method import Build
 
-OF_ONE_HISTORY = ("diloco", "open")  # their members go through the same states; with sapo each has a policy of its own
+# Their members go through the same states; with sapo each has a policy of its own.
+OF_ONE_HISTORY = ("btard", "diloco", "open")
 
 METHODS: dict[str, Build] = {
+    "btard": btard.build,
     "diloco": diloco.build,
     "open": open_.build,
     "sapo": sapo.build,

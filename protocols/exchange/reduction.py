@@ -6,16 +6,38 @@ Every cell goes through it while a core's cache holds it, and no step takes new 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.protocols.exchange.cells import CELL, Cells
+from swarmnode.protocols.exchange.roster import Roster
+from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.outer import fold_in
 
 Vector = NDArray[np.float32]
+
+
+class Reducer(Protocol):
+    """What a round needs of whatever brings the work of all seats to one vector."""
+
+    sent: ErrorFeedback  # the residual of this node's own work
+    rates: dict[PeerId, float]  # bytes per second measured when fetching from each peer
+
+    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+        """Of all seats' `values`, float32 (P,): bit-identical on every seat that gets it. Raises PartsMissing.
+
+        Until `commit(roster)`, the attempt has left no trace but offers to others.
+        """
+
+    def commit(self, roster: Roster) -> bool:
+        """The round of `roster` was decided; whether this node's values are in that result."""
+
+    def rollback(self) -> None:
+        """Forget the pending residuals of an attempt that did not count."""
 
 
 class Undecodable(Exception):

@@ -1,0 +1,569 @@
+"""The all-reduce of BTARD (Gorbunov et al. 2106.11257): a butterfly whose members check one another.
+
+Order, for a roster of n seats; each line is one thing that every member tells all others, signed (`btard_rules.py`):
+
+1. commitment   to the bytes of its contribution, part by part, and to a nonce. Then it offers the parts
+2. centre       by the owner of a part: CenteredClip of the contributions to it (`training/btard.py`), encoded
+3. seen         a hash over all commitments and centres: members who hold different ones exchange them
+4. opening      the nonces, which together draw directions
+5. sums         of each part: what the own contribution, clipped about the centre, is along these directions
+6. seen         a hash over openings and sums
+7. audit        one member, drawn by the nonces, computes one drawn part again, and tells whether it is wrong
+
+Everybody adds the sums up (`is_suspect`). A part that does not fit, or that the audit calls wrong, is *tried*: all
+fetch its contributions, whose hashes are committed, and compute it again, to the bit. That convicts its owner, or who
+told false sums, or who accused falsely.
+
+Who may fail when, and what is then true: whoever is silent, or sends what is no statement, is named in PartsMissing;
+the attempt changed nothing and the next ballot does without it. Whoever is convicted is named too, and banned: each
+member that holds the proof bans by itself, passes on what proves it in two statements, and says so in a record.
+Members that end an attempt hold the same bytes of every part: another hash would have shown in line 3.
+
+Wire, per parameter and member: that of a butterfly, 2 (n−1)/n times the codec's bytes; 1/n of that once more for the
+auditor; and 7 n² statements. Owners encode centres without a residual: it would be a state that nobody can check. There
+are no groups: this is for some tens of members.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import trio
+
+from swarmnode.protocols import wire
+from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.exchange.btard_rules import (
+    MAX_STATEMENT,
+    Audit,
+    Bundle,
+    Centre,
+    Commitment,
+    Evidence,
+    Opening,
+    Seen,
+    Sent,
+    Signed,
+    Statement,
+    Sums,
+    attempt_of,
+    auditor,
+    compare,
+    convicts,
+    opened,
+    seal,
+    seed_of,
+    seen,
+)
+from swarmnode.protocols.exchange.flow import all_or_missing
+from swarmnode.protocols.exchange.outcomes import PartsMissing
+from swarmnode.protocols.exchange.reduction import Vector, encoded
+from swarmnode.protocols.exchange.roster import Part, Roster, parts
+from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
+from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.runner import Runner
+from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual
+from swarmnode.training.codecs import Codec, CodecError
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.outer import shares_of
+
+logger = logging.getLogger(__name__)
+
+MAX_BUNDLE = 1 << 20  # bytes
+LATER = (
+    0.15  # of the time allowed, by which each step may end after the one before: the first complaint is the right one
+)
+AGAIN = 1.0  # seconds before an attempt that leads nowhere is given up, so that ballots are not made in a hurry
+
+S = TypeVar("S")
+
+
+class Lies(Exception):
+    """Members were convicted; `evidence` is what proves it to others."""
+
+    def __init__(self, convicted: Mapping[PeerId, str], evidence: Iterable[Evidence] = ()) -> None:
+        super().__init__(", ".join(f"{peer}: {why}" for peer, why in convicted.items()))
+        self.convicted, self.evidence = dict(convicted), tuple(evidence)
+
+
+@dataclass
+class _Attempt:
+    """One reduction under way."""
+
+    roster: Roster
+    id: bytes
+    parts: tuple[Part, ...]
+    shares: dict[PeerId, np.float32]  # of those who contribute, in the roster's order
+    allowed: float  # seconds for a step
+    until: float  # trio time by which to give up on who is silent in the step at hand
+    held: dict[str, dict[PeerId, Signed]] = field(default_factory=dict)  # by kind and author
+    centres: dict[int, tuple[Centre, bytes]] = field(default_factory=dict)
+    fetched: dict[int, list[bytes]] = field(default_factory=dict)  # contributions to a part, in the order of shares
+
+    def later(self) -> None:
+        """The next step has a little longer."""
+        self.until += LATER * self.allowed
+
+    def said(self, *kinds: str) -> list[Signed]:
+        return [signed for kind in kinds for signed in self.held.get(kind, {}).values()]
+
+
+class BtardReduce:
+    """One node's reductions in one run; the seam that `diloco_round.py` knows of `AllReduce`."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        bulk: Bulk,
+        liveness: Liveness,
+        runner: Runner,
+        codec: Codec,
+        parameters: int,
+        patience: float,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[PeerId, bytes, bytes], bool],
+        is_banned: Callable[[PeerId], bool],
+        convict: Callable[[PeerId, str], None],
+        publish: Callable[[Evidence, tuple[PeerId, ...]], Awaitable[None]],
+    ) -> None:
+        """`patience`: seconds to wait at the most for a member that keeps answering pings.
+
+        `convict` is told who lied and how; `publish` gives a proof to these peers.
+        """
+        self._me, self._run_id = me, run_id
+        self._bulk, self._liveness, self._runner = bulk, liveness, runner
+        self._codec, self._parameters, self._patience = codec, parameters, patience
+        self._sign, self._verify = sign, verify
+        self._is_banned, self._convict, self._publish = is_banned, convict, publish
+        self._life = secrets.token_bytes(16)
+        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
+        self.rates: dict[PeerId, float] = {}  # nothing is measured: parts are of equal size
+        self._attempt: str | None = None  # roster id of what is pending
+        self._round = -1
+        self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
+        self._offered: list[Roster] = []
+        self._own: dict[Key, bytes] = {}  # what this node offers, by name
+        self._work = trio.CancelScope()
+        self._found: list[PeerId] = []  # who was convicted while an attempt was under way
+
+    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+        """The clipped centre of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
+
+        Raises PartsMissing, with those who were silent or were convicted. Until `commit(roster)`, the attempt has left
+        no trace but offers to others, and bans.
+        """
+        self.rollback()
+        self._withdraw(lambda old: old.round >= roster.round)
+        if banned := [peer for peer in roster.peers if self._is_banned(peer)]:
+            await trio.sleep(AGAIN)
+            raise PartsMissing(tuple(banned))
+        if roster.round != self._round:
+            self._round, self._signed = roster.round, set()
+        if roster.roster_id in self._signed:  # a call that was cancelled: saying other things now would be a lie
+            await trio.sleep(AGAIN)
+            raise PartsMissing(())
+        self._attempt = roster.roster_id
+        self._offered.append(roster)
+        working = [seat for seat in roster.seats if seat.weight > 0]
+        if not working:
+            return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
+        self._signed.add(roster.roster_id)
+        shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
+        allowed = min(self._patience, within if within is not None else self._patience)
+        attempt = _Attempt(
+            roster,
+            attempt_of(self._run_id, roster.roster_id),
+            parts(roster, self._parameters),
+            shares,
+            allowed,
+            trio.current_time() + allowed,
+        )
+        self._found = []
+        mean: Vector | None = None
+        lies: Lies | None = None
+        with trio.CancelScope() as self._work:
+            try:
+                mean = await self._run(attempt, values)
+            except Lies as found:
+                lies = found
+        if lies is not None:
+            for peer, why in lies.convicted.items():
+                logger.warning("round %d: %s is banned: %s", roster.round, peer, why)
+                self._convict(peer, why)
+            others = tuple(peer for peer in roster.peers if peer != self._me)
+            for evidence in lies.evidence:
+                await self._publish(evidence, others)
+            raise PartsMissing(tuple(sorted(lies.convicted)))
+        if mean is None:
+            raise PartsMissing(tuple(self._found))
+        return mean
+
+    def stop_with(self, peer: PeerId) -> None:
+        """Somebody was convicted elsewhere: an attempt with it leads nowhere."""
+        if self._attempt is not None and any(peer in roster.peers for roster in self._offered):
+            self._found.append(peer)
+            self._work.cancel()
+
+    async def _run(self, attempt: _Attempt, values: Vector) -> Vector:
+        """Lines 1 to 7 of the module's text. Raises PartsMissing or Lies."""
+        own = await self._runner(partial(self._encode, attempt, values)) if self._me in attempt.shares else []
+        nonce = secrets.token_bytes(32)
+        hashes = tuple(hashlib.sha256(raw).digest() for raw in own)
+        commitments = await self._tell(attempt, Commitment(hashes, hashlib.sha256(nonce).digest()), Commitment)
+        self._check_commitments(attempt, commitments)
+        for number, raw in enumerate(own):
+            self._offer(attempt, ("part", number), self._with_bytes(attempt, Sent(number, hashes[number]), raw))
+        mean = await self._centres(attempt, commitments)
+        await self._compare(attempt, 0, "commitment", "centre")
+        openings = await self._tell(attempt, Opening(nonce), Opening)
+        self._check_openings(attempt, commitments, openings)
+        seed = seed_of({peer: opening.nonce for peer, opening in openings.items()})
+        mine = await self._runner(partial(self._sums, attempt, own, mean, seed))
+        sums = await self._tell(attempt, mine, Sums)
+        self._check_sums(attempt, sums)
+        await self._compare(attempt, 1, "opening", "sums")
+        suspects = await self._runner(partial(self._suspects, attempt, sums))
+        wrong: tuple[int, ...] = ()
+        who, which = auditor(seed, attempt.roster.peers, len(attempt.parts))
+        if who == self._me and not await self._is_right(attempt, which, commitments):
+            wrong = (which,)
+        attempt.until += attempt.allowed  # the auditor fetched a part of everybody's
+        audits = await self._tell(attempt, Audit(wrong), Audit)
+        accused = {part for audit in audits.values() for part in audit.wrong if 0 <= part < len(attempt.parts)}
+        for part in sorted(accused | set(suspects)):
+            await self._try(attempt, part, commitments, sums, seed, audits)
+        return mean
+
+    # -- what this node contributes, owns and tells
+
+    def _encode(self, attempt: _Attempt, values: Vector) -> list[bytes]:
+        own = []
+        for part in attempt.parts:
+            raw = bytearray(self._codec.encoded_size(part.stop - part.start))
+            place = slice(part.start, part.stop)
+            if not encoded(self._codec, self.sent, place, values[place], memoryview(raw)):
+                logger.error("round %d: a part cannot be encoded and counts as zeros", attempt.roster.round)
+            own.append(bytes(raw))
+        return own
+
+    async def _centres(self, attempt: _Attempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
+        """Compute the part that this node owns; fetch all; the whole vector, (P,)."""
+        mean = np.empty(self._parameters, np.float32)
+        attempt.later()
+        for number, part in enumerate(attempt.parts):
+            if part.owner == self._me:
+                await self._fetch_part(attempt, number, commitments)
+                centre, raw = await self._runner(partial(self._centre, attempt, number))
+                self._offer(attempt, ("centre", number), self._with_bytes(attempt, centre, raw))
+                self._keep_centre(
+                    attempt, number, seal(centre, self._me, attempt.id, self._life, self._sign), raw, mean
+                )
+        attempt.later()
+
+        async def fetch(number: int, part: Part) -> None:
+            size = self._codec.encoded_size(part.stop - part.start)
+            signed, raw = await self._fetch_with_bytes(attempt, part.owner, ("centre", number), size)
+            self._keep_centre(attempt, number, signed, raw, mean)
+
+        async with all_or_missing() as start:
+            for number, part in enumerate(attempt.parts):
+                if part.owner != self._me:
+                    start(partial(fetch, number, part))
+        return mean
+
+    def _keep_centre(self, attempt: _Attempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
+        part = attempt.parts[number]
+        centre = self._opened(attempt, signed, Centre, part.owner)
+        if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
+            raise PartsMissing((part.owner,))
+        try:
+            self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
+        except CodecError as error:
+            raise PartsMissing((part.owner,)) from error
+        attempt.held.setdefault("centre", {})[part.owner] = signed
+        attempt.centres[number] = (centre, raw)
+
+    def _centre(self, attempt: _Attempt, number: int) -> tuple[Centre, bytes]:
+        """What the owner of a part tells, from the contributions that were fetched."""
+        part, raws = attempt.parts[number], attempt.fetched[number]
+        size, shares = part.stop - part.start, list(attempt.shares.values())
+        rows = np.stack([self._codec.decode(raw, size) for raw in raws])  # (n, m)
+        centre, radius = clipped_centre(rows, shares)
+        try:
+            raw = bytes(self._codec.encode(centre))
+        except CodecError:  # it overflows: nothing moves
+            raw = bytes(self._codec.encode(np.zeros(size, np.float32)))
+        rounded = self._codec.decode(raw, size)
+        return Centre(number, hashlib.sha256(raw).digest(), radius, residual(rows, shares, rounded, radius)), raw
+
+    def _sums(self, attempt: _Attempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
+        sums: list[float] = []
+        distances: list[float] = []
+        for number, raw in enumerate(own):
+            told, distance = self._checksum(attempt, number, raw, mean, seed)
+            sums += told
+            distances.append(distance)
+        return Sums(tuple(sums), tuple(distances))
+
+    def _checksum(
+        self, attempt: _Attempt, number: int, raw: bytes, mean: Vector, seed: bytes
+    ) -> tuple[tuple[float, ...], float]:
+        part = attempt.parts[number]
+        row = self._codec.decode(raw, part.stop - part.start)
+        return checksum(row, mean[part.start : part.stop], attempt.centres[number][0].radius, seed, number)
+
+    # -- what others say
+
+    def _check_commitments(self, attempt: _Attempt, commitments: Mapping[PeerId, Commitment]) -> None:
+        count = len(attempt.parts)
+        wrong = [p for p, c in commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
+        if wrong:
+            raise PartsMissing(tuple(sorted(wrong)))
+
+    def _check_openings(
+        self, attempt: _Attempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
+    ) -> None:
+        evidence = [
+            Evidence(attempt.held["commitment"][peer], attempt.held["opening"][peer])
+            for peer, opening in openings.items()
+            if hashlib.sha256(opening.nonce).digest() != commitments[peer].nonce
+        ]
+        self._raise(evidence, "opened another nonce than it had committed to")
+
+    def _check_sums(self, attempt: _Attempt, sums: Mapping[PeerId, Sums]) -> None:
+        count = len(attempt.parts)
+        wanted = {peer: count if peer in attempt.shares else 0 for peer in sums}
+        wrong = [p for p, s in sums.items() if (len(s.sums), len(s.distances)) != (DIRECTIONS * wanted[p], wanted[p])]
+        if wrong:
+            raise PartsMissing(tuple(sorted(wrong)))
+
+    def _suspects(self, attempt: _Attempt, sums: Mapping[PeerId, Sums]) -> list[int]:
+        shares, found = list(attempt.shares.values()), []
+        for number in range(len(attempt.parts)):
+            told = [sums[peer].of(number) for peer in attempt.shares]
+            centre = attempt.centres[number][0]
+            if is_suspect(
+                [s for s, _ in told], [d for _, d in told], shares, radius=centre.radius, residual=centre.residual
+            ):
+                found.append(number)
+        return found
+
+    async def _compare(self, attempt: _Attempt, step: int, *kinds: str) -> None:
+        """Make sure that all hold the same statements of these kinds. Raises Lies or PartsMissing."""
+        mine = seen(step, attempt.said(*kinds))
+        told = await self._tell(attempt, mine, Seen)
+        others = [peer for peer, said in told.items() if (said.step, said.hash) != (step, mine.hash)]
+        bundle = wire.encode(Bundle(tuple(attempt.said(*kinds))))
+        if not others:
+            return
+        self._offer(attempt, ("bundle", step), bundle)
+        attempt.later()
+        found: list[Evidence] = []
+        unproved: set[PeerId] = set()
+
+        async def look(peer: PeerId) -> None:
+            raw = await self._fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
+            try:
+                theirs = wire.decode(Bundle, raw).held
+            except wire.WireError as error:
+                raise PartsMissing((peer,)) from error
+            if seen(step, theirs).hash != told[peer].hash:
+                raise PartsMissing((peer,))
+            proved, without = compare(attempt.said(*kinds), theirs, self._verify)
+            found.extend(proved)
+            unproved.update(without or (() if proved else (peer,)))
+
+        async with all_or_missing() as start:
+            for peer in others:
+                start(partial(look, peer))
+        self._raise(found, "told members different things")
+        raise PartsMissing(tuple(sorted(unproved)))
+
+    # -- trials
+
+    async def _is_right(self, attempt: _Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
+        """Whether the owner of a part told what its contributions give."""
+        await self._fetch_part(attempt, number, commitments)
+        again, _ = await self._runner(partial(self._centre, attempt, number))
+        return again == attempt.centres[number][0]
+
+    async def _try(
+        self,
+        attempt: _Attempt,
+        number: int,
+        commitments: Mapping[PeerId, Commitment],
+        sums: Mapping[PeerId, Sums],
+        seed: bytes,
+        audits: Mapping[PeerId, Audit],
+    ) -> None:
+        """Compute a part again, and everybody's sums about it. Raises Lies with whoever told something else."""
+        attempt.later()
+        owner = attempt.parts[number].owner
+        logger.info("round %d: part %d of %s is tried", attempt.roster.round, number, owner)
+        if not await self._is_right(attempt, number, commitments):
+            raise Lies({owner: "the centre of its part is not what the contributions give"})
+        part = attempt.parts[number]
+        mean = np.zeros(self._parameters, np.float32)
+        self._codec.decode(attempt.centres[number][1], part.stop - part.start, mean[part.start : part.stop])
+
+        def liars() -> list[PeerId]:
+            return [
+                peer
+                for peer, raw in zip(attempt.shares, attempt.fetched[number], strict=True)
+                if self._checksum(attempt, number, raw, mean, seed) != sums[peer].of(number)
+            ]
+
+        if wrong := await self._runner(liars):
+            raise Lies(dict.fromkeys(wrong, "its checksum is not that of what it contributed"))
+        if accusers := [peer for peer, audit in audits.items() if number in audit.wrong]:
+            raise Lies(dict.fromkeys(accusers, "it accused the owner of a part that is right"))
+
+    async def _fetch_part(self, attempt: _Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
+        """Have all contributions to a part. Raises PartsMissing, or Lies about who sends what it did not commit to."""
+        if number in attempt.fetched:
+            return
+        part, found = attempt.parts[number], dict[PeerId, bytes]()
+        size = self._codec.encoded_size(part.stop - part.start)
+        evidence: list[Evidence] = []
+
+        async def fetch(peer: PeerId) -> None:
+            signed, raw = await self._fetch_with_bytes(attempt, peer, ("part", number), size)
+            sent = self._opened(attempt, signed, Sent, peer)
+            if sent.part != number or hashlib.sha256(raw).digest() != sent.hash:
+                raise PartsMissing((peer,))
+            if sent.hash != commitments[peer].hashes[number]:
+                evidence.append(Evidence(attempt.held["commitment"][peer], signed))
+                return
+            try:
+                self._codec.decode(raw, part.stop - part.start)
+            except CodecError as error:
+                raise PartsMissing((peer,)) from error
+            found[peer] = raw
+
+        async with all_or_missing() as start:
+            for peer in attempt.shares:
+                start(partial(fetch, peer))
+        self._raise(evidence, "sent something else than it had committed to")
+        attempt.fetched[number] = [found[peer] for peer in attempt.shares]
+
+    def _raise(self, evidence: Iterable[Evidence], why: str) -> None:
+        """Raise Lies, where what is thought to prove something does; where it does not, PartsMissing."""
+        convicted = {peer: why for each in evidence if (peer := convicts(each, self._verify)) is not None}
+        doubtful = {each.first.author for each in evidence} - convicted.keys()
+        if convicted:
+            raise Lies(convicted, [each for each in evidence if each.first.author in convicted])
+        if doubtful:
+            raise PartsMissing(tuple(sorted(doubtful)))
+
+    # -- telling and fetching
+
+    async def _tell(self, attempt: _Attempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
+        """Tell all seats, and hear the same kind from each; by peer. Raises PartsMissing."""
+        name = kind.__name__.lower() + (str(what.step) if isinstance(what, Seen) else "")
+        signed = seal(what, self._me, attempt.id, self._life, self._sign)
+        self._offer(attempt, (name,), wire.encode(signed))
+        attempt.later()
+        held = attempt.held.setdefault(name, {})
+        held[self._me] = signed
+
+        async def hear(peer: PeerId) -> None:
+            raw = await self._fetch(attempt, peer, (name,), MAX_STATEMENT)
+            try:
+                held[peer] = wire.decode(Signed, raw, limit=MAX_STATEMENT)
+            except wire.WireError as error:
+                raise PartsMissing((peer,)) from error
+
+        async with all_or_missing() as start:
+            for peer in attempt.roster.peers:
+                if peer != self._me:
+                    start(partial(hear, peer))
+        return {peer: self._opened(attempt, held[peer], kind, peer) for peer in attempt.roster.peers}
+
+    def _opened(self, attempt: _Attempt, signed: Signed, kind: type[S], author: PeerId) -> S:
+        try:
+            return opened(signed, kind, author, attempt.id, self._verify)
+        except wire.WireError as error:
+            raise PartsMissing((author,)) from error
+
+    def _with_bytes(self, attempt: _Attempt, what: Statement, raw: bytes) -> bytes:
+        signed = wire.encode(seal(what, self._me, attempt.id, self._life, self._sign))
+        return len(signed).to_bytes(4, "big") + signed + raw
+
+    async def _fetch_with_bytes(
+        self, attempt: _Attempt, peer: PeerId, name: tuple[str | int, ...], size: int
+    ) -> tuple[Signed, bytes]:
+        """A statement and the `size` bytes that it is about."""
+        whole = await self._fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
+        stated = int.from_bytes(whole[:4], "big")
+        if len(whole) != 4 + stated + size:
+            raise PartsMissing((peer,))
+        try:
+            return wire.decode(Signed, whole[4 : 4 + stated], limit=MAX_STATEMENT), whole[4 + stated :]
+        except wire.WireError as error:
+            raise PartsMissing((peer,)) from error
+
+    async def _fetch(self, attempt: _Attempt, peer: PeerId, name: tuple[str | int, ...], most: int) -> bytes:
+        """What a peer offers under a name, or what this node does. Raises PartsMissing."""
+        key = self._key(attempt.roster, *name)
+        if peer == self._me:
+            return self._own[key]
+        wait = max(0.0, attempt.until - trio.current_time())
+
+        async def fetch() -> bytes:
+            return bytes(await self._bulk.fetch(peer, key, max_size=most, wait=wait, stall=wait))
+
+        raw: bytes | None = None
+        failure: Exception | None = None
+        with trio.move_on_at(attempt.until):
+            try:
+                raw = await self._liveness.unless_gone(peer, fetch)
+            except (NetworkError, PeerGoneSilent) as error:
+                failure = error
+        if raw is None:
+            raise PartsMissing((peer,)) from failure
+        return raw
+
+    def _offer(self, attempt: _Attempt, name: tuple[str | int, ...], raw: bytes) -> None:
+        key = self._key(attempt.roster, *name)
+        self._own[key] = raw
+        peers = frozenset(attempt.roster.peers) - {self._me}
+        if peers:
+            self._bulk.offer(key, raw, to=peers)
+
+    # -- how it ended
+
+    def commit(self, roster: Roster) -> bool:
+        """The round of `roster` was decided: keep what this node's encodings left out.
+
+        False where its values are not in that result: its weight was 0, or its attempt was another one.
+        """
+        reduced = self._attempt == roster.roster_id
+        if reduced:
+            self.sent.commit()
+        else:
+            self.rollback()
+        self._attempt = None
+        self._withdraw(lambda old: old.round != roster.round)
+        return reduced and any(seat.peer == self._me and seat.weight for seat in roster.seats)
+
+    def rollback(self) -> None:
+        """Forget the pending residual of an attempt that did not count."""
+        self.sent.rollback()
+        self._attempt = None
+
+    def _withdraw(self, which: Callable[[Roster], bool]) -> None:
+        for old in [roster for roster in self._offered if which(roster)]:
+            self._bulk.withdraw(self._key(old))
+            self._own = {key: raw for key, raw in self._own.items() if key[: len(self._key(old))] != self._key(old)}
+            self._offered.remove(old)
+
+    def _key(self, roster: Roster, *name: str | int) -> Key:
+        return ("btard", self._run_id, roster.roster_id, *name)

@@ -1,0 +1,240 @@
+"""What members of a BTARD round sign, and what follows from it. Pure; the exchange itself is in `btard.py`.
+
+    Commitment  the hashes of what a member is going to send, part by part; and of its nonce
+    Sent        with the bytes of a part: their hash
+    Centre      of a part by its owner: the hash of its bytes, the radius, the residual that encoding left
+    Opening     a nonce; all of them together seed the directions, which nobody knew when the centres were signed
+    Sums        a member's checksums and distances, part by part
+    Audit       the parts that a member says are wrong, after it computed one that was drawn for it
+    Seen        a hash over statements of all members: who was told otherwise shows here
+
+A statement is signed together with the run and the roster's id, so that it proves something about one attempt and
+nothing about others. Two different ones of a kind (and part) by one author prove that it told members different things.
+A `Sent` whose hash is not the committed one proves that it sent something else. A centre that is not what the committed
+contributions give proves its owner's lie to whoever computes it again, and then a checksum that differs proves that of
+the member. Silence, and bytes that do not have the hash signed with them, prove nothing: the round is tried again
+without that member, and nobody is banned for it. Nor do statements of two lives: a process that was restarted in the
+middle of an attempt knows nothing of what it signed before, and says so by another `life`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarmnode.protocols import wire
+from swarmnode.protocols.network import PeerId
+from swarmnode.training.btard import DIRECTIONS
+
+DOMAIN = b"swarmnode/btard/1\0"
+MAX_PARTS = 256
+MAX_STATEMENT = 1 << 19  # bytes: 256 parts of 16 directions, each a float of nine
+HASH = 32  # bytes
+
+S = TypeVar("S")
+Verify = Callable[[PeerId, bytes, bytes], bool]
+
+
+@dataclass(frozen=True)
+class Commitment:
+    hashes: tuple[bytes, ...]  # of the encoded contribution to each part; none from who contributes nothing
+    nonce: bytes  # its hash
+
+
+@dataclass(frozen=True)
+class Sent:
+    part: int
+    hash: bytes
+
+
+@dataclass(frozen=True)
+class Centre:
+    part: int
+    hash: bytes  # of its encoded bytes
+    radius: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class Opening:
+    nonce: bytes
+
+
+@dataclass(frozen=True)
+class Sums:
+    sums: tuple[float, ...]  # DIRECTIONS of each part, one part after another
+    distances: tuple[float, ...]  # of each part
+
+    def of(self, part: int) -> tuple[tuple[float, ...], float]:
+        """What it says of one part."""
+        return self.sums[part * DIRECTIONS : (part + 1) * DIRECTIONS], self.distances[part]
+
+
+@dataclass(frozen=True)
+class Audit:
+    wrong: tuple[int, ...]  # parts
+
+
+@dataclass(frozen=True)
+class Seen:
+    step: int  # which of the times that members compare what they hold
+    hash: bytes
+
+
+Statement = Commitment | Sent | Centre | Opening | Sums | Audit | Seen
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in typing.get_args(Statement)}
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A statement in its author's hand."""
+
+    author: PeerId
+    attempt: bytes  # see `attempt_of`
+    life: bytes  # of its process
+    kind: str  # of KINDS
+    body: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Two statements that one author cannot both have made honestly."""
+
+    first: Signed
+    second: Signed
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Statements that a member holds, for one that was told others."""
+
+    held: tuple[Signed, ...]
+
+
+def attempt_of(run_id: str, roster_id: str) -> bytes:
+    """What statements of one attempt at a round are bound to."""
+    return hashlib.sha256(f"{run_id}/{roster_id}".encode()).digest()
+
+
+def seal(what: Statement, author: PeerId, attempt: bytes, life: bytes, sign: Callable[[bytes], bytes]) -> Signed:
+    """`what`, one of KINDS, signed."""
+    kind, body = type(what).__name__.lower(), wire.encode(what)
+    return Signed(author, attempt, life, kind, body, sign(_signed_bytes(attempt, life, kind, body)))
+
+
+def opened(signed: Signed, kind: type[S], author: PeerId, attempt: bytes, verify: Verify) -> S:
+    """The statement of that kind by that author in that attempt. Raises WireError where it is none."""
+    if (signed.author, signed.attempt, signed.kind) != (author, attempt, kind.__name__.lower()):
+        raise wire.WireError(f"a {kind.__name__} by {author} was expected")
+    if not is_signed(signed, verify):
+        raise wire.WireError(f"{kind.__name__}: no signature of {author}")
+    return wire.decode(kind, signed.body, limit=MAX_STATEMENT)
+
+
+def is_signed(signed: Signed, verify: Verify) -> bool:
+    """Whether its author signed it."""
+    return verify(signed.author, _signed_bytes(signed.attempt, signed.life, signed.kind, signed.body), signed.signature)
+
+
+def _signed_bytes(attempt: bytes, life: bytes, kind: str, body: bytes) -> bytes:
+    return DOMAIN + attempt + hashlib.sha256(life).digest() + kind.encode() + b"\0" + body
+
+
+def seen(step: int, statements: Iterable[Signed]) -> Seen:
+    """A hash over what was said, whoever's signature bytes it came with."""
+    lines = sorted(f"{s.author}/{s.life.hex()}/{s.kind}/{hashlib.sha256(s.body).hexdigest()}" for s in statements)
+    return Seen(step, hashlib.sha256("\n".join(lines).encode()).digest())
+
+
+def seed_of(nonces: Mapping[PeerId, bytes]) -> bytes:
+    """What all nonces together draw: random as long as one member's is."""
+    return hashlib.sha256(b"".join(nonces[peer] for peer in sorted(nonces))).digest()
+
+
+def auditor(seed: bytes, members: Sequence[PeerId], parts: int) -> tuple[PeerId, int]:
+    """Who computes which part again, whether or not anything is suspected."""
+    drawn = hashlib.sha256(seed + b"audit").digest()
+    order = sorted(members)
+    return order[int.from_bytes(drawn[:8], "big") % len(order)], int.from_bytes(drawn[8:16], "big") % parts
+
+
+def convicts(evidence: Evidence, verify: Verify) -> PeerId | None:
+    """Whose lie it proves to anybody; None where it proves nothing."""
+    one, other = evidence.first, evidence.second
+    if (one.author, one.attempt, one.life) != (other.author, other.attempt, other.life) or one.body == other.body:
+        return None
+    if not is_signed(one, verify) or not is_signed(other, verify):
+        return None
+    try:
+        contradict = _contradict(one, other)
+    except wire.WireError:
+        return None  # what is no statement is refused where it arrives
+    return one.author if contradict else None
+
+
+def _contradict(one: Signed, other: Signed) -> bool:
+    first, second = _read(one), _read(other)
+    match first, second:
+        case (Sent(), Sent()) | (Centre(), Centre()):
+            return first.part == second.part
+        case (Commitment(), Sent()):
+            return _breaks(first, second)
+        case (Sent(), Commitment()):
+            return _breaks(second, first)
+        case (Commitment(), Opening()):
+            return hashlib.sha256(second.nonce).digest() != first.nonce
+        case (Opening(), Commitment()):
+            return hashlib.sha256(first.nonce).digest() != second.nonce
+        case (Seen(), Seen()):
+            return first.step == second.step
+        case _:
+            return one.kind == other.kind
+
+
+def _breaks(commitment: Commitment, sent: Sent) -> bool:
+    hashes = commitment.hashes
+    return not 0 <= sent.part < len(hashes) or hashes[sent.part] != sent.hash
+
+
+def _read(signed: Signed) -> Statement:
+    if signed.kind not in KINDS:
+        raise wire.WireError(f"unknown kind {signed.kind!r}")
+    read: Statement = wire.decode(KINDS[signed.kind], signed.body, limit=MAX_STATEMENT)
+    return read
+
+
+def compare(
+    mine: Iterable[Signed], theirs: Iterable[Signed], verify: Verify
+) -> tuple[tuple[Evidence, ...], tuple[PeerId, ...]]:
+    """Of what two members hold: what proves that an author told them different things; and who did without a proof."""
+    held = {_place(signed): signed for signed in mine}
+    proved, unproved = [], set()
+    for signed in theirs:
+        other = held.get(_place(signed))
+        if other is None or (other.body, other.life) == (signed.body, signed.life) or not is_signed(signed, verify):
+            continue
+        evidence = Evidence(other, signed)
+        if convicts(evidence, verify) is not None:
+            proved.append(evidence)
+        else:
+            unproved.add(signed.author)
+    return tuple(proved), tuple(sorted(unproved))
+
+
+def _place(signed: Signed) -> tuple[PeerId, bytes, str, int]:
+    """What one author says one thing about."""
+    try:
+        read = _read(signed)
+    except wire.WireError:
+        return signed.author, signed.attempt, signed.kind, -1
+    number = read.part if isinstance(read, (Sent, Centre)) else read.step if isinstance(read, Seen) else 0
+    return signed.author, signed.attempt, signed.kind, number
+
+
+def is_banned(accusers: Iterable[PeerId], members: Sequence[PeerId]) -> bool:
+    """Whether records say so: by more than half of those who may take part. Fewer may be liars."""
+    return 2 * len(set(accusers) & set(members)) > len(members)

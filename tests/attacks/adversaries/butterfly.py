@@ -1,0 +1,259 @@
+"""What a member can do inside an all-reduce: to the part that it owns, to what it sends, and to what it tells.
+
+A liar is a real node of the method `btard` of which one part was replaced. Each liar of a swarm does the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from swarmnode.protocols import wire
+from swarmnode.protocols.exchange.btard import Btard
+from swarmnode.protocols.exchange.btard_rules import Audit, Centre, Commitment, Opening, Sent, Signed, Sums, seal
+from swarmnode.protocols.exchange.diloco import Diloco
+
+
+class ButterflyLie:
+    """One way to misbehave. `tell` changes a node before it takes part."""
+
+    name: ClassVar[str]
+    proved = True  # whether it leaves a proof
+    bites = False  # whether a plain butterfly with the same lie (`undefended`) is spoilt by it
+
+    def tell(self, method: Btard) -> None:
+        raise NotImplementedError
+
+    def undefended(self, method: Diloco) -> None:
+        """The same lie to members who check nothing, where it has a meaning there."""
+
+
+class WrongCentre(ButterflyLie):
+    """Moves the part that it owns by `far` radii, and tells of it as though it were right."""
+
+    name = "an owner hands out a wrong part"
+    far = 30.0
+    bites = True
+
+    def tell(self, method: Btard) -> None:
+        reduction = method.reduction
+        usual = reduction._centre
+
+        def centre(attempt: Any, number: int) -> tuple[Centre, bytes]:
+            told, raw = usual(attempt, number)
+            values = reduction._codec.decode(raw, attempt.parts[number].stop - attempt.parts[number].start)
+            away = np.random.default_rng(number).standard_normal(values.size, dtype=np.float32)
+            length = np.float32(self.far * max(told.radius, 1e-6) / np.linalg.norm(away))
+            moved = bytes(reduction._codec.encode(values + away * length))
+            return replace(told, hash=_hash(moved)), moved
+
+        def only_own(attempt: Any, number: int) -> tuple[Centre, bytes]:
+            owns = attempt.parts[number].owner == reduction._me
+            return centre(attempt, number) if owns else usual(attempt, number)
+
+        reduction._centre = only_own  # type: ignore[method-assign]
+
+    def undefended(self, method: Diloco) -> None:
+        means = method.allreduce._reduction.means  # type: ignore[attr-defined]
+        usual = means.sum
+
+        def summed(cells: Any, batch: Any, contributions: Any, shares: Any, out: Any, into: Any = None) -> int:
+            lost = usual(cells, batch, contributions, shares, out, into)
+            codec = means._codec
+            for cell in batch:
+                place = cells.elements(cell)
+                raw = cells.raw(cell, out)
+                values = codec.decode(raw, place.stop - place.start)
+                away = np.random.default_rng(cell).standard_normal(values.size, dtype=np.float32)
+                length = np.float32(self.far * np.linalg.norm(values) / np.linalg.norm(away))
+                codec.encode(values + away * length, raw)
+                if into is not None:
+                    codec.decode(raw, place.stop - place.start, into[place])
+            return lost
+
+        means.sum = summed
+
+
+class SlightlyWrongCentre(WrongCentre):
+    """By so little that no sum shows it: an audit does, when it is drawn."""
+
+    name = "an owner moves its part by a tenth of the radius"
+    far = 0.1
+    bites = False
+
+
+class BrokenCommitment(ButterflyLie):
+    name = "commits to one thing and sends another"
+
+    def tell(self, method: Btard) -> None:
+        reduction = method.reduction
+        offer = reduction._offer
+
+        def lying(attempt: Any, name: Any, raw: bytes) -> None:
+            if name[0] == "part":
+                part = attempt.parts[name[1]]
+                other = bytes(reduction._codec.encode(np.ones(part.stop - part.start, np.float32)))
+                raw = reduction._with_bytes(attempt, Sent(name[1], _hash(other)), other)
+            offer(attempt, name, raw)
+
+        reduction._offer = lying  # type: ignore[method-assign]
+
+
+class UnequalStatements(ButterflyLie):
+    """Tells half of the members one thing and half of them another."""
+
+    kind: ClassVar[type] = Commitment
+
+    def other(self, what: Any) -> Any:
+        raise NotImplementedError
+
+    def tell(self, method: Btard) -> None:
+        reduction, bulk = method.reduction, method.reduction._bulk
+        offered, offer = bulk._offered, reduction._offer
+        twice: dict[Any, bytes] = {}
+
+        def lying(attempt: Any, name: Any, raw: bytes) -> None:
+            offer(attempt, name, raw)
+            changed = self._changed(reduction, attempt, name, raw)
+            if changed is not None:
+                twice[reduction._key(attempt.roster, *name)] = changed
+
+        async def unequal(key: Any, peer: str, wait: float) -> Any:
+            found = await offered(key, peer, wait)
+            if found is not None and key in twice and _half(peer):
+                return type(found)(memoryview(twice[key]), found.dtype, found.to)
+            return found
+
+        reduction._offer, bulk._offered = lying, unequal  # type: ignore[method-assign]
+
+    def _changed(self, reduction: Any, attempt: Any, name: Any, raw: bytes) -> bytes | None:
+        if name[0] != self.kind.__name__.lower():
+            return None
+        signed = wire.decode(Signed, raw)
+        what = self.other(wire.decode(self.kind, signed.body))
+        return wire.encode(seal(what, reduction._me, attempt.id, reduction._life, reduction._sign))
+
+
+class UnequalCommitments(UnequalStatements):
+    name = "commits to other things before other members"
+
+    def other(self, what: Commitment) -> Commitment:
+        return replace(what, nonce=_hash(what.nonce))
+
+
+class UnequalCentres(UnequalStatements):
+    name = "an owner hands out other parts to other members"
+    kind = Centre
+
+    def _changed(self, reduction: Any, attempt: Any, name: Any, raw: bytes) -> bytes | None:
+        if name[0] != "centre":
+            return None
+        part = attempt.parts[name[1]]
+        other = bytes(reduction._codec.encode(np.ones(part.stop - part.start, np.float32)))
+        return bytes(reduction._with_bytes(attempt, Centre(name[1], _hash(other), 1.0, 0.0), other))
+
+
+class OtherNonce(ButterflyLie):
+    name = "opens another nonce than it had committed to"
+
+    def tell(self, method: Btard) -> None:
+        reduction = method.reduction
+        tell = reduction._tell
+
+        async def lying(attempt: Any, what: Any, kind: Any) -> Any:
+            if isinstance(what, Opening):
+                what = Opening(bytes(32))
+            return await tell(attempt, what, kind)
+
+        reduction._tell = lying  # type: ignore[method-assign]
+
+
+class FalseSums(ButterflyLie):
+    """So that an honest owner's part seems wrong."""
+
+    name = "tells false checksums"
+
+    def tell(self, method: Btard) -> None:
+        reduction = method.reduction
+        usual = reduction._sums
+
+        def lying(attempt: Any, own: Any, mean: Any, seed: bytes) -> Sums:
+            told = usual(attempt, own, mean, seed)
+            return replace(told, sums=tuple(1e3 + s for s in told.sums))
+
+        reduction._sums = lying  # type: ignore[method-assign]
+
+
+class FalseAccusation(ButterflyLie):
+    name = "accuses an owner whose part is right"
+
+    def tell(self, method: Btard) -> None:
+        reduction = method.reduction
+        tell = reduction._tell
+
+        async def lying(attempt: Any, what: Any, kind: Any) -> Any:
+            return await tell(attempt, Audit((0,)) if isinstance(what, Audit) else what, kind)
+
+        reduction._tell = lying  # type: ignore[method-assign]
+
+
+class Garbage(ButterflyLie):
+    """Bytes that have not the hash which was signed with them: as good as nothing, and no proof."""
+
+    name = "sends bytes that are not those it signed"
+    proved = False
+
+    def tell(self, method: Btard) -> None:
+        reduction = method.reduction
+        offer = reduction._offer
+
+        def lying(attempt: Any, name: Any, raw: bytes) -> None:
+            offer(attempt, name, raw[:-4] + b"\1\2\3\4" if name[0] == "part" else raw)
+
+        reduction._offer = lying  # type: ignore[method-assign]
+
+
+class LargeSignFlip(ButterflyLie):
+    """A lie about its own work, which nobody can prove: the clip bounds it."""
+
+    name = "sign flip × 1000"
+    proved = False
+    bites = True
+
+    def tell(self, method: Btard) -> None:
+        self.undefended(method)
+
+    def undefended(self, method: Diloco) -> None:
+        reduce = method.allreduce.reduce
+
+        async def lying(roster: Any, values: Any, *, within: float | None = None) -> Any:
+            return await reduce(roster, np.float32(-1000) * values, within=within)
+
+        method.allreduce.reduce = lying  # type: ignore[method-assign]
+
+
+def _hash(raw: bytes) -> bytes:
+    return hashlib.sha256(raw).digest()
+
+
+def _half(peer: str) -> bool:
+    return _hash(peer.encode())[0] % 2 == 0
+
+
+def everyone() -> list[ButterflyLie]:
+    """A new liar of every kind."""
+    return [
+        WrongCentre(),
+        SlightlyWrongCentre(),
+        BrokenCommitment(),
+        UnequalCommitments(),
+        UnequalCentres(),
+        OtherNonce(),
+        FalseSums(),
+        FalseAccusation(),
+        Garbage(),
+        LargeSignFlip(),
+    ]

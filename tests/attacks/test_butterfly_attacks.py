@@ -1,0 +1,30 @@
+"""The butterfly group in short: two of seven members lie inside the all-reduce for three rounds."""
+
+from __future__ import annotations
+
+import butterfly
+import pytest
+from adversaries import butterfly as adversaries
+from adversaries.butterfly import ButterflyLie, LargeSignFlip, SlightlyWrongCentre, WrongCentre
+
+ROUNDS = 3
+SHORT = [lie for lie in adversaries.everyone() if not isinstance(lie, SlightlyWrongCentre)]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("lie", SHORT, ids=lambda lie: type(lie).__name__)
+def test_liars_are_banned_by_proof_and_the_honest_agree_and_learn(lie: ButterflyLie) -> None:
+    assert butterfly.harm(lie, rounds=ROUNDS).failures() == ()
+
+
+@pytest.mark.timeout(240)
+def test_without_liars_nobody_is_banned() -> None:
+    found = butterfly.harm(None, rounds=ROUNDS)
+    assert (found.split, found.banned, found.victims) == (0, 0, 0)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("lie", [WrongCentre(), LargeSignFlip()], ids=lambda lie: type(lie).__name__)
+def test_members_that_check_nothing_are_spoilt_by(lie: ButterflyLie) -> None:
+    found = butterfly.harm(lie, method="diloco", rounds=ROUNDS)
+    assert not found.loss < 2 * found.clean

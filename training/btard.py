@@ -1,0 +1,140 @@
+"""The arithmetic of BTARD (Gorbunov et al. 2106.11257): CenteredClip of one part, and the checksums that test it.
+
+    centre, radius = clipped_centre(contributions, shares)      # what the part's owner computes
+    told, distance = checksum(own, centre, radius, seed, part)  # what each member tells, once the seed is known
+    is_suspect(…)                                               # what everybody tests: Σ shareᵢ toldᵢ is about 0
+
+Whoever holds the contributions to a part can compute it again and must get the same bytes, on any CPU: all arithmetic
+is elementwise and in a stated order, sums over elements are folded in halves (`folded_sum`), and random directions come
+out of a hash. So an accusation is decided by repeating the work, with no tolerance: an honest owner is never wrong.
+
+The paper takes one random direction, along which a lie may happen to be short. Here there are DIRECTIONS of them, whose
+mean square tells the length of what was moved to a quarter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+Contributions = NDArray[np.float32]  # (n, m), finite
+
+ITERATIONS = 20  # of CenteredClip; the paper's converges in fewer
+CONVERGED = 1e-7  # of the radius: a step shorter than that is the last
+RESIDUAL_SHARE = 0.1  # of the radius, that encoding the centre may move the clipped mean without suspicion
+DIRECTIONS = 16  # that contributions are projected on
+SURPRISE = 2.0  # times what its owner told, that the length of a residual may seem by chance: once in 10^7
+SLACK = 1e-5  # of the median distance, for what rounding adds
+RADIUS_SHARE = 2.0  # of the median distance, that an honest owner's radius may be
+
+
+def folded_sum(values: NDArray[np.float64]) -> float:
+    """Σ values (m,), float64, added in halves: the last half onto the first, again and again. `values` is used up."""
+    left = values.size
+    while left > 1:
+        half = left // 2
+        values[:half] += values[left - half : left]
+        left -= half
+    return float(values[0]) if left else 0.0
+
+
+def norm(vector: Vector) -> float:
+    """Euclidean norm of (m,): squares in float64, added by `folded_sum`."""
+    wide = vector.astype(np.float64)
+    return float(np.sqrt(folded_sum(wide * wide)))
+
+
+def clipped_centre(contributions: Contributions, shares: Sequence[np.float32]) -> tuple[Vector, float]:
+    """CenteredClip (2012.10333) of (n, m) with weights `shares`, which add up to 1: the centre (m,), and its radius τ.
+
+    From the coordinate median, v ← v + Σ shareᵢ min(1, τ/‖xᵢ − v‖)(xᵢ − v), where τ is the median distance to that
+    start. Breakdown point 1/2; O(nm) an iteration, O(m n log n) for the start. Bit-identical on every CPU.
+    """
+    centre = _coordinate_median(contributions)
+    radius = float(np.median([norm(row - centre) for row in contributions]))
+    total = np.empty_like(centre)
+    for _ in range(ITERATIONS):
+        total.fill(0)
+        for row, share in zip(contributions, shares, strict=True):
+            apart = row - centre
+            np.multiply(apart, np.float32(float(share) * _factor(norm(apart), radius)), out=apart)
+            np.add(total, apart, out=total)
+        np.add(centre, total, out=centre)
+        if norm(total) <= CONVERGED * radius:
+            break
+    return centre, radius
+
+
+def _coordinate_median(contributions: Contributions) -> Vector:
+    ordered, count = np.sort(contributions, axis=0), len(contributions)
+    low, high = ordered[(count - 1) // 2], ordered[count // 2]
+    return low + np.float32(0.5) * (high - low)
+
+
+def _factor(distance: float, radius: float) -> float:
+    return 1.0 if distance <= radius else radius / distance
+
+
+def residual(contributions: Contributions, shares: Sequence[np.float32], centre: Vector, radius: float) -> float:
+    """‖Σ shareᵢ clip(xᵢ − v)‖ at v = `centre`: 0 at the fixed point; what encoding the centre leaves of it."""
+    total = np.zeros_like(centre)
+    for row, share in zip(contributions, shares, strict=True):
+        total += np.float32(share) * clipped(row, centre, radius)[0]
+    return norm(total)
+
+
+def clipped(own: Vector, centre: Vector, radius: float) -> tuple[Vector, float]:
+    """clip(x − v) = (x − v) min(1, τ/‖x − v‖), (m,), and ‖x − v‖."""
+    apart = own - centre
+    distance = norm(apart)
+    return np.multiply(apart, np.float32(_factor(distance, radius)), out=apart), distance
+
+
+def directions(seed: bytes, part: int, size: int) -> Iterator[NDArray[np.float64]]:
+    """DIRECTIONS vectors z (size,) of ±1, drawn by SHAKE-256 from what nobody knew when the centres were fixed."""
+    for number in range(DIRECTIONS):
+        name = seed + part.to_bytes(4, "big") + number.to_bytes(4, "big")
+        bits = np.unpackbits(np.frombuffer(hashlib.shake_256(name).digest(-(-size // 8)), np.uint8))[:size]
+        yield bits.astype(np.float64) * 2 - 1
+
+
+def checksum(own: Vector, centre: Vector, radius: float, seed: bytes, part: int) -> tuple[tuple[float, ...], float]:
+    """⟨z, clip(x − v)⟩ for each direction z, and ‖x − v‖: what a member tells of a part that it contributed to."""
+    inside, distance = clipped(own, centre, radius)
+    wide = inside.astype(np.float64)
+    return tuple(folded_sum(wide * z) for z in directions(seed, part, own.size)), distance
+
+
+def is_suspect(
+    sums: Sequence[Sequence[float]],
+    distances: Sequence[float],
+    shares: Sequence[np.float32],
+    *,
+    radius: float,
+    residual: float,
+) -> bool:
+    """Whether what members tell of a part does not fit what its owner told: the part is to be computed again.
+
+    `sums` (n, DIRECTIONS) and `distances` (n,) are the members', `radius` and `residual` the owner's. Over directions
+    of ±1 the root mean square of Σ shareᵢ sᵢ is the length of the true residual, give or take a quarter. An owner may
+    claim a residual of RESIDUAL_SHARE of the radius, and a radius of RADIUS_SHARE median distances: a lie that moves
+    the centre by less than a fifth of the radius passes here, and is found by audits alone. An honest owner whose codec
+    is too coarse is suspected for nothing, and cleared.
+    """
+    if not sums:
+        return False
+    told = np.asarray(sums, np.float64)
+    if told.shape != (len(distances), DIRECTIONS) or not np.isfinite(told).all() or not np.isfinite(distances).all():
+        return True
+    total = np.asarray(shares, np.float64) @ told
+    usual = float(np.median(distances))
+    slack = SLACK * usual
+    return bool(
+        residual > RESIDUAL_SHARE * radius + slack
+        or radius > RADIUS_SHARE * usual + slack
+        or float(np.sqrt(np.mean(total * total))) > SURPRISE * residual + slack
+    )
