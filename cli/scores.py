@@ -80,8 +80,8 @@ def _explained(each: dict[str, Any]) -> str:
         lines += ["", table(("SEEN HERE", "GOOD", "BAD", "EVIDENCE"), seen, right=frozenset({1, 2}))]
     if each["audits"]:
         audits = [_audit(audit) for audit in each["audits"]]
-        heads = ("WORK OF ROUND", "VERDICT", "STEPS REPEATED", "DISTANCE", "TOLERANCE", "COMMIT")
-        lines += ["", table(heads, audits, right=frozenset({0, 3, 4}))]
+        columns = ("WORK OF ROUND", "VERDICT", "STEPS REPEATED", "DISTANCE", "TOLERANCE", "COMMIT")
+        lines += ["", table(columns, audits, right=frozenset({0, 3, 4}))]
         lines += [f"- round {audit['round']}: {plain(audit['why'], 160)}" for audit in each["audits"] if audit["why"]]
     if each["words"]:
         words = [

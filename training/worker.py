@@ -47,7 +47,7 @@ from swarmnode.training import sandbox
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.verify.distance import Distance, distance
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
-from swarmnode.training.verify.trace import row_of, state_of
+from swarmnode.training.verify.trace import State, Stretch, row_of, state_of
 
 _LENGTH = struct.Struct(">I")
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
@@ -164,14 +164,15 @@ class Worker:
 
     def _train(self, command: dict[str, Any]) -> dict[str, Any]:
         self._pull()
-        if self._recorder is not None and self._recorder.is_open and not self._left.equal(self._vector):
-            self._recorder.lose()
+        recorder = self._recorder
+        if recorder is not None and recorder.is_open and not self._vector.equal(self._left):
+            recorder.lose()
         self._written_back = time.monotonic()
         progress = self._loop.train(
             round=command["round"], steps=command["steps"], seconds=command["seconds"], between=self._between_steps
         )
         self._push()
-        if self._recorder is not None:
+        if self._left is not None:
             self._left.copy_(self._vector)
         self._spent["train"] += progress.seconds
         return {**asdict(progress), "spent": self._spent}
@@ -226,16 +227,22 @@ class Worker:
 
     def _calibrate(self, command: dict[str, Any]) -> dict[str, Any]:
         began, found = time.perf_counter(), []
-        last = self._recorder.last if self._recorder is not None else None
-        start, end = (self._recorder.state(p) for p in (last.start, last.end)) if last is not None else (None, None)
-        if start is not None and end is not None and last.texts == self._texts:
-            usual = self._torch.get_num_threads()
-            for threads in (1, 2):
-                self._torch.set_num_threads(threads)
-                whose = {"round": last.round, "step": last.step, "steps": last.steps}
-                found.append(distance(start, end, self._loop.replay(start, peer_id=self._peer_id, **whose)))
-            self._torch.set_num_threads(usual)
+        recorder = self._recorder
+        if recorder is not None and (last := recorder.last) is not None and last.texts == self._texts:
+            start, end = recorder.state(last.start), recorder.state(last.end)
+            if start is not None and end is not None:
+                found = [self._repeated(last, start, end, threads) for threads in (1, 2)]
         return self._compared(found, began)
+
+    def _repeated(self, own: Stretch, start: State, end: State, threads: int) -> Distance:
+        """How far this node's own steps end from where they did, on so many threads."""
+        usual = self._torch.get_num_threads()
+        self._torch.set_num_threads(threads)
+        try:
+            whose = {"round": own.round, "step": own.step, "steps": own.steps}
+            return distance(start, end, self._loop.replay(start, peer_id=self._peer_id, **whose))
+        finally:
+            self._torch.set_num_threads(usual)
 
     def _compared(self, found: list[Distance], began: float) -> dict[str, Any]:
         seconds = time.perf_counter() - began

@@ -293,8 +293,8 @@ def binding_of(
     run_id: str, round: int, author: str, parent: bytes, salt: bytes, root: bytes, trace: bytes = b""
 ) -> bytes:
     """What a commit binds its author to. As the author is in it, a copied commit opens to nothing."""
-    parts = (run_id.encode(), round.to_bytes(8, "big"), author.encode(), parent, salt, root)
-    parts += (trace,) if trace else ()
+    parts = [run_id.encode(), round.to_bytes(8, "big"), author.encode(), parent, salt, root]
+    parts += [trace] if trace else []
     digest = hashlib.sha256(b"swarmnode/commit/1\0")
     for part in parts:
         digest.update(len(part).to_bytes(4, "big") + part)

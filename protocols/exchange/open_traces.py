@@ -125,11 +125,12 @@ class TracedWork(Work):
         local = self.offer.local
         self.trained_seconds += self.offer.worked.seconds
         self.trained_steps += self.offer.worked.steps
-        ids = await self._runner(lambda: [vector_id(vector) for vector in (self._start, local, residual)])
-        trace = Trace(self._origin, self._previous, self._began, *ids, tuple(self._legs), self._texts())
+        start, end, left = await self._runner(lambda: [vector_id(vector) for vector in (self._start, local, residual)])
+        legs = tuple(self._legs)
+        trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts())
         if self._life and not gap(trace):
             self._offered = trace
-            self._shown[trace.root] = Shown(trace, trace.encode(), {ids[1]: local, ids[2]: residual})
+            self._shown[trace.root] = Shown(trace, trace.encode(), {end: local, left: residual})
             while len(self._shown) > SHOWN:
                 self._shown.popitem(last=False)
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")
