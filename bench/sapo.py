@@ -1,11 +1,11 @@
 """What nodes learn from one another's rollouts (SAPO, 2509.08721) at CPU scale; tables and plots in docs/.
 
-    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 15 minutes on two free cores; --quick for a look
+    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 20 minutes of CPU time; --quick for a look
 
 Eight tiny policies on nine digit tasks in one process, without a network (sapo_swarm/swarm.py):
 
-split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter; 4/4 and the
-          adaptive one with wrong answers tapered (TOPR); and 8/0 that asks on until 8 of its own groups are informative
+split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter; those
+          that share with wrong answers of others tapered (TOPR); 8/0 that asks on until 8 own groups are informative
 attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each attack with and without the defence,
           and what honest swarms write by themselves
 unequal   four kinds of policies, two nodes each, apart and together
@@ -48,6 +48,8 @@ SPLIT = (
     Arm("4/4 unfiltered", own=4, external=4, filtered=False),
     Arm("8/0 oversampled", oversample=8),
     Arm("4/4 tapered", own=4, external=4, correction="tapered"),
+    Arm("6/2 tapered", own=6, external=2, correction="tapered"),
+    Arm("2/6 tapered", own=2, external=6, correction="tapered"),
     Arm("adaptive tapered", adaptive=True, correction="tapered"),
 )
 SIMNET = tuple(arm for arm in SPLIT if arm.filtered)

@@ -26,6 +26,8 @@ COLOURS = {
     "4/4 unfiltered": "tab:purple",
     "8/0 oversampled": "grey",
     "4/4 tapered": "tab:cyan",
+    "6/2 tapered": "tab:olive",
+    "2/6 tapered": "tab:pink",
     "adaptive tapered": "tab:brown",
 }
 

@@ -150,10 +150,10 @@ class AdaptiveSplit:
     policy, whose own groups seldom teach, so takes many, and fewer as it learns.
 
     Now and then a node tries several bounds of J on the groups of one round, each a step from the same parameters, and
-    measures how much that step gains on the same held-out questions (`observe`). One step gains a tenth of what chance
-    adds to it, so that trials can show harm, and not which of two good bounds is better: the bound is the greatest
-    that gained no less than any smaller one, within `sure` standard errors over the last trials; 0 where all hurt.
-    Trials go on then, and the bound rises again once they show no harm.
+    measures how much that step gains on the same held-out questions (`observe`). What a good bound adds to that is a
+    quarter of what chance does (docs/results.md), so that trials can show harm, and not which of two good bounds is
+    better: the bound is the greatest that gained no less than any smaller one, within `sure` standard errors over the
+    last trials; 0 where all hurt. Trials go on then, and the bound rises again once they show no harm.
     """
 
     total: int = 8  # groups of a batch
