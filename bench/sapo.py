@@ -1,6 +1,6 @@
 """What nodes learn from one another's rollouts (SAPO, 2509.08721) at CPU scale; tables and plots in docs/.
 
-    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 20 minutes of CPU time; --quick for a look
+    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 21 minutes of CPU time; --quick for a look
 
 Eight tiny policies on nine digit tasks in one process, without a network (sapo_swarm/swarm.py):
 
