@@ -9,7 +9,7 @@ from collections.abc import Container
 import trio
 
 from swarmnode.protocols.diversity import sample
-from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.network import Network, PeerId, PeerView
 from swarmnode.protocols.offences import Offences
 from swarmnode.protocols.rpc import CallError, Refused
 
@@ -33,14 +33,17 @@ class Neighbours:
 
     def here(self) -> list[PeerId]:
         """Peers to talk to now."""
+        return [view.peer for view in self._views()]
+
+    def _views(self) -> list[PeerView]:
         now = trio.current_time()
         self._until = {peer: until for peer, until in self._until.items() if until > now}
-        return [view.peer for view in self._network.peers() if view.peer not in self._until and self.trusts(view.peer)]
+        return [view for view in self._network.peers() if view.peer not in self._until and self.trusts(view.peer)]
 
     def some(self, rng: random.Random, count: int, *, but: Container[PeerId] = ()) -> list[PeerId]:
         """At most so many peers to talk to now, by chance; each network as likely as any other."""
-        groups = {view.peer: view.group for view in self._network.peers()}
-        return sample(rng, [peer for peer in self.here() if peer not in but], count, groups.__getitem__)
+        views = [view for view in self._views() if view.peer not in but]
+        return [view.peer for view in sample(rng, views, count, lambda view: view.group)]
 
     def trusts(self, peer: PeerId) -> bool:
         """Whether the peer is told news and asked to repair, where it is here."""
