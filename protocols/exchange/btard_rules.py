@@ -177,20 +177,15 @@ def convicts(evidence: Evidence, verify: Verify) -> PeerId | None:
 
 
 def _contradict(one: Signed, other: Signed) -> bool:
-    first, second = _read(one), _read(other)
-    match first, second:
-        case (Sent(), Sent()) | (Centre(), Centre()):
-            return first.part == second.part
-        case (Commitment(), Sent()):
-            return _breaks(first, second)
-        case (Sent(), Commitment()):
-            return _breaks(second, first)
-        case (Commitment(), Opening()):
-            return hashlib.sha256(second.nonce).digest() != first.nonce
-        case (Opening(), Commitment()):
-            return hashlib.sha256(first.nonce).digest() != second.nonce
-        case (Seen(), Seen()):
-            return first.step == second.step
+    match _read(one), _read(other):
+        case (Sent(part=first), Sent(part=second)) | (Centre(part=first), Centre(part=second)):
+            return first == second
+        case (Commitment() as commitment, Sent() as sent) | (Sent() as sent, Commitment() as commitment):
+            return _breaks(commitment, sent)
+        case (Commitment(nonce=sealed), Opening(nonce=nonce)) | (Opening(nonce=nonce), Commitment(nonce=sealed)):
+            return hashlib.sha256(nonce).digest() != sealed
+        case (Seen(step=first), Seen(step=second)):
+            return first == second
         case _:
             return one.kind == other.kind
 
