@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
 from swarmnode.node.host import PortTaken
-from swarmnode.node.trainer import TrainerFailed
+from swarmnode.node.trainerchild import TrainerFailed
 from swarmnode.protocols.twins import KeyInUse
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.golden import GoldenMismatch

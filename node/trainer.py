@@ -9,25 +9,19 @@ cannot be started three times in a row, or says why it never will, ends `run` wi
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import mmap
 import os
-import signal
-import struct
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import msgpack
 import numpy as np
 import trio
 
 from swarmnode.node import confinement
+from swarmnode.node.trainerchild import TrainerChild, TrainerFailed
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.trainer import (
     NOTHING,
@@ -50,25 +44,15 @@ from swarmnode.training.verify.trace import Stretch, state_row, stretches_of
 
 logger = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct(">I")
 FIRST_BACK_OFF = 0.5  # s before a dead child is replaced; doubles each time until a command succeeds
 LAST_BACK_OFF = 60.0  # s
 MAX_FAILED_STARTS = 3  # in a row
-STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
-QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
-STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
-WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
-SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
 
 
 SPENT = Metric(
     "swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in inner steps, or measuring", "what"
 )
-
-
-class TrainerFailed(Exception):
-    """The trainer cannot work here. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +86,7 @@ class TrainerProcess:
         self._settings = settings
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
-        self._child: _Child | None = None
+        self._child: TrainerChild | None = None
         self._ready = trio.Event()
         self._interrupted = False
         self.restarts = 0
@@ -123,7 +107,18 @@ class TrainerProcess:
     @property
     def rules(self) -> Rules:
         """Those of its sandbox."""
-        return _rules(self._settings)
+        settings = self._settings
+        return confinement.rules(
+            mode=settings.sandbox,
+            scratch=settings.scratch,
+            memory=settings.memory,
+            corpus=settings.corpus,
+            heldout=settings.heldout,
+            texts=settings.texts,
+            task=settings.task,
+            policy=settings.policy,
+            readable=settings.readable,
+        )
 
     @property
     def pid(self) -> int | None:
@@ -261,10 +256,10 @@ class TrainerProcess:
     async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
         failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
         while True:
-            child = _Child()
+            child = TrainerChild()
             failure: TrainerFailed | None = None
             await self._empty_scratch()
-            async with child.running(memory_fd, self._settings):
+            async with child.running(memory_fd, self.rules, self._environment()):
                 try:
                     await self._introduce(child, memory_fd)
                     if not started:
@@ -294,6 +289,10 @@ class TrainerProcess:
             await trio.sleep(back_off)
             back_off = min(2 * back_off, LAST_BACK_OFF)
 
+    def _environment(self) -> dict[str, str]:
+        settings = self._settings
+        return confinement.environment(os.environ, threads=settings.threads, scratch=settings.scratch)
+
     async def _fetch_model(self) -> None:
         try:
             await confinement.fetch_model(self._settings.policy)
@@ -317,7 +316,7 @@ class TrainerProcess:
         for lacking in told["missing"]:
             logger.warning("the trainer's sandbox lacks %s: %s", lacking["part"], lacking["why"])
 
-    async def _introduce(self, child: _Child, memory_fd: int) -> None:
+    async def _introduce(self, child: TrainerChild, memory_fd: int) -> None:
         """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
         told = self._settings.texts
         answer = await child.call(
@@ -342,12 +341,12 @@ class TrainerProcess:
         self._child = child
         self._ready.set()
 
-    async def _ready_child(self) -> _Child:
+    async def _ready_child(self) -> TrainerChild:
         while self._child is None:
             await self._ready.wait()
         return self._child
 
-    def _present_child(self) -> _Child:
+    def _present_child(self) -> TrainerChild:
         """The child, of which nothing is left to ask where it is being started again. Raises TrainerDied."""
         if self._child is None:
             raise TrainerDied("the trainer is being started again")
@@ -369,193 +368,3 @@ def _replayed(answer: dict[str, Any]) -> Replayed:
 
 def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:
     return [(author, group.to_map()) for author, group in groups]
-
-
-def _rules(settings: TrainerSettings) -> Rules:
-    return confinement.rules(
-        mode=settings.sandbox,
-        scratch=settings.scratch,
-        memory=settings.memory,
-        corpus=settings.corpus,
-        heldout=settings.heldout,
-        texts=settings.texts,
-        task=settings.task,
-        policy=settings.policy,
-        readable=settings.readable,
-    )
-
-
-class _Child:
-    """One life of the child process: its socket, the calls in flight on it, and how it ended."""
-
-    def __init__(self) -> None:
-        self.ended = trio.Event()
-        self.answered = 0  # commands
-        self._numbers = itertools.count()
-        self._in_flight: dict[int, _Call] = {}
-        self._sending = trio.Lock()
-        self._words = b""
-        self._heard = trio.Event()  # all of its words
-        self._hearing = trio.CancelScope(shield=True)  # while the process lives, whatever becomes of who awaits it
-        self._reason = ""
-
-    @asynccontextmanager
-    async def running(self, memory_fd: int, settings: TrainerSettings) -> AsyncIterator[None]:
-        """Start the process; at the end of the block ask it to quit, then make sure that it is gone."""
-        ours, theirs = trio.socket.socketpair()
-        arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid()), json.dumps(asdict(_rules(settings)))]
-        # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the child
-        # ends, and trio's worker threads end when they are idle.
-        self.process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-P", "-m", "swarmnode.training.confined", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno(), memory_fd],
-            env=confinement.environment(os.environ, threads=settings.threads, scratch=settings.scratch),
-        )
-        theirs.close()
-        assert self.process.stdout is not None  # asked for above
-        self._stream = trio.SocketStream(ours)
-        words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
-        self.process.stdout.close()
-        async with self._stream, trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear, words)
-            try:
-                yield
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self._quit()
-                    with trio.move_on_after(WORDS_GRACE):
-                        await self._heard.wait()
-                self._hearing.cancel()
-
-    async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; when cancelled, have it stopped and wait for the step in hand.
-
-        Raises TrainerDied, and TrainerFailed for an error that trying again cannot mend. Any other error makes the
-        child unfit: it is killed, so that its successor starts clean.
-        """
-        number, call = next(self._numbers), _Call(op)
-        self._in_flight[number] = call
-        try:
-            await self._send({"id": number, "op": op, **arguments})
-            try:
-                await call.done.wait()
-            except trio.Cancelled:
-                if op == "train":
-                    await self._stop(call)
-                raise
-        finally:
-            del self._in_flight[number]
-        if call.answer is None:
-            raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
-        if "error" not in call.answer:
-            self.answered += 1
-            return call.answer["ok"] or {}
-        if call.answer["fault"]:
-            raise TrainerFailed(call.answer["error"])
-        self._kill(f"{op} failed: {call.answer['error']}")
-        raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
-
-    async def interrupt(self) -> None:
-        """Have it end the `train` in hand, if there is one, after the present step; its answer comes as always."""
-        if any(call.op == "train" for call in self._in_flight.values()):
-            await self._send({"id": next(self._numbers), "op": "stop"})
-
-    def cause(self) -> str:
-        """How it ended, in a few words."""
-        if self._reason:
-            return self._reason
-        code = self.process.poll()
-        if code is None:
-            return "closed its socket"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-    def last_words(self) -> str:
-        """The end of what it printed."""
-        return self._words.decode(errors="replace").strip()
-
-    async def _send(self, command: dict[str, Any]) -> None:
-        """Send whole or not at all: half a command would garble what follows."""
-        packed = msgpack.packb(command)
-        with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
-            async with self._sending:
-                try:
-                    await self._stream.send_all(_LENGTH.pack(len(packed)) + packed)
-                except trio.BrokenResourceError:
-                    self._finish()
-        if patience.cancelled_caught:
-            self._kill("took no commands")
-
-    async def _stop(self, call: _Call) -> None:
-        with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE) as patience:
-            await self._send({"id": next(self._numbers), "op": "stop"})
-            await call.done.wait()
-        if patience.cancelled_caught:
-            self._kill("did not stop")
-
-    async def _quit(self) -> None:
-        """Reap the process, by force where it does not go."""
-        if not self.ended.is_set():
-            with trio.move_on_after(QUIT_GRACE):
-                await self._send({"id": next(self._numbers), "op": "quit"})
-                await self.ended.wait()
-        if not self.ended.is_set():
-            self.process.kill()
-        await trio.to_thread.run_sync(self.process.wait)
-        self._finish()
-
-    async def _hear(self, words: trio.lowlevel.FdStream) -> None:
-        """Answers, words and the end: heard out also when the daemon is stopping, or its end would be waited for."""
-        with self._hearing:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read_answers)
-                nursery.start_soon(self._listen, words)
-
-    async def _read_answers(self) -> None:
-        received = bytearray()
-        try:
-            async for piece in self._stream:
-                received += piece
-                while len(received) >= _LENGTH.size:
-                    (length,) = _LENGTH.unpack(received[: _LENGTH.size])
-                    if len(received) < _LENGTH.size + length:
-                        break
-                    answer = msgpack.unpackb(bytes(received[_LENGTH.size : _LENGTH.size + length]))
-                    del received[: _LENGTH.size + length]
-                    call = self._in_flight.get(answer["id"])
-                    if call is not None:
-                        call.answer = answer
-                        call.done.set()
-        except trio.BrokenResourceError:
-            logger.debug("the trainer's socket broke")
-        # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
-        self.process.kill()
-        await trio.to_thread.run_sync(self.process.wait)
-        self._finish()
-
-    async def _listen(self, words: trio.lowlevel.FdStream) -> None:
-        async with words:
-            async for piece in words:
-                self._words = (self._words + piece)[-STDERR_TAIL:]
-        self._heard.set()
-
-    def _kill(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        self.process.kill()
-
-    def _finish(self) -> None:
-        """No answer will come any more."""
-        self.ended.set()
-        for call in self._in_flight.values():
-            call.done.set()
-
-
-class _Call:
-    """A command in flight; `answer` stays None where the child ended."""
-
-    def __init__(self, op: str) -> None:
-        self.op = op
-        self.done = trio.Event()
-        self.answer: dict[str, Any] | None = None

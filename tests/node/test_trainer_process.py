@@ -18,7 +18,9 @@ import pytest
 import trio
 
 from swarmnode.node import trainer as trainer_module
-from swarmnode.node.trainer import TrainerFailed, TrainerProcess, TrainerSettings
+from swarmnode.node import trainerchild
+from swarmnode.node.trainer import TrainerProcess, TrainerSettings
+from swarmnode.node.trainerchild import TrainerFailed
 from swarmnode.protocols.trainer import TrainerDied
 from swarmnode.training.runspec import parse_runspec
 
@@ -333,4 +335,4 @@ def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerS
         taken += trio.current_time()
 
     trio.run(main)
-    assert taken < trainer_module.QUIT_GRACE
+    assert taken < trainerchild.QUIT_GRACE
