@@ -200,22 +200,6 @@ class FalseAccusation(ButterflyLie):
         reduction._tell = lying  # type: ignore[method-assign]
 
 
-class Garbage(ButterflyLie):
-    """Bytes that have not the hash which was signed with them: as good as nothing, and no proof."""
-
-    name = "sends bytes that are not those it signed"
-    proved = False
-
-    def tell(self, method: Btard) -> None:
-        reduction = method.reduction
-        offer = reduction._offer
-
-        def lying(attempt: Any, name: Any, raw: bytes) -> None:
-            offer(attempt, name, raw[:-4] + b"\1\2\3\4" if name[0] == "part" else raw)
-
-        reduction._offer = lying  # type: ignore[method-assign]
-
-
 class LargeSignFlip(ButterflyLie):
     """A lie about its own work, which nobody can prove: the clip bounds it."""
 
@@ -254,6 +238,5 @@ def everyone() -> list[ButterflyLie]:
         OtherNonce(),
         FalseSums(),
         FalseAccusation(),
-        Garbage(),
         LargeSignFlip(),
     ]
