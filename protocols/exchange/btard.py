@@ -1,6 +1,7 @@
 """The exchange method `btard`: known peers who need not be honest (2106.11257). Places and agreement are DiLoCo's.
 
     btard_reduce.py   the all-reduce whose members check one another
+    btard_talk.py     what they tell one another in it
     btard_rules.py    what they sign, and what proves a lie
 
 What it promises beside what `diloco` does, while more than half of the members are honest: one member's work moves the

@@ -30,17 +30,14 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import trio
 
 from swarmnode.protocols import wire
-from swarmnode.protocols.bulk import Bulk, Key
+from swarmnode.protocols.bulk import Bulk
 from swarmnode.protocols.exchange.btard_rules import (
-    MAX_STATEMENT,
     Audit,
     Bundle,
     Centre,
@@ -50,23 +47,21 @@ from swarmnode.protocols.exchange.btard_rules import (
     Seen,
     Sent,
     Signed,
-    Statement,
     Sums,
     attempt_of,
     auditor,
     compare,
     convicts,
-    opened,
-    seal,
     seed_of,
     seen,
 )
+from swarmnode.protocols.exchange.btard_talk import Attempt, Talk
 from swarmnode.protocols.exchange.flow import all_or_missing
 from swarmnode.protocols.exchange.outcomes import PartsMissing
 from swarmnode.protocols.exchange.reduction import Vector, encoded
 from swarmnode.protocols.exchange.roster import Part, Roster, parts
-from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
-from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual
 from swarmnode.training.codecs import Codec, CodecError
@@ -76,12 +71,7 @@ from swarmnode.training.outer import shares_of
 logger = logging.getLogger(__name__)
 
 MAX_BUNDLE = 1 << 20  # bytes
-LATER = (
-    0.15  # of the time allowed, by which each step may end after the one before: the first complaint is the right one
-)
 AGAIN = 1.0  # seconds before an attempt that leads nowhere is given up, so that ballots are not made in a hurry
-
-S = TypeVar("S")
 
 
 class Lies(Exception):
@@ -90,28 +80,6 @@ class Lies(Exception):
     def __init__(self, convicted: Mapping[PeerId, str], evidence: Iterable[Evidence] = ()) -> None:
         super().__init__(", ".join(f"{peer}: {why}" for peer, why in convicted.items()))
         self.convicted, self.evidence = dict(convicted), tuple(evidence)
-
-
-@dataclass
-class _Attempt:
-    """One reduction under way."""
-
-    roster: Roster
-    id: bytes
-    parts: tuple[Part, ...]
-    shares: dict[PeerId, np.float32]  # of those who contribute, in the roster's order
-    allowed: float  # seconds for a step
-    until: float  # trio time by which to give up on who is silent in the step at hand
-    held: dict[str, dict[PeerId, Signed]] = field(default_factory=dict)  # by kind and author
-    centres: dict[int, tuple[Centre, bytes]] = field(default_factory=dict)
-    fetched: dict[int, list[bytes]] = field(default_factory=dict)  # contributions to a part, in the order of shares
-
-    def later(self) -> None:
-        """The next step has a little longer."""
-        self.until += LATER * self.allowed
-
-    def said(self, *kinds: str) -> list[Signed]:
-        return [signed for kind in kinds for signed in self.held.get(kind, {}).values()]
 
 
 class BtardReduce:
@@ -139,18 +107,15 @@ class BtardReduce:
         `convict` is told who lied and how; `publish` gives a proof to these peers.
         """
         self._me, self._run_id = me, run_id
-        self._bulk, self._liveness, self._runner = bulk, liveness, runner
-        self._codec, self._parameters, self._patience = codec, parameters, patience
-        self._sign, self._verify = sign, verify
+        self._talk = Talk(me=me, run_id=run_id, bulk=bulk, liveness=liveness, sign=sign, verify=verify)
+        self._runner, self._codec, self._parameters, self._patience = runner, codec, parameters, patience
+        self._verify = verify
         self._is_banned, self._convict, self._publish = is_banned, convict, publish
-        self._life = secrets.token_bytes(16)
         self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
         self.rates: dict[PeerId, float] = {}  # nothing is measured: parts are of equal size
         self._attempt: str | None = None  # roster id of what is pending
         self._round = -1
         self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
-        self._offered: list[Roster] = []
-        self._own: dict[Key, bytes] = {}  # what this node offers, by name
         self._work = trio.CancelScope()
         self._found: list[PeerId] = []  # who was convicted while an attempt was under way
 
@@ -161,7 +126,7 @@ class BtardReduce:
         no trace but offers to others, and bans.
         """
         self.rollback()
-        self._withdraw(lambda old: old.round >= roster.round)
+        self._talk.withdraw(lambda old: old.round >= roster.round)
         if banned := [peer for peer in roster.peers if self._is_banned(peer)]:
             await trio.sleep(AGAIN)
             raise PartsMissing(tuple(banned))
@@ -171,14 +136,14 @@ class BtardReduce:
             await trio.sleep(AGAIN)
             raise PartsMissing(())
         self._attempt = roster.roster_id
-        self._offered.append(roster)
+        self._talk.offered.append(roster)
         working = [seat for seat in roster.seats if seat.weight > 0]
         if not working:
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
         self._signed.add(roster.roster_id)
         shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
         allowed = min(self._patience, within if within is not None else self._patience)
-        attempt = _Attempt(
+        attempt = Attempt(
             roster,
             attempt_of(self._run_id, roster.roster_id),
             parts(roster, self._parameters),
@@ -208,26 +173,28 @@ class BtardReduce:
 
     def stop_with(self, peer: PeerId) -> None:
         """Somebody was convicted elsewhere: an attempt with it leads nowhere."""
-        if self._attempt is not None and any(peer in roster.peers for roster in self._offered):
+        if self._attempt is not None and any(peer in roster.peers for roster in self._talk.offered):
             self._found.append(peer)
             self._work.cancel()
 
-    async def _run(self, attempt: _Attempt, values: Vector) -> Vector:
+    async def _run(self, attempt: Attempt, values: Vector) -> Vector:
         """Lines 1 to 7 of the module's text. Raises PartsMissing or Lies."""
         own = await self._runner(partial(self._encode, attempt, values)) if self._me in attempt.shares else []
         nonce = secrets.token_bytes(32)
         hashes = tuple(hashlib.sha256(raw).digest() for raw in own)
-        commitments = await self._tell(attempt, Commitment(hashes, hashlib.sha256(nonce).digest()), Commitment)
+        commitments = await self._talk.tell(attempt, Commitment(hashes, hashlib.sha256(nonce).digest()), Commitment)
         self._check_commitments(attempt, commitments)
         for number, raw in enumerate(own):
-            self._offer(attempt, ("part", number), self._with_bytes(attempt, Sent(number, hashes[number]), raw))
+            self._talk.offer(
+                attempt, ("part", number), self._talk.with_bytes(attempt, Sent(number, hashes[number]), raw)
+            )
         mean = await self._centres(attempt, commitments)
         await self._compare(attempt, 0, "commitment", "centre")
-        openings = await self._tell(attempt, Opening(nonce), Opening)
+        openings = await self._talk.tell(attempt, Opening(nonce), Opening)
         self._check_openings(attempt, commitments, openings)
         seed = seed_of({peer: opening.nonce for peer, opening in openings.items()})
         mine = await self._runner(partial(self._sums, attempt, own, mean, seed))
-        sums = await self._tell(attempt, mine, Sums)
+        sums = await self._talk.tell(attempt, mine, Sums)
         self._check_sums(attempt, sums)
         await self._compare(attempt, 1, "opening", "sums")
         suspects = await self._runner(partial(self._suspects, attempt, sums))
@@ -236,7 +203,7 @@ class BtardReduce:
         if who == self._me and not await self._is_right(attempt, which, commitments):
             wrong = (which,)
         attempt.until += attempt.allowed  # the auditor fetched a part of everybody's
-        audits = await self._tell(attempt, Audit(wrong), Audit)
+        audits = await self._talk.tell(attempt, Audit(wrong), Audit)
         accused = {part for audit in audits.values() for part in audit.wrong if 0 <= part < len(attempt.parts)}
         for part in sorted(accused | set(suspects)):
             await self._try(attempt, part, commitments, sums, seed, audits)
@@ -244,7 +211,7 @@ class BtardReduce:
 
     # -- what this node contributes, owns and tells
 
-    def _encode(self, attempt: _Attempt, values: Vector) -> list[bytes]:
+    def _encode(self, attempt: Attempt, values: Vector) -> list[bytes]:
         own = []
         for part in attempt.parts:
             raw = bytearray(self._codec.encoded_size(part.stop - part.start))
@@ -254,7 +221,7 @@ class BtardReduce:
             own.append(bytes(raw))
         return own
 
-    async def _centres(self, attempt: _Attempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
+    async def _centres(self, attempt: Attempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
         """Compute the part that this node owns; fetch all; the whole vector, (P,)."""
         mean = np.empty(self._parameters, np.float32)
         attempt.later()
@@ -262,15 +229,13 @@ class BtardReduce:
             if part.owner == self._me:
                 await self._fetch_part(attempt, number, commitments)
                 centre, raw = await self._runner(partial(self._centre, attempt, number))
-                self._offer(attempt, ("centre", number), self._with_bytes(attempt, centre, raw))
-                self._keep_centre(
-                    attempt, number, seal(centre, self._me, attempt.id, self._life, self._sign), raw, mean
-                )
+                self._talk.offer(attempt, ("centre", number), self._talk.with_bytes(attempt, centre, raw))
+                self._keep_centre(attempt, number, self._talk.sealed(attempt, centre), raw, mean)
         attempt.later()
 
         async def fetch(number: int, part: Part) -> None:
             size = self._codec.encoded_size(part.stop - part.start)
-            signed, raw = await self._fetch_with_bytes(attempt, part.owner, ("centre", number), size)
+            signed, raw = await self._talk.fetch_with_bytes(attempt, part.owner, ("centre", number), size)
             self._keep_centre(attempt, number, signed, raw, mean)
 
         async with all_or_missing() as start:
@@ -279,9 +244,9 @@ class BtardReduce:
                     start(partial(fetch, number, part))
         return mean
 
-    def _keep_centre(self, attempt: _Attempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
+    def _keep_centre(self, attempt: Attempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
         part = attempt.parts[number]
-        centre = self._opened(attempt, signed, Centre, part.owner)
+        centre = self._talk.opened(attempt, signed, Centre, part.owner)
         if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
             raise PartsMissing((part.owner,))
         try:
@@ -291,7 +256,7 @@ class BtardReduce:
         attempt.held.setdefault("centre", {})[part.owner] = signed
         attempt.centres[number] = (centre, raw)
 
-    def _centre(self, attempt: _Attempt, number: int) -> tuple[Centre, bytes]:
+    def _centre(self, attempt: Attempt, number: int) -> tuple[Centre, bytes]:
         """What the owner of a part tells, from the contributions that were fetched."""
         part, raws = attempt.parts[number], attempt.fetched[number]
         size, shares = part.stop - part.start, list(attempt.shares.values())
@@ -304,7 +269,7 @@ class BtardReduce:
         rounded = self._codec.decode(raw, size)
         return Centre(number, hashlib.sha256(raw).digest(), radius, residual(rows, shares, rounded, radius)), raw
 
-    def _sums(self, attempt: _Attempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
+    def _sums(self, attempt: Attempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
         sums: list[float] = []
         distances: list[float] = []
         for number, raw in enumerate(own):
@@ -314,7 +279,7 @@ class BtardReduce:
         return Sums(tuple(sums), tuple(distances))
 
     def _checksum(
-        self, attempt: _Attempt, number: int, raw: bytes, mean: Vector, seed: bytes
+        self, attempt: Attempt, number: int, raw: bytes, mean: Vector, seed: bytes
     ) -> tuple[tuple[float, ...], float]:
         part = attempt.parts[number]
         row = self._codec.decode(raw, part.stop - part.start)
@@ -322,14 +287,14 @@ class BtardReduce:
 
     # -- what others say
 
-    def _check_commitments(self, attempt: _Attempt, commitments: Mapping[PeerId, Commitment]) -> None:
+    def _check_commitments(self, attempt: Attempt, commitments: Mapping[PeerId, Commitment]) -> None:
         count = len(attempt.parts)
         wrong = [p for p, c in commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
         if wrong:
             raise PartsMissing(tuple(sorted(wrong)))
 
     def _check_openings(
-        self, attempt: _Attempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
+        self, attempt: Attempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
     ) -> None:
         evidence = [
             Evidence(attempt.held["commitment"][peer], attempt.held["opening"][peer])
@@ -338,14 +303,14 @@ class BtardReduce:
         ]
         self._raise(evidence, "opened another nonce than it had committed to")
 
-    def _check_sums(self, attempt: _Attempt, sums: Mapping[PeerId, Sums]) -> None:
+    def _check_sums(self, attempt: Attempt, sums: Mapping[PeerId, Sums]) -> None:
         count = len(attempt.parts)
         wanted = {peer: count if peer in attempt.shares else 0 for peer in sums}
         wrong = [p for p, s in sums.items() if (len(s.sums), len(s.distances)) != (DIRECTIONS * wanted[p], wanted[p])]
         if wrong:
             raise PartsMissing(tuple(sorted(wrong)))
 
-    def _suspects(self, attempt: _Attempt, sums: Mapping[PeerId, Sums]) -> list[int]:
+    def _suspects(self, attempt: Attempt, sums: Mapping[PeerId, Sums]) -> list[int]:
         shares, found = list(attempt.shares.values()), []
         for number in range(len(attempt.parts)):
             told = [sums[peer].of(number) for peer in attempt.shares]
@@ -356,21 +321,21 @@ class BtardReduce:
                 found.append(number)
         return found
 
-    async def _compare(self, attempt: _Attempt, step: int, *kinds: str) -> None:
+    async def _compare(self, attempt: Attempt, step: int, *kinds: str) -> None:
         """Make sure that all hold the same statements of these kinds. Raises Lies or PartsMissing."""
         mine = seen(step, attempt.said(*kinds))
-        told = await self._tell(attempt, mine, Seen)
+        told = await self._talk.tell(attempt, mine, Seen)
         others = [peer for peer, said in told.items() if (said.step, said.hash) != (step, mine.hash)]
         bundle = wire.encode(Bundle(tuple(attempt.said(*kinds))))
         if not others:
             return
-        self._offer(attempt, ("bundle", step), bundle)
+        self._talk.offer(attempt, ("bundle", step), bundle)
         attempt.later()
         found: list[Evidence] = []
         unproved: set[PeerId] = set()
 
         async def look(peer: PeerId) -> None:
-            raw = await self._fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
+            raw = await self._talk.fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
             try:
                 theirs = wire.decode(Bundle, raw).held
             except wire.WireError as error:
@@ -389,7 +354,7 @@ class BtardReduce:
 
     # -- trials
 
-    async def _is_right(self, attempt: _Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
+    async def _is_right(self, attempt: Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
         """Whether the owner of a part told what its contributions give."""
         await self._fetch_part(attempt, number, commitments)
         again, _ = await self._runner(partial(self._centre, attempt, number))
@@ -397,7 +362,7 @@ class BtardReduce:
 
     async def _try(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         number: int,
         commitments: Mapping[PeerId, Commitment],
         sums: Mapping[PeerId, Sums],
@@ -426,7 +391,7 @@ class BtardReduce:
         if accusers := [peer for peer, audit in audits.items() if number in audit.wrong]:
             raise Lies(dict.fromkeys(accusers, "it accused the owner of a part that is right"))
 
-    async def _fetch_part(self, attempt: _Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
+    async def _fetch_part(self, attempt: Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
         """Have all contributions to a part. Raises PartsMissing, or Lies about who sends what it did not commit to."""
         if number in attempt.fetched:
             return
@@ -435,8 +400,8 @@ class BtardReduce:
         evidence: list[Evidence] = []
 
         async def fetch(peer: PeerId) -> None:
-            signed, raw = await self._fetch_with_bytes(attempt, peer, ("part", number), size)
-            sent = self._opened(attempt, signed, Sent, peer)
+            signed, raw = await self._talk.fetch_with_bytes(attempt, peer, ("part", number), size)
+            sent = self._talk.opened(attempt, signed, Sent, peer)
             if sent.part != number or hashlib.sha256(raw).digest() != sent.hash:
                 raise PartsMissing((peer,))
             if sent.hash != commitments[peer].hashes[number]:
@@ -463,81 +428,6 @@ class BtardReduce:
         if doubtful:
             raise PartsMissing(tuple(sorted(doubtful)))
 
-    # -- telling and fetching
-
-    async def _tell(self, attempt: _Attempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
-        """Tell all seats, and hear the same kind from each; by peer. Raises PartsMissing."""
-        name = kind.__name__.lower() + (str(what.step) if isinstance(what, Seen) else "")
-        signed = seal(what, self._me, attempt.id, self._life, self._sign)
-        self._offer(attempt, (name,), wire.encode(signed))
-        attempt.later()
-        held = attempt.held.setdefault(name, {})
-        held[self._me] = signed
-
-        async def hear(peer: PeerId) -> None:
-            raw = await self._fetch(attempt, peer, (name,), MAX_STATEMENT)
-            try:
-                held[peer] = wire.decode(Signed, raw, limit=MAX_STATEMENT)
-            except wire.WireError as error:
-                raise PartsMissing((peer,)) from error
-
-        async with all_or_missing() as start:
-            for peer in attempt.roster.peers:
-                if peer != self._me:
-                    start(partial(hear, peer))
-        return {peer: self._opened(attempt, held[peer], kind, peer) for peer in attempt.roster.peers}
-
-    def _opened(self, attempt: _Attempt, signed: Signed, kind: type[S], author: PeerId) -> S:
-        try:
-            return opened(signed, kind, author, attempt.id, self._verify)
-        except wire.WireError as error:
-            raise PartsMissing((author,)) from error
-
-    def _with_bytes(self, attempt: _Attempt, what: Statement, raw: bytes) -> bytes:
-        signed = wire.encode(seal(what, self._me, attempt.id, self._life, self._sign))
-        return len(signed).to_bytes(4, "big") + signed + raw
-
-    async def _fetch_with_bytes(
-        self, attempt: _Attempt, peer: PeerId, name: tuple[str | int, ...], size: int
-    ) -> tuple[Signed, bytes]:
-        """A statement and the `size` bytes that it is about."""
-        whole = await self._fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
-        stated = int.from_bytes(whole[:4], "big")
-        if len(whole) != 4 + stated + size:
-            raise PartsMissing((peer,))
-        try:
-            return wire.decode(Signed, whole[4 : 4 + stated], limit=MAX_STATEMENT), whole[4 + stated :]
-        except wire.WireError as error:
-            raise PartsMissing((peer,)) from error
-
-    async def _fetch(self, attempt: _Attempt, peer: PeerId, name: tuple[str | int, ...], most: int) -> bytes:
-        """What a peer offers under a name, or what this node does. Raises PartsMissing."""
-        key = self._key(attempt.roster, *name)
-        if peer == self._me:
-            return self._own[key]
-        wait = max(0.0, attempt.until - trio.current_time())
-
-        async def fetch() -> bytes:
-            return bytes(await self._bulk.fetch(peer, key, max_size=most, wait=wait, stall=wait))
-
-        raw: bytes | None = None
-        failure: Exception | None = None
-        with trio.move_on_at(attempt.until):
-            try:
-                raw = await self._liveness.unless_gone(peer, fetch)
-            except (NetworkError, PeerGoneSilent) as error:
-                failure = error
-        if raw is None:
-            raise PartsMissing((peer,)) from failure
-        return raw
-
-    def _offer(self, attempt: _Attempt, name: tuple[str | int, ...], raw: bytes) -> None:
-        key = self._key(attempt.roster, *name)
-        self._own[key] = raw
-        peers = frozenset(attempt.roster.peers) - {self._me}
-        if peers:
-            self._bulk.offer(key, raw, to=peers)
-
     # -- how it ended
 
     def commit(self, roster: Roster) -> bool:
@@ -551,19 +441,10 @@ class BtardReduce:
         else:
             self.rollback()
         self._attempt = None
-        self._withdraw(lambda old: old.round != roster.round)
+        self._talk.withdraw(lambda old: old.round != roster.round)
         return reduced and any(seat.peer == self._me and seat.weight for seat in roster.seats)
 
     def rollback(self) -> None:
         """Forget the pending residual of an attempt that did not count."""
         self.sent.rollback()
         self._attempt = None
-
-    def _withdraw(self, which: Callable[[Roster], bool]) -> None:
-        for old in [roster for roster in self._offered if which(roster)]:
-            self._bulk.withdraw(self._key(old))
-            self._own = {key: raw for key, raw in self._own.items() if key[: len(self._key(old))] != self._key(old)}
-            self._offered.remove(old)
-
-    def _key(self, roster: Roster, *name: str | int) -> Key:
-        return ("btard", self._run_id, roster.roster_id, *name)

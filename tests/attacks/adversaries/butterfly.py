@@ -13,7 +13,7 @@ import numpy as np
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.exchange.btard import Btard
-from swarmnode.protocols.exchange.btard_rules import Audit, Centre, Commitment, Opening, Sent, Signed, Sums, seal
+from swarmnode.protocols.exchange.btard_rules import Audit, Centre, Commitment, Opening, Sent, Signed, Sums
 from swarmnode.protocols.exchange.diloco import Diloco
 
 
@@ -90,16 +90,16 @@ class BrokenCommitment(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
-        offer = reduction._offer
+        offer = reduction._talk.offer
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
             if name[0] == "part":
                 part = attempt.parts[name[1]]
                 other = bytes(reduction._codec.encode(np.ones(part.stop - part.start, np.float32)))
-                raw = reduction._with_bytes(attempt, Sent(name[1], _hash(other)), other)
+                raw = reduction._talk.with_bytes(attempt, Sent(name[1], _hash(other)), other)
             offer(attempt, name, raw)
 
-        reduction._offer = lying  # type: ignore[method-assign]
+        reduction._talk.offer = lying  # type: ignore[method-assign]
 
 
 class UnequalStatements(ButterflyLie):
@@ -111,15 +111,15 @@ class UnequalStatements(ButterflyLie):
         raise NotImplementedError
 
     def tell(self, method: Btard) -> None:
-        reduction, bulk = method.reduction, method.reduction._bulk
-        offered, offer = bulk._offered, reduction._offer
+        reduction, bulk = method.reduction, method.reduction._talk._bulk
+        offered, offer = bulk._offered, reduction._talk.offer
         twice: dict[Any, bytes] = {}
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
             offer(attempt, name, raw)
             changed = self._changed(reduction, attempt, name, raw)
             if changed is not None:
-                twice[reduction._key(attempt.roster, *name)] = changed
+                twice[reduction._talk._key(attempt.roster, *name)] = changed
 
         async def unequal(key: Any, peer: str, wait: float) -> Any:
             found = await offered(key, peer, wait)
@@ -127,14 +127,14 @@ class UnequalStatements(ButterflyLie):
                 return type(found)(memoryview(twice[key]), found.dtype, found.to)
             return found
 
-        reduction._offer, bulk._offered = lying, unequal  # type: ignore[method-assign]
+        reduction._talk.offer, bulk._offered = lying, unequal  # type: ignore[method-assign]
 
     def _changed(self, reduction: Any, attempt: Any, name: Any, raw: bytes) -> bytes | None:
         if name[0] != self.kind.__name__.lower():
             return None
         signed = wire.decode(Signed, raw)
         what = self.other(wire.decode(self.kind, signed.body))
-        return wire.encode(seal(what, reduction._me, attempt.id, reduction._life, reduction._sign))
+        return wire.encode(reduction._talk.sealed(attempt, what))
 
 
 class UnequalCommitments(UnequalStatements):
@@ -153,7 +153,7 @@ class UnequalCentres(UnequalStatements):
             return None
         part = attempt.parts[name[1]]
         other = bytes(reduction._codec.encode(np.ones(part.stop - part.start, np.float32)))
-        return bytes(reduction._with_bytes(attempt, Centre(name[1], _hash(other), 1.0, 0.0), other))
+        return bytes(reduction._talk.with_bytes(attempt, Centre(name[1], _hash(other), 1.0, 0.0), other))
 
 
 class OtherNonce(ButterflyLie):
@@ -161,14 +161,14 @@ class OtherNonce(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
-        tell = reduction._tell
+        tell = reduction._talk.tell
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
             if isinstance(what, Opening):
                 what = Opening(bytes(32))
             return await tell(attempt, what, kind)
 
-        reduction._tell = lying  # type: ignore[method-assign]
+        reduction._talk.tell = lying  # type: ignore[method-assign]
 
 
 class FalseSums(ButterflyLie):
@@ -192,12 +192,12 @@ class FalseAccusation(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
-        tell = reduction._tell
+        tell = reduction._talk.tell
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
             return await tell(attempt, Audit((0,)) if isinstance(what, Audit) else what, kind)
 
-        reduction._tell = lying  # type: ignore[method-assign]
+        reduction._talk.tell = lying  # type: ignore[method-assign]
 
 
 class LargeSignFlip(ButterflyLie):
