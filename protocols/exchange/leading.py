@@ -283,9 +283,13 @@ class Leader:
     def _blame(self, reports: dict[PeerId, Report], hashes: dict[PeerId, str], silent: set[PeerId]) -> None:
         """Note between whom the exchange failed, so that the next ballot can do without some of them.
 
-        `silent` did not report in time; who keeps the others waiting is named by them, if any of them reported.
+        `silent` did not report in time; who keeps the others waiting is named by them, if any of them reported. Who
+        names itself, or somebody who has no part in the round, is the one to do without.
         """
-        broken = {(p, missed) for p, r in reports.items() for missed in r.missing}
+        others = set(self._standing.candidates())
+        broken = {
+            (p, missed) if missed in others - {p} else (self._me, p) for p, r in reports.items() for missed in r.missing
+        }
         mine = hashes.get(self._me)
         differing = {p for p, hash in hashes.items() if mine is not None and hash != mine}
         if differing:

@@ -425,6 +425,23 @@ def test_a_member_that_says_it_missed_everybody_costs_no_other_its_seat(simulate
     simulate(simulated, body)
 
 
+@pytest.mark.parametrize("whom", ["itself", "a stranger"])
+def test_a_member_that_says_it_missed_nobody_who_could_be_left_out_is_left_out(simulated: Simulated, whom: str) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        liar = swarm.members[3]
+
+        async def blame(roster: Roster, within: float) -> str:
+            raise PartsMissing((liar.me if whom == "itself" else liar.me[::-1],))
+
+        liar.reduce = blame  # type: ignore[method-assign]
+        swarm.begin()
+        decision = await swarm.decided(*swarm.members[:3], within=20)
+        assert set(decision.roster.peers) == {m.me for m in swarm.members[:3]}
+
+    simulate(simulated, body)
+
+
 def test_a_report_of_one_that_was_not_ready_does_not_count(simulated: Simulated) -> None:
     async def body(swarm: Swarm) -> None:
         await swarm.start(3)

@@ -200,6 +200,22 @@ class FalseAccusation(ButterflyLie):
         reduction._talk.tell = lying  # type: ignore[method-assign]
 
 
+class Garbage(ButterflyLie):
+    """Bytes that have not the hash which was signed with them: as good as nothing, and no proof."""
+
+    name = "sends bytes that are not those it signed"
+    proved = False
+
+    def tell(self, method: Btard) -> None:
+        talk = method.reduction._talk
+        offer = talk.offer
+
+        def lying(attempt: Any, name: Any, raw: bytes) -> None:
+            offer(attempt, name, raw[:-4] + b"\1\2\3\4" if name[0] == "part" else raw)
+
+        talk.offer = lying  # type: ignore[method-assign]
+
+
 class LargeSignFlip(ButterflyLie):
     """A lie about its own work, which nobody can prove: the clip bounds it."""
 
@@ -238,5 +254,6 @@ def everyone() -> list[ButterflyLie]:
         OtherNonce(),
         FalseSums(),
         FalseAccusation(),
+        Garbage(),
         LargeSignFlip(),
     ]
