@@ -330,7 +330,9 @@ class OpenPlace:
             if len(self._asked) > REMEMBERED:
                 self._asked.popitem(last=False)
         tree, tip = self._held.tree, self._held.tip
-        base = tree[tree.ancestry(tip)[-1 - BASE :][0]]
+        way = [tree[id] for id in tree.ancestry(tip)[-1 - BASE :]]
+        first = way[min(1, len(way) - 1)]  # to undo the roster at the base would take the state before it
+        base = first if first.roster is not None and first.roster.revert else way[0]
         elapsed = max(0.0, trio.current_time() - self.arrived)
         hash = self._held.states.hashes[base.id]
         return Tip(tip, tree[tip].chain.round, elapsed, base.chain.encode(), hash)

@@ -8,7 +8,8 @@ to tell the owners, who can have a node go over: `swarmnode run --roster ROUND:I
 So now and then, and before it goes over to another's state, a node asks members where they stand. Who stands in its
 tree, or on a way that leads from there, is in step. Who is not, and keeps rosters of the same rounds as this node, all
 of them others, has parted from it before the oldest of these. A member can lie about that, and thereby have a line of
-text shown. Who was alone on its way, as a machine that was asleep or offline, has nobody to part from and goes over.
+text shown. A node in whose rosters since then nobody's work counts but its own, as on a machine that was asleep or
+offline, has nobody to part from and goes over.
 """
 
 from __future__ import annotations
@@ -106,13 +107,14 @@ class Splits:
         if tip.tip in self._held.tree:
             return None
         path = await self._sources.path_of(peer, tip.tip)
-        tree, chain = self._held.tree, self._held.block.chain
+        tree = self._held.tree
         if any(id in tree for id in path.ids):
-            return None
-        if not any(one.author != self._me for worked in chain.history for one in worked):
             return None
         theirs = range(tip.round - len(path.ids), tip.round)  # the rounds that these rosters ended
         mine = tree.path(self._held.tip)
+        worked = (one.author for block in mine if block.roster is not None for one in block.chain.history[-1])
+        if set(worked) <= {self._me}:
+            return None
         other = sum(block.chain.round - 1 in theirs for block in mine)
         if other <= SETTLED or max(len(mine), len(path.ids)) < forks.DEPTH:
             return None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import trio
-from simswarm import SimSwarm
+from simswarm import RUN, SimSwarm
 
 from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.protocols.chain.chainstate import decode
+from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.exchange.open_wire import TipQuery
 
 SHORTEST = 1.0  # seconds, by default
 
@@ -45,5 +48,26 @@ def test_who_was_cut_off_for_longer_than_others_remember_is_soon_where_they_are(
         healed = max(swarm.nodes["a"].rounds)
         await swarm.until(lambda: max(swarm.nodes["c"].rounds) > healed, within=30)
         await swarm.until(lambda: swarm.all_agree(after=healed), within=30)
+
+    simulate(body, "a", "b", "c")
+
+
+def test_nobody_is_given_a_state_to_begin_with_whose_roster_the_next_one_undid() -> None:
+    """As that takes the state before, which a newcomer has not."""
+
+    async def body(swarm: SimSwarm) -> None:
+        method = swarm.nodes["a"].method
+        assert isinstance(method, Open)
+        undone = 0
+        for round in range(60):
+            await swarm.round_done(round, "a")
+            tip = await method.places._on_tip(swarm.peer("b"), TipQuery(RUN))
+            way = method.held.tree.path(method.held.tip)
+            rosters = {block.chain.round: block.roster for block in way}
+            after = rosters.get(decode(tip.base).round + 1)
+            assert after is None or not after.revert
+            last = rosters.get(tip.round - 1)
+            undone += last is not None and last.revert
+        assert undone > 0
 
     simulate(body, "a", "b", "c")
