@@ -207,4 +207,5 @@ def test_a_node_that_stays_after_its_last_round_ends_in_order(tmp_path: Path, ru
         node.wait_for("finished")
         node.send(signal.SIGINT)
         assert node.wait() == 0
-        assert "WARNING" not in node.log()
+        warnings = [line for line in node.log().splitlines() if "WARNING" in line]
+        assert not [line for line in warnings if "runs as root" not in line]  # as tests in a container do
