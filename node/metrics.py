@@ -137,7 +137,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer, watching)
     show_chain(metrics, Counter, lambda: 0)
     show_audits(metrics, Counter(), lambda: 0.0, lambda: 0)
-    show_rollouts(metrics, Pool(network.me, now=now_ms), Counter())
+    show_rollouts(metrics, Pool(network.me, now=now_ms), Counter(), lambda: 0.0)
     return metrics
 
 

@@ -64,7 +64,7 @@ EVENTS = Metric("swarmnode_rollouts_total", COUNTER, "what happened with rollout
 SHARE_SECONDS = Metric(
     "swarmnode_rollout_share_seconds_total",
     COUNTER,
-    "CPU seconds of signing, checking and choosing rollout groups to share; transport and learning not included",
+    "CPU seconds of signing, checking and choosing rollout groups; neither transport nor learning",
 )
 REFUSED = Metric("swarmnode_rollouts_refused_total", COUNTER, "rollout groups of others not learned from", "why")
 
@@ -235,8 +235,7 @@ class Rollouts:
         return RolloutStats(self.pool.stats(), self.alone, len(self._spreader), dict(self.counts))
 
     def measure(self, metrics: Metrics) -> None:
-        show(metrics, self.pool, self.counts)
-        metrics.show(SHARE_SECONDS, lambda: self.spent.seconds)
+        show(metrics, self.pool, self.counts, lambda: self.spent.seconds)
         self.offences.measure(metrics)
 
     # -- passing on
@@ -337,8 +336,8 @@ class Rollouts:
             raise Refuse("busy", "asked too often what is recent")
 
 
-def show(metrics: Metrics, pool: Pool, counts: Counter[str]) -> None:
-    """Show what is held and what happened."""
+def show(metrics: Metrics, pool: Pool, counts: Counter[str], seconds: Callable[[], float]) -> None:
+    """Show what is held, what happened, and the CPU seconds that it took."""
 
     def held() -> dict[str, float]:
         return {"own": len(pool.own()), "others": len(pool)}
@@ -350,4 +349,5 @@ def show(metrics: Metrics, pool: Pool, counts: Counter[str]) -> None:
     metrics.show(HELD, held)
     metrics.show(HELD_BYTES, held_bytes)
     metrics.show(EVENTS, lambda: counts)
+    metrics.show(SHARE_SECONDS, seconds)
     metrics.show(REFUSED, lambda: pool.refused)
