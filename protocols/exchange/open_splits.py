@@ -112,11 +112,11 @@ class Splits:
             return None
         theirs = range(tip.round - len(path.ids), tip.round)  # the rounds that these rosters ended
         mine = tree.path(self._held.tip)
-        worked = (one.author for block in mine if block.roster is not None for one in block.chain.history[-1])
-        if set(worked) <= {self._me}:
+        parted = [block for block in mine if block.chain.round - 1 in theirs]  # since then, all rosters are others
+        if len(parted) <= SETTLED or max(len(mine), len(path.ids)) < forks.DEPTH:
             return None
-        other = sum(block.chain.round - 1 in theirs for block in mine)
-        if other <= SETTLED or max(len(mine), len(path.ids)) < forks.DEPTH:
+        worked = {one.author for block in parted if block.roster is not None for one in block.chain.history[-1]}
+        if worked <= {self._me}:
             return None
         named = max((number for number, empty in enumerate(path.empty[:-SETTLED]) if not empty), default=None)
         if named is None:  # it went through empty rounds alone, and will find the others
