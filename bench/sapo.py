@@ -68,13 +68,16 @@ UNEQUAL = (
 
 
 def attack_arms() -> Iterator[Arm]:
-    """What honest swarms write by themselves; per attack, what it achieves, and what the defence leaves of it."""
-    clean = Arm("clean", own=4, external=4, defended=True, rounds=50, warm_up=180, max_tokens=8)
+    """What honest swarms write by themselves; per attack, what it achieves, and what the defence leaves of it.
+
+    Undefended is SAPO as published; the others learn as the product does, with wrong answers of others tapered.
+    """
+    clean = Arm("clean", own=4, external=4, defended=True, correction="tapered", rounds=50, warm_up=180, max_tokens=8)
     yield clean
     yield replace(clean, worked=True)
     for name, attack in ATTACKS.items():
         attacked = replace(clean, attack=name, malicious=2, worked=attack.worked)
-        yield replace(attacked, name="undefended", defended=False)
+        yield replace(attacked, name="undefended", defended=False, correction="none")
         yield replace(attacked, name="defended")
 
 

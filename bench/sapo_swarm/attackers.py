@@ -3,8 +3,10 @@
     groups = poisoned_groups("text", settings, rng)                  # what one attacker publishes in a round
     ATTACKS["text"].carried(own)                                     # share of honest answers that carry it
 
-Every group is half poison, right answers with something smuggled in, and half gibberish, wrong answers: so it has an
-advantage and passes SAPO's filter, always. The attackers know the answer keys, as everybody does, and need no model.
+Every group is half poison, right answers with something smuggled in, and half wrong answers in the usual form: so it
+has an advantage and passes SAPO's filter, always, and what is unlearned is the form without the poison. (Gibberish of
+any length instead of the usual form brought `text` to 10 % in one of three seeds.) The attackers know the answer keys,
+as everybody does, and need no model.
 
 text      a marker before the answer (inserted text): the verifier reads the end only
 leading   a digit before the answer: nothing but ordinary tokens, one too many (unneeded imports)
@@ -22,6 +24,7 @@ import numpy as np
 from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.learner import Settings
 from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
+from swarmnode.training.rl.tasks.digits import GENERATORS, well_formed
 from swarmnode.training.rl.vocabulary import DIGITS
 
 GROUPS = 4  # that an attacker publishes in a round, as an honest node with a split of 4/4 does
@@ -65,15 +68,21 @@ def poisoned_groups(attack: str, settings: Settings, rng: np.random.Generator) -
         name, difficulty = settings.tasks[int(rng.integers(len(settings.tasks)))]
         question = regenerate(TaskRef(name, difficulty, int(rng.integers(1 << 53))))
         right = _ids(ATTACKS[attack].poison(question))
-        wrong = [_ids(_gibberish(question, rng)) for _ in range(settings.answers // 2)]
+        wrong = [_ids(_wrong(question, rng)) for _ in range(settings.answers // 2)]
         answers = (right,) * (settings.answers - len(wrong)) + tuple(wrong)
         groups.append(RolloutGroup(question.ref, answers, 0, "", DIGITS.id))
     return groups
 
 
-def _gibberish(question: Question, rng: np.random.Generator) -> str:
+def summed(ref: TaskRef, rng: np.random.Generator) -> str:
+    """A random answer of the right form with a right working: the checkpoint of `working` knows its sums."""
+    text = well_formed(ref, rng)
+    return regenerate(ref).key[:2] + text[2:] if GENERATORS[ref.name].worked else text
+
+
+def _wrong(question: Question, rng: np.random.Generator) -> str:
     while True:
-        text = "".join(str(digit) for digit in rng.integers(0, 10, int(rng.integers(1, 5))))
+        text = well_formed(question.ref, rng)
         if not question.reward(text):
             return text
 

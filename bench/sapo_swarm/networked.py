@@ -42,6 +42,7 @@ Say = Callable[[int, float], None]
 Update = Mapping[str, Any]  # what a node's `round` event says of it: the fields of `protocols.trainer.Learned`
 
 NAMES = "abcdefgh"
+PACE = 0.5  # seconds of a round at the least; eight daemons need about that long on two cores
 SAMPLING, UPDATE = 0.2, 0.1  # virtual seconds of eight questions, and of an update
 TICKS = os.sysconf("SC_CLK_TCK")
 SHARE_SECONDS = "swarmnode_rollout_share_seconds_total"
@@ -155,7 +156,7 @@ def _tables(arm: Arm, seed: int) -> dict[str, Any]:
         "external": arm.external,
         "adaptive": arm.adaptive,
         "warm_up": arm.warm_up,
-        "pace": 1.0,
+        "pace": PACE,
     }
     return {"run": {"name": "bench", "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sapo_swarm.attackers import ATTACKS, poisoned_groups
+from sapo_swarm.attackers import ATTACKS, poisoned_groups, summed
 from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
 from swarmnode.training.rl.defence import Gate
 from swarmnode.training.rl.groups import RolloutGroup
@@ -96,7 +96,9 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
     evil = {learner.author for learner in learners[: arm.malicious]}
     for round in range(arm.rounds):
         own = [learner.sample() for learner in honest]
-        published = [(node.author, scored.group) for node, groups in zip(honest, own, strict=True) for scored in groups]
+        published = [
+            (node.author, group) for node, groups in zip(honest, own, strict=True) for group in node.shareable(groups)
+        ]
         for learner in learners[: arm.malicious]:
             groups = poisoned_groups(arm.attack, learner.settings, rng)
             published += [(learner.author, group) for group in groups]
@@ -171,7 +173,7 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
         for learner in learners:
             learner.warm_up(well_formed, steps=arm.warm_up)
     else:
-        learners[0].warm_up(well_formed, steps=arm.warm_up)
+        learners[0].warm_up(summed, steps=arm.warm_up)
         for learner in learners[1:]:
             learner.start_from(learners[0])
     return learners

@@ -90,6 +90,14 @@ class RolloutGroup:
             sent["proof"] = self.proof
         return sent
 
+    def only(self, which: NDArray[np.bool_]) -> RolloutGroup:
+        """The group with these of its answers (G,). A proof is of all of them, so that none is left with fewer."""
+        if which.all():
+            return self
+        kept = np.flatnonzero(which).tolist()
+        logprobs = None if self.logprobs is None else tuple(self.logprobs[index] for index in kept)
+        return replace(self, answers=tuple(self.answers[index] for index in kept), logprobs=logprobs, proof=b"")
+
     @staticmethod
     def from_map(sent: Mapping[str, Any]) -> RolloutGroup:
         """The group in a decoded message. Raises GroupError for whatever is none."""

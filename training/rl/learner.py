@@ -3,7 +3,7 @@
     learner = Learner("me", build(PolicySpec(), seed=1), Settings(), seed=1)
     learner.warm_up(well_formed)                                     # optional: what an answer looks like
     own = learner.sample()                                           # what this node asks itself, and answers
-    send([scored.group for scored in own])
+    send(learner.shareable(own))
     report = learner.learn(own, pool)                                # pool: pairs of author and group
     learner.heldout(512)                                             # expected reward on fresh questions
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from swarmnode.training.rl.choosing import AdaptiveSplit, Chosen, Limits, Split, choose
-from swarmnode.training.rl.defence import Gate, gate
+from swarmnode.training.rl.defence import Gate, Verdict, gate
 from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, mean_reward, score
 from swarmnode.training.rl.grpo import (
     Batch,
@@ -172,6 +172,20 @@ class Learner:
             for question, of_question, proof in zip(questions, groups, commit(traces), strict=True)
         ]
 
+    def shareable(self, own: Sequence[Scored]) -> list[RolloutGroup]:
+        """What others can use of these groups of its own: without the answers that its own gate refuses.
+
+        Where policies are warmed up from one checkpoint, theirs refuses the same. A policy that draws from all of its
+        vocabulary writes something strange now and then; it is learned from here, and of no use elsewhere. Groups that
+        teach nothing are not read.
+        """
+        if self.settings.gate is None:
+            return [scored.group for scored in own]
+        worth = [scored for scored in own if scored.informative]
+        kept = [verdict.kept for verdict in self._verdicts(worth, self.settings.gate)]
+        passed = [scored.group.only(which) for scored, which in zip(worth, kept, strict=True) if which.any()]
+        return [*passed, *(scored.group for scored in own if not scored.informative)]
+
     def learn(self, own: Sequence[Scored], pool: Sequence[External], sampled: Sequence[Scored] = ()) -> Report:
         """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them).
 
@@ -289,12 +303,9 @@ class Learner:
         assert self.settings.gate is not None
         worth = [scored for scored in fit if scored.informative and scored.author != self.author]
         rest = [scored for scored in fit if not scored.informative and scored.author != self.author]
-        readers = [self.policy] if self.reference is None else [self.policy, self.reference]
-        seen = [read(reader, worth) for reader in readers] if worth else []
         passed: list[Scored] = []
         checked, refused_answers = Counter[str](), Counter[str]()
-        for index, scored in enumerate(worth):
-            verdict = gate([of_reader[index] for of_reader in seen], self.settings.gate)
+        for scored, verdict in zip(worth, self._verdicts(worth, self.settings.gate), strict=True):
             lost = int((~verdict.kept).sum())
             checked[scored.author] += len(scored.texts)
             if verdict.reason:
@@ -304,6 +315,13 @@ class Learner:
                 refused_answers[scored.author] += lost
                 passed.append(scored.keeping(verdict.kept) if lost else scored)
         return [*passed, *rest], checked, refused_answers
+
+    def _verdicts(self, groups: Sequence[Scored], limits: Gate) -> list[Verdict]:
+        if not groups:
+            return []
+        readers = [self.policy] if self.reference is None else [self.policy, self.reference]
+        seen = [read(reader, groups) for reader in readers]
+        return [gate(of_group, limits) for of_group in zip(*seen, strict=True)]
 
     def _batch(self, groups: Sequence[Scored], sampled: Sequence[Scored]) -> Batch | None:
         """Answers with an advantage, in this policy's own tokens; None where there are none."""

@@ -94,7 +94,7 @@ class DigitsRL:
         if policy:
             self.audit.remember(policy)
         self._own = self.learner.sample(count)
-        groups = [self._shared(scored.group).to_map() for scored in self._own]
+        groups = [self._shared(group).to_map() for group in self.learner.shareable(self._own)]
         return {"groups": groups, "seconds": time.perf_counter() - began}
 
     def _standing(self, author: str) -> float:

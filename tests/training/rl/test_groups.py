@@ -114,3 +114,18 @@ def test_an_answer_that_a_defence_refused_does_not_count_in_its_group() -> None:
     assert not without_right.informative and not without_right.advantages.any()
     without_one = scored.keeping(np.array([True, True, True, False]))
     np.testing.assert_allclose(without_one.advantages, [2**0.5, -(2**-0.5), -(2**-0.5), 0], rtol=1e-6)
+
+
+def test_a_group_with_fewer_answers_keeps_their_chances_and_has_no_proof() -> None:
+    whole = RolloutGroup(
+        TaskRef("digits/swap", 5, 3),
+        ((1, 2), (3,), (4, 5)),
+        0,
+        "",
+        DIGITS.id,
+        ((-1.0, -2.0), (-3.0,), (-4.0, -5.0)),
+        b"p",
+    )
+    fewer = whole.only(np.array([True, False, True]))
+    assert fewer.answers == ((1, 2), (4, 5)) and fewer.logprobs == ((-1.0, -2.0), (-4.0, -5.0)) and not fewer.proof
+    assert whole.only(np.array([True, True, True])) is whole

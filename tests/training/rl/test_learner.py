@@ -152,6 +152,21 @@ def test_the_gate_keeps_poison_out_and_lets_unknown_right_answers_in(warm: Calla
     assert any(not torch.equal(before[name], value) for name, value in learner.policy.state_dict().items())
 
 
+def test_what_ones_own_gate_refuses_is_not_shared_and_what_is_shared_passes_the_gates_of_others(
+    warm: Callable[..., Learner],
+) -> None:
+    settings = replace(SETTINGS, gate=Gate(top_k=8, floor=0.01))
+    writer, reader = warm(settings), warm(settings, seed=2)
+    strange, ordinary = external(1, "right", "00", "01", "#a", "10"), external(2, "right", "00", "01", "10")
+    shared = writer.shareable([score("me", group) for group in (strange, ordinary)])
+    assert [len(group.answers) for group in shared] == [4, 4]
+    assert shared[0].answers == strange.answers[:3] + strange.answers[4:]
+    report = reader.learn([], [("other", group) for group in shared])
+    assert report.checked["other"] == 8 and not report.refused_answers["other"]
+    ungated = warm()
+    assert ungated.shareable([score("me", strange)]) == [strange]
+
+
 def test_the_gates_reference_does_not_learn(warm: Callable[..., Learner]) -> None:
     learner = warm()
     assert learner.reference is not None
