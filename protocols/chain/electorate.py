@@ -35,6 +35,7 @@ PATIENCE = 3  # empty rosters in a row before the quorum shrinks
 SUCCESSION = 6  # empty rosters in a row after which others become electors; the quorum of a committee of 33 is 1 then
 SUCCESSORS = 16  # of them at most
 FALL = 32  # what the participation may be divided by from one round to the next
+SETTLING = 2  # rosters after a change of the electorate that do not raise it: who is drawn anew has to catch up first
 ROOM_AT_FIRST = 2  # times the contributions aimed at are let in while nothing is known: members seen may be gone
 SMALL = 4  # electors; below, nothing is promised against liars
 ELECTORS_SHARE = 750_000  # millionths of the participants that electors may grow to
@@ -96,6 +97,7 @@ def ticket(chain: ChainState, peer: str) -> bytes:
 def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable[str]) -> int:
     """Millionths for the next round: what would have made the aim, at most doubled or divided by FALL.
 
+    Those whom a change of the electorate draws are not there at once: its first rosters say nothing of too few.
     `strangers`: authors of the contributions that this round's roster lists, who are no electors. Where they are too
     many, those stay whose tickets are the lowest, so many as there is room for. Judges cut by the same order: so a
     roster that lists 96 of a thousand tells how many they were by how low their tickets are.
@@ -104,6 +106,8 @@ def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable
     room = max(rules.participants - len(chain.electors), rules.participants // 4, 1)
     if len(tickets) > room:
         wanted = int.from_bytes(tickets[room][:8], "big") * EVERYBODY >> 64
+    elif chain.made >= rules.earn_window and chain.made % rules.earn_window < SETTLING:
+        wanted = chain.participation
     else:
         wanted = chain.participation * room // max(len(tickets), 1)
     return min(EVERYBODY, max(wanted, chain.participation // FALL, 1), 2 * chain.participation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -161,6 +162,24 @@ def test_many_who_begin_a_run_hold_back_and_later_nobody_does(nodes: int) -> Non
     assert all(volunteers(chain, RULES, elector, nodes) for elector in "ABCD")
     later = replace(chain, made=1, participation=EVERYBODY // 2)
     assert all(volunteers(later, RULES, name, nodes) == participates(later, name) for name in names)
+
+
+def test_those_drawn_anew_who_have_to_catch_up_are_no_reason_to_draw_more() -> None:
+    chain = start("ABCD")
+    names = [f"n{number}" for number in range(1000)]
+    drawn_for: Counter[str] = Counter()
+    listed_in = []
+    for made in range(RULES.earn_window + 6):
+        if made == RULES.earn_window:
+            chain, drawn_for = replace(chain, cohort=hashed("next")), Counter()
+        drawn_for.update(name for name in names if participates(chain, name))
+        there = [name for name in names if made < RULES.earn_window or drawn_for[name] >= 1 + int(name[1:]) % 3]
+        listed = cut_by_judges(chain, there)
+        listed_in.append(len(listed))
+        chain = replace(chain, made=made + 1, participation=next_participation(chain, RULES, listed))
+    room = RULES.participants - len("ABCD")
+    after = listed_in[RULES.earn_window :]
+    assert after[0] < room / 2 and all(0.75 * room <= count <= 1.3 * room for count in after[2:])
 
 
 @given(st.integers(1, EVERYBODY), st.sets(st.integers(0, 1 << 20), max_size=MAX_COMMITS))
