@@ -84,7 +84,7 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
-    from swarmnode.training.runspec import ModelSection
+    from swarmnode.training.runsections import ModelSection
 
     class Undefended(methods.Open):
         """Everything counts in full."""

@@ -123,7 +123,8 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.shards import Shards
     from swarmnode.protocols.statesync import StateSync
-    from swarmnode.training.runspec import RunSection, RunSpec
+    from swarmnode.training.runsections import RunSection
+    from swarmnode.training.runspec import RunSpec
 
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))

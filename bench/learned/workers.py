@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
-from swarmnode.training.runspec import InnerSection, ModelSection, RunSection, RunSpec
+from swarmnode.training.runsections import InnerSection, ModelSection, RunSection
+from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment
 from swarmnode.training.tasks.byte_lm import ByteLM
 

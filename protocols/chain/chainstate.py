@@ -12,7 +12,7 @@ from typing import Any
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.training.runspec import TrustSection
+from swarmnode.training.runsections import TrustSection
 
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part

@@ -25,7 +25,7 @@ from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.tasks.digits import well_formed
 from swarmnode.training.rl.tasks.work import asked, work
-from swarmnode.training.runspec import RolloutsSection
+from swarmnode.training.runsections import RolloutsSection
 
 BATCHES = 100
 GROUPS = 8  # of a batch

@@ -16,7 +16,8 @@ from swarmnode.node.runs import RunStore
 from swarmnode.protocols.exchange.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec
+from swarmnode.training.runsections import RunSection
+from swarmnode.training.runspec import RunSpec
 
 LAYOUT = Layout.of([("w", (2, 4))])
 

@@ -24,7 +24,8 @@ from swarmnode.protocols.exchange.method import Saved
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec, decode, encode
+from swarmnode.training.runsections import RunSection
+from swarmnode.training.runspec import RunSpec, decode, encode
 
 RUN, P = "ab" * 32, 20
 LAYOUT = Layout.of([("w", (P,))])

@@ -22,7 +22,8 @@ from swarmnode.node.runs import RunStore
 from swarmnode.protocols.exchange.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec, encode
+from swarmnode.training.runsections import RunSection
+from swarmnode.training.runspec import RunSpec, encode
 
 LAYOUT = Layout.of([("block.weight", (3, 4)), ("block.bias", (4,))])
 SPEC = RunSpec(RunSection(name="test")).resolved(heldout_sha256="ab" * 32, index="cd" * 32)

@@ -22,7 +22,7 @@ from tripwire import Tripwire, spread
 from swarmnode.node.simnet import run_simulation
 from swarmnode.protocols.exchange.methods import OF_ONE_HISTORY
 from swarmnode.training.options import describe
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.runsections import ExchangeSection
 
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
