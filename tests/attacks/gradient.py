@@ -59,7 +59,7 @@ class Damage:
             least = f"at least {self.setting.least:.0%} promised"
             broken.append(f"{self.setting.name}: {self.share:.0%} of the clean run, {least}")
         if self.course.unseated:
-            broken.append(f"{self.setting.name}: {self.course.unseated} honest electors lost their places")
+            broken.append(f"{self.setting.name}: {self.course.unseated} honest electors removed as silent")
         return tuple(broken)
 
 
@@ -80,7 +80,7 @@ async def outcomes() -> AsyncIterator[Outcome]:
         for setting in SETTINGS:
             found.append(damage(lie, setting))
             await trio.lowlevel.checkpoint()
-        yield _outcome(lie.name, found)
+        yield _outcome(lie.name, found, lie.claims)
     for liars in (1, 5, 7):
         yield _struck(liars)
 
@@ -105,11 +105,17 @@ def _struck(liars: int) -> Outcome:
 _DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))
 
 
-def _outcome(name: str, found: list[Damage]) -> Outcome:
+def _outcome(name: str, found: list[Damage], claims: int = 1) -> Outcome:
     shares = ", ".join(f"{one.setting.name} {one.share:.0%}" for one in found)
     weights = " / ".join(f"{one.course.weight / ROUNDS:.0%}" for one in found)
     lost = ", ".join(f"{one.undefended / one.clean:.0%}" for one in found)
     told = shares + (f"; liars' weight {weights}" if found[0].setting.liars else "")
     refused = sum(one.course.refused for one in found) / sum(one.course.honest for one in found)
+    if any(one.course.lapsed for one in found):
+        told += "; honest electors lapsed " + " / ".join(str(one.course.lapsed) for one in found)
+    captured = [f"{one.setting.name} from round {one.course.captured}" for one in found if one.course.captured]
+    if captured:
+        told += f"; liars half of the electors: {', '.join(captured)}"
     failures = tuple(line for one in found for line in one.failures())
-    return Outcome("gradient", name, f"{told}; honest refused {refused:.0%}", f"plain mean: {lost}", failures)
+    mean = "mean by samples" if claims > 1 else "plain mean"
+    return Outcome("gradient", name, f"{told}; honest refused {refused:.0%}", f"{mean}: {lost}", failures)

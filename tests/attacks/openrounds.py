@@ -20,6 +20,7 @@ from clusters import PARAMETERS, PEERS, Floats, Task
 from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
 from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.electorate import judges, leaders, quorum
+from swarmnode.protocols.chain.seats import SILENCE, next_silent
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.exchange.open_contributions import id_of
 from swarmnode.protocols.exchange.open_scoring import MICRO, TRIAL, batch_seed
@@ -50,6 +51,7 @@ class Lie:
     late = False  # they commit when honest contributions are revealed: no honest cut has their commits
     sleeps = 0  # rounds in which they behave
     strikes_once = False  # they lie in one round only, the first after they slept that one of them leads …
+    claims = 1  # samples, for each that they have
     fools = False  # … and what they offer there is the best that any honest judge measures
 
     def again(self) -> Lie:
@@ -79,20 +81,23 @@ class Course:
     strike: float = 0.0  # how far the one strike took the parameters, by the median norm of what honest peers offered
     harm: float = 0.0  # bits of held-out loss that it cost
     undone: bool = False  # whether the next roster went back
-    unseated: int = 0  # honest electors who are none any more
+    unseated: int = 0  # honest electors who are none any more as a minority said that they are silent
+    lapsed: int = 0  # … or as too little of their work was accepted
+    captured: int | None = None  # round from which on liars were half of the electors or more
 
 
 def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
-    """The parameters after `rounds` of the plain mean of what everybody offers."""
+    """The parameters after `rounds` of the mean of what everybody offers, by the samples that each says it has."""
     course, rng = Course(task.start()), np.random.default_rng(7)
     before = _mislabel(task, lie, liars)
+    claimed = np.repeat(np.float32([1, lie.claims]), [PEERS - liars, liars])
     for number in range(rounds):
         deltas = task.train(course.phi, round=number)
         if liars and number >= lie.sleeps:
             honest, own = deltas[: PEERS - liars], deltas[PEERS - liars :]
             deltas = np.concatenate([honest, lie.offer(Seen(number, honest, own, course.moved, rng))])
         with np.errstate(over="ignore", invalid="ignore"):
-            course.moved.append(deltas.mean(axis=0))
+            course.moved.append(np.average(deltas, axis=0, weights=claimed / claimed.mean()).astype(np.float32))
             course.phi = course.phi - course.moved[-1]
     task.labels = before
     return course.phi
@@ -154,7 +159,11 @@ class OpenSwarm:
         course.honest += PEERS - len(lying)
         course.refused += PEERS - len(lying) - sum(name not in lying for name, _ in counted)
         course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
-        course.unseated += len(set(chain.electors).difference(made.chain.electors, self._liars))
+        silent = {elector for elector, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
+        if 2 * len(self._liars.intersection(chain.electors)) >= len(chain.electors) and course.captured is None:
+            course.captured = number
+        course.unseated += len(silent - self._liars) if course.captured is None else 0
+        course.lapsed += len(set(chain.electors).difference(made.chain.electors, self._liars, silent))
         self._chain = made.chain
 
     def _lying(self, number: int) -> set[str]:

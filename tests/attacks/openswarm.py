@@ -7,6 +7,7 @@ costs ten times as much of the machine. A changed node is a real one of which th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from statistics import median
 from string import ascii_lowercase
 from typing import Any
@@ -21,7 +22,7 @@ from swarmnode.crdt.record import write as write_record
 from swarmnode.node.simnet import SimWorld
 from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.chain.statements import VERDICTS
+from swarmnode.protocols.chain.statements import VERDICTS, Roster
 from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.rpc import CallError
 from swarmnode.protocols.statewire import Push, Pushed
@@ -29,6 +30,8 @@ from swarmnode.protocols.statewire import Push, Pushed
 NODES = 5  # of a test; `python tests/attacks --nodes 16` takes more
 SECONDS_PER_STEP = 2.0  # of five: what the network takes is little beside it, as in real rounds
 WARM = 3  # rounds before an attack, in which waits adapt
+PATIENCE = 900.0  # virtual seconds in which some rounds must end
+UNDEFENDED_PATIENCE = 300.0  # the same, of nodes without a defence: 25 usual rounds
 
 Say = Callable[[Any], Awaitable[Any]]
 
@@ -39,6 +42,7 @@ class Scene:
     def __init__(self, swarm: SimSwarm, names: tuple[str, ...]) -> None:
         self.swarm, self.names = swarm, names
         self.bad: set[str] = set()  # names of nodes that run another program, or are gone
+        self.patience = PATIENCE
 
     @property
     def minority(self) -> tuple[str, ...]:
@@ -68,9 +72,9 @@ class Scene:
         peer = leaders(held.block.chain, held.rules)[attempt]
         return next(other for other in self.names if self.peer(other) == peer)
 
-    async def done(self, rounds: int, *, within: float = 900.0) -> None:
+    async def done(self, rounds: int) -> None:
         """Until all honest nodes told so many more rounds."""
-        await self.swarm.round_done(self.round + rounds, *self.honest, within=within)
+        await self.swarm.round_done(self.round + rounds, *self.honest, within=self.patience)
 
     def usual(self) -> float:
         """Seconds of a round before the attack."""
@@ -79,10 +83,13 @@ class Scene:
     def slowest(self, first: int) -> float:
         """Seconds of the slowest round from `first` on, at any honest node."""
         return max(
-            event["seconds"]
-            for name in self.honest
-            for number, event in self.swarm.nodes[name].rounds.items()
-            if number >= first
+            (
+                event["seconds"]
+                for name in self.honest
+                for number, event in self.swarm.nodes[name].rounds.items()
+                if number >= first
+            ),
+            default=float("nan"),
         )
 
     def split(self, first: int = 0) -> list[int]:
@@ -92,6 +99,13 @@ class Scene:
             for number, event in self.swarm.nodes[name].rounds.items():
                 told.setdefault(number, set()).add(event["state_hash"])
         return sorted(number for number, hashes in told.items() if len(hashes) > 1 and number >= first)
+
+    def moved(self, first: int) -> tuple[int, int]:
+        """Rounds from `first` on in which the parameters of the first honest node moved, and all of them."""
+        bits = [
+            event["bits"] for name, event in self.swarm.told if name == self.honest[0] and event["round"] >= first - 1
+        ]
+        return sum(before != after for before, after in pairwise(bits)), max(0, len(bits) - 1)
 
     def blocks(self, first: int) -> list[Block]:
         """The chain of the first honest node, from round `first` on."""
@@ -108,6 +122,10 @@ class Scene:
             mine = [entry for entry in block.roster.entries if book.commits[entry.commit].author == self.peer(author)]
             found.append(VERDICTS[mine[0].verdict] if mine else "not listed")
         return found
+
+    def followed(self, first: int) -> list[Roster]:
+        """The rosters from round `first` on that the first honest node follows."""
+        return [block.roster for block in self.blocks(first) if block.roster is not None]
 
     def attempts(self, first: int) -> list[int | None]:
         """Attempts of the rosters from round `first` on; None for empty ones."""

@@ -6,7 +6,7 @@ round beside the usual one; what else must be true is said by each adversary.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ import trio
 from adversaries import rounds as adversaries
 from adversaries.rounds import RoundAdversary, Stopped
 from harness import Outcome
-from openswarm import NODES, Scene, with_swarm
+from openswarm import NODES, UNDEFENDED_PATIENCE, Scene, with_swarm
 
 from swarmnode.node.simnet import run_simulation
 
@@ -28,12 +28,19 @@ class Damage:
     slowest: float
     slower: float  # of the usual, that is allowed
     broken: tuple[str, ...]  # other promises
+    achieved: str  # what else there is to say
+    ended: bool  # whether the rounds did, in the time that they had
+    after: int  # rounds that ended from the attack on
 
     def __str__(self) -> str:
-        return f"{self.split} rounds split, slowest round × {self.slowest / self.usual:.1f}"
+        slowest = f"slowest round × {self.slowest / self.usual:.1f}"
+        told = [self.achieved] if self.achieved else []
+        if not self.ended and not self.split:
+            return f"{self.after} rounds ended in {UNDEFENDED_PATIENCE:.0f} s"
+        return ", ".join([*told, f"{self.split} rounds split", slowest])
 
     def failures(self) -> tuple[str, ...]:
-        found = list(self.broken)
+        found = [*self.broken, *([] if self.ended else ["its rounds do not end"])]
         if self.split:
             found.append(f"honest nodes have different states of {self.split} rounds")
         if self.slowest > self.slower * self.usual:
@@ -41,19 +48,36 @@ class Damage:
         return tuple(found)
 
 
+async def _attacked(scene: Scene, adversary: RoundAdversary, *, heals: bool = True) -> Damage:
+    """`heals`: whether rounds that may be split for a while are not counted."""
+    usual, ended = scene.usual(), True
+    try:
+        await adversary.attack(scene)
+    except trio.TooSlowError:
+        ended = False
+    slowest, split = scene.slowest(adversary.first), scene.split(adversary.first + heals * adversary.healing)
+    broken = tuple(await adversary.broken(scene)) if ended else ()
+    after = max(0, scene.round + 1 - adversary.first)
+    return Damage(len(split), usual, slowest, adversary.slower, broken, await adversary.achieved(scene), ended, after)
+
+
 def damage(adversary: RoundAdversary, *, nodes: int = NODES) -> Damage:
     """Run one attack on so many nodes to its end."""
+    return _run(lambda scene: _attacked(scene, adversary), nodes)
+
+
+def undefended(adversary: RoundAdversary) -> Damage:
+    """The same on nodes that lack the defence against it."""
 
     async def body(scene: Scene) -> Damage:
-        usual = scene.usual()
-        try:
-            await adversary.attack(scene)
-        except trio.TooSlowError:
-            return Damage(len(scene.split()), usual, scene.slowest(adversary.first), adversary.slower, ("no end",))
-        slowest, split = scene.slowest(adversary.first), scene.split(adversary.first + adversary.healing)
-        broken = tuple(await adversary.broken(scene))
-        return Damage(len(split), usual, slowest, adversary.slower, broken)
+        scene.patience = UNDEFENDED_PATIENCE
+        with adversary.lacks.taken_out():
+            return await _attacked(scene, adversary.undefended(), heals=False)
 
+    return _run(body, NODES)
+
+
+def _run(body: Callable[[Scene], Awaitable[Damage]], nodes: int) -> Damage:
     found = run_simulation(lambda: with_swarm(body, nodes=nodes))
     assert isinstance(found, Damage)
     return found
@@ -62,19 +86,25 @@ def damage(adversary: RoundAdversary, *, nodes: int = NODES) -> Damage:
 async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:
     """Every attack on so many nodes in full; the stops of one kind share a line."""
     for how in ("kill", "freeze"):
-        found = []
+        found, beside = [], []
         for adversary in adversaries.stops():
             if isinstance(adversary, Stopped) and adversary.how == how:
                 found.append((adversary, await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))))
-        yield _of_all(how, found)
+                if nodes == NODES:
+                    beside.append(await trio.to_thread.run_sync(undefended, adversary))
+        yield _of_all(how, found, beside)
     for adversary in adversaries.everyone():
         harm = await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))
-        yield Outcome("round", adversary.name, str(harm), "—", harm.failures())
+        lost = await trio.to_thread.run_sync(undefended, adversary) if nodes == NODES else None
+        yield Outcome("round", adversary.name, str(harm), adversary.lacks.beside(lost), harm.failures())
 
 
-def _of_all(how: str, found: list[tuple[Stopped, Damage]]) -> Outcome:
+def _of_all(how: str, found: list[tuple[Stopped, Damage]], beside: list[Damage]) -> Outcome:
     slowest = max(harm.slowest / harm.usual for _, harm in found)
     split = sum(harm.split for _, harm in found)
     told = f"{len(found)} times: {split} rounds split, slowest round × {slowest:.1f}"
     failures = tuple(f"{one.name}: {line}" for one, harm in found for line in harm.failures())
-    return Outcome("round", f"{how} of one peer, the leader or another, before each statement", told, "—", failures)
+    stuck = sum(not harm.ended for harm in beside)
+    lost = f"{stuck} of {len(beside)} times no further round ended in {UNDEFENDED_PATIENCE:.0f} s" if beside else None
+    name = f"{how} of one peer, the leader or another, before each statement"
+    return Outcome("round", name, told, Stopped.lacks.beside(lost), failures)

@@ -40,3 +40,9 @@ def test_a_first_strike_moves_the_parameters_by_two_steps_at_most_and_is_undone_
 @pytest.mark.parametrize("adversary", [Malformed(), CopiedReveal()], ids=lambda adversary: type(adversary).__name__)
 def test_what_is_malformed_or_copied_is_refused_and_the_round_goes_on(adversary: OfferAdversary) -> None:
     assert offers.damage(adversary).failures() == ()
+
+
+@pytest.mark.parametrize("adversary", [Malformed(), CopiedReveal()], ids=lambda adversary: type(adversary).__name__)
+def test_nodes_without_the_defence_take_what_is_malformed_or_copied(adversary: OfferAdversary) -> None:
+    found = offers.undefended(adversary)
+    assert found.verdicts[offers.ACCEPTED] > found.verdicts.total() / 2

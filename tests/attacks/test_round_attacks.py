@@ -1,4 +1,4 @@
-"""The round group in short: a stop of each kind, and what a leader can do."""
+"""The round group in short: a stop of each kind, what a leader can do, and both to nodes without the defence."""
 
 from __future__ import annotations
 
@@ -14,3 +14,11 @@ SHORT = [*adversaries.stops(short=True), adversaries.TwoRosters(), adversaries.O
 @pytest.mark.parametrize("adversary", SHORT, ids=lambda adversary: adversary.name)
 def test_honest_nodes_go_on_in_one_state_under(adversary: RoundAdversary) -> None:
     assert rounds.damage(adversary).failures() == ()
+
+
+BITES = [adversaries.stops(short=True)[0], adversaries.TwoRosters(), adversaries.WrongWeights()]
+
+
+@pytest.mark.parametrize("adversary", BITES, ids=lambda adversary: adversary.name)
+def test_nodes_without_the_defence_are_harmed_by(adversary: RoundAdversary) -> None:
+    assert rounds.undefended(adversary).failures()

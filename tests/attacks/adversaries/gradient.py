@@ -41,6 +41,13 @@ class LargeSignFlip(SignFlip):
     scale = 1000.0
 
 
+class ClaimedSamples(SignFlip):
+    """Nobody in an open run reads what an author says of itself: its weight is what judges measured of its work."""
+
+    name = "sign flip, with 1e9 samples claimed for each that was seen"
+    claims = 10**9
+
+
 class LabelFlip(GradientLie):
     name = "label flip"
 
@@ -157,6 +164,7 @@ def everyone() -> list[GradientLie]:
     return [
         SignFlip(),
         LargeSignFlip(),
+        ClaimedSamples(),
         LabelFlip(),
         LittleIsEnough(),
         InnerProduct(),

@@ -8,15 +8,24 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 from harness import Adversary
 from openswarm import Scene
+from undefended import (
+    BELIEVED_AUTHOR,
+    NO_DEADLINES,
+    ONE_JUDGES_WORD,
+    REVEALED_AT_ONCE,
+    UNBOUND,
+    UNCHECKED_BYTES,
+    Lacking,
+)
 
 from swarmnode.protocols.chain.duty import Action, WriteCommit
 from swarmnode.protocols.chain.statements import SALT, Commit, Reveal, binding_of
-from swarmnode.protocols.exchange.open_contributions import id_of
+from swarmnode.protocols.exchange.open_contributions import Contribution, id_of
 
 LIAR = "c"
 ROUNDS = 7
@@ -26,6 +35,11 @@ class OfferAdversary(Adversary):
     """Misbehaves for `ROUNDS` rounds as one node."""
 
     copied = ""  # name of the node whose work it copies
+    lacks: ClassVar[Lacking]  # what the undefended nodes beside it have not
+
+    def undefended(self) -> OfferAdversary:
+        """What does the same to nodes that lack this."""
+        return self
 
     async def attack(self, target: Scene) -> None:
         target.bad.add(LIAR)
@@ -41,6 +55,13 @@ class Malformed(OfferAdversary):
     """In every round bytes of another kind that no encoder makes, under a commit and a reveal that are in order."""
 
     name = "NaN, infinity, wrong shape, wrong dtype, indices out of range, oversize, a decompression bomb"
+    lacks = UNCHECKED_BYTES
+    hides = True  # to itself the bytes are malformed as well
+
+    def undefended(self) -> OfferAdversary:
+        open_minded = Malformed()
+        open_minded.hides = False
+        return open_minded
 
     def change(self, target: Scene) -> None:
         method, made = target.method(LIAR), [0]
@@ -53,7 +74,10 @@ class Malformed(OfferAdversary):
             return None if encoded is None else bad(encoded, size, made[0] % 7)
 
         async def keep(raw: bytes, round: int) -> bytes:
-            contributions._malformed[id_of(raw)] = None  # to the liar itself as well
+            if self.hides:
+                contributions._malformed[id_of(raw)] = None
+            else:
+                contributions._put(id_of(raw), Contribution(raw, 1.0, round))
             contributions._bulk.offer(contributions._key(id_of(raw)), raw)
             return id_of(raw)
 
@@ -76,6 +100,7 @@ def bad(encoded: bytes, size: int, kind: int) -> bytes:
 
 class CopiedCommit(OfferAdversary):
     name = "copying another's commit, then its reveal"
+    lacks = UNBOUND
     copied = "b"
 
     def change(self, target: Scene) -> None:
@@ -99,6 +124,7 @@ class CopiedReveal(OfferAdversary):
     """Commits, when its victim's contribution is revealed, to the same, and reveals it as its own."""
 
     name = "copying a contribution after it was revealed"
+    lacks = REVEALED_AT_ONCE
     copied = "b"
 
     def change(self, target: Scene) -> None:
@@ -128,6 +154,7 @@ class CopiedReveal(OfferAdversary):
 
 class RevealedToSome(OfferAdversary):
     name = "revealing to one peer only"
+    lacks = ONE_JUDGES_WORD
 
     def change(self, target: Scene) -> None:
         contributions = target.method(LIAR).contributions
@@ -142,6 +169,7 @@ class RevealedToSome(OfferAdversary):
 
 class Withheld(OfferAdversary):
     name = "withholding what was committed and revealed"
+    lacks = BELIEVED_AUTHOR
 
     def change(self, target: Scene) -> None:
         target.method(LIAR).contributions.serve = lambda id: None  # type: ignore[method-assign]
@@ -149,6 +177,7 @@ class Withheld(OfferAdversary):
 
 class NeverRevealed(OfferAdversary):
     name = "committing without a reveal"
+    lacks = NO_DEADLINES
 
     def change(self, target: Scene) -> None:
         async def say(usual: Any, statement: Any) -> Any:

@@ -7,18 +7,31 @@ leader, where that is who the attack needs.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 from harness import Adversary
 from openswarm import Scene
+from undefended import (
+    BELIEVED_LEADER,
+    FIRST_SEEN,
+    NO_DEADLINES,
+    NO_MEMORY,
+    ONE_LEADER,
+    ONE_REVERTS,
+    SEED_OF_COMMITS,
+    Lacking,
+    seed_of,
+)
 
 from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.duty import WriteRoster
+from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.statements import (
     MAX_GAIN,
     MISSING,
     PREFIX,
+    SALT,
     Commit,
     Cut,
     Head,
@@ -26,6 +39,7 @@ from swarmnode.protocols.chain.statements import (
     Roster,
     Scores,
     Seal,
+    binding_of,
 )
 from swarmnode.protocols.chain.validity import compose
 
@@ -39,6 +53,7 @@ class RoundAdversary(Adversary):
     first = 0  # round in which it happened
     slower = 2.0  # of the usual round, that a round may take
     healing = 0  # rounds from `first` on until all must have one state
+    lacks: ClassVar[Lacking]  # what the undefended nodes beside it have not
 
     async def attack(self, target: Scene) -> None:
         raise NotImplementedError
@@ -47,9 +62,19 @@ class RoundAdversary(Adversary):
         """Promises of this attack's own that were broken."""
         return []
 
+    async def achieved(self, target: Scene) -> str:
+        """What it came to beside split and slow rounds, for the table; also where rounds do not end."""
+        return ""
+
+    def undefended(self) -> RoundAdversary:
+        """What does the same to nodes that lack this."""
+        return self
+
 
 class Stopped(RoundAdversary):
     """A node is killed or frozen just before it says a thing: the leader of the round, or another."""
+
+    lacks = NO_DEADLINES
 
     def __init__(self, phase: type, how: str, leader: bool) -> None:
         self._phase, self.how, self._leader = phase, how, leader
@@ -88,7 +113,10 @@ class Stopped(RoundAdversary):
 
 
 class Leader(RoundAdversary):
-    """Does its worst in the first round that it leads, of whichever node that is."""
+    """Does its worst in the first round that it leads, of whichever node that is; `again`: in all that this leads."""
+
+    again = False
+    leader = ""
 
     async def attack(self, target: Scene) -> None:
         self._done = trio.Event()
@@ -104,11 +132,13 @@ class Leader(RoundAdversary):
         usual = duties.lead
 
         async def lead(turn: Any, action: WriteRoster) -> None:
-            if turn.chain.round < self.first or self._done.is_set() or action.attempt:
+            over = self._done.is_set() and not (self.again and name == self.leader)
+            if turn.chain.round < self.first or over or action.attempt:
                 await usual(turn, action)
                 return
             turn.own = replace(turn.own, led=turn.own.led | {action.attempt})
-            self.first, self.leader, self.parent = turn.chain.round, name, turn.chain.tip
+            if not self._done.is_set():
+                self.first, self.leader = turn.chain.round, name
             target.bad.add(name)
             await self.lead(target, name, turn, action)
             self._done.set()
@@ -129,6 +159,7 @@ class Leader(RoundAdversary):
 
 class Silent(Leader):
     name = "a silent leader"
+    lacks = NO_DEADLINES
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         return
@@ -137,13 +168,16 @@ class Silent(Leader):
         taken = target.attempts(self.first)[0]
         return [] if taken == 1 else [f"the round ended with attempt {taken}"]
 
+    async def achieved(self, target: Scene) -> str:
+        return "another led at once" if target.attempts(self.first) else ""
+
 
 class TwoRosters(Leader):
     """Both are valid: one quotes all scores, the other leaves one out. Each goes to half of the others."""
 
     healing = 3
-
     name = "a leader signs two valid rosters"
+    lacks = FIRST_SEEN
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         fewer = replace(action.quoted, scores=action.quoted.scores[:-1])
@@ -155,14 +189,30 @@ class TwoRosters(Leader):
 
     async def broken(self, target: Scene) -> list[str]:
         await trio.sleep(60.0)  # repair brings it to all
-        held = [name for name in target.honest if await target.evidence(name)]
-        return [] if len(held) == len(target.honest) else [f"{len(held)} of {len(target.honest)} hold the evidence"]
+        held = await self._proved(target)
+        return [] if held == len(target.honest) else [f"{held} of {len(target.honest)} hold the evidence"]
+
+    async def _proved(self, target: Scene) -> int:
+        return len([name for name in target.honest if await target.evidence(name)])
+
+    async def achieved(self, target: Scene) -> str:
+        return f"proved to {await self._proved(target)} of {len(target.honest)}"
 
 
 class Omission(Leader):
     """Quotes a bare quorum, its victim and itself in it, and calls the victim's work missing: that lacks one voice."""
 
     name = "a leader leaves an honest peer's work out"
+    lacks = ONE_LEADER
+
+    def undefended(self) -> RoundAdversary:
+        lasting = Omission()
+        lasting.again = True
+        return lasting
+
+    async def achieved(self, target: Scene) -> str:
+        told = target.verdicts(self.victim, self.first)
+        return f"its work counted in {told.count('accepted')} of {len(told)} rounds"
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         me = target.peer(name)
@@ -184,7 +234,8 @@ class Omission(Leader):
         usual = duties.seal
 
         async def seal(turn: Any, scores: Any) -> None:
-            if turn.chain.round >= self.first and not self._done.is_set() and target.leader(name) == name:
+            over = self._done.is_set() and not (self.again and name == self.leader)
+            if turn.chain.round >= self.first and not over and target.leader(name) == name:
                 victim = next(other for other in target.names if other != name)
                 theirs = turn.book.own_commit(target.peer(victim))
                 prefix = theirs.id[:PREFIX] if theirs is not None else b""
@@ -203,6 +254,8 @@ class Omission(Leader):
 class Forged(Leader):
     """Says of the round what the quotes do not: the others must pass over it, and the next leader take over."""
 
+    lacks = BELIEVED_LEADER
+
     def forged(self, roster: Roster) -> Roster:
         raise NotImplementedError
 
@@ -214,9 +267,17 @@ class Forged(Leader):
         taken = target.attempts(self.first)[0]
         return [] if taken == 1 else [f"the round ended with attempt {taken}"]
 
+    async def achieved(self, target: Scene) -> str:
+        taken = next(roster for roster in target.followed(self.first) if roster.round == self.first)
+        return "not followed" if taken.attempt else "followed"
+
 
 class WrongWeights(Forged):
     name = "a roster with a claimed weight of 1e9"
+
+    async def achieved(self, target: Scene) -> str:
+        shares = [entry.weight / one.total for one in target.followed(self.first) for entry in one.accepted]
+        return f"greatest share of a step {max(shares):.1%}"
 
     def forged(self, roster: Roster) -> Roster:
         first = replace(roster.entries[0], verdict=0, weight=10**9, clip=1 << 20)
@@ -234,6 +295,11 @@ class RevertAlways(Forged):
     """A minority of the judges asks for every roster to be undone, and a leader says that it is."""
 
     name = "reverting every round"
+    lacks = ONE_REVERTS
+
+    async def achieved(self, target: Scene) -> str:
+        followed = target.followed(self.first)
+        return f"{sum(roster.revert for roster in followed)} of {len(followed)} rosters go back"
 
     def forged(self, roster: Roster) -> Roster:
         return replace(roster, entries=(), total=0, revert=True)
@@ -253,6 +319,7 @@ class RevertAlways(Forged):
 
 class WithheldCuts(RoundAdversary):
     name = "two of five judges, or seven of sixteen, withhold their cuts"
+    lacks = NO_DEADLINES
 
     async def attack(self, target: Scene) -> None:
         self.first = target.round + 1
@@ -267,45 +334,79 @@ class WithheldCuts(RoundAdversary):
 
 
 class LastCommitter(RoundAdversary):
-    """Commits when all others have, in every round. Commits hide what they bind, and seeds do not depend on them."""
+    """Commits when all others have, in every round, and so that it would lead the next, were leaders drawn from that.
+
+    Commits hide what they bind, and seeds do not depend on them: as last one it chooses nothing.
+    """
 
     name = "the last committer chooses among what it could commit"
+    lacks = SEED_OF_COMMITS
+    liar = "c"
+    tries = 32
 
     async def attack(self, target: Scene) -> None:
         self.first = target.round + 1
-        target.bad.add("c")
-        held = target.method("c").held
+        target.bad.add(self.liar)
+        method, me = target.method(self.liar), target.peer(self.liar)
+        salts: dict[bytes, bytes] = {}
 
         async def say(usual: Any, statement: Any) -> Any:
-            if isinstance(statement, Commit):
+            chain, offer = method.held.block.chain, method.work.offer
+            if isinstance(statement, Commit) and offer is not None:
                 with trio.move_on_after(4.0):
-                    await held.until(lambda: len(held.book.commits) >= len(target.names) - 1)
+                    await method.held.until(lambda: len(method.held.book.commits) >= len(target.names) - 1)
+                others = [said.what.binding for said in method.held.book.commits.values()]
+                for number in range(self.tries):
+                    salt = number.to_bytes(SALT, "big")
+                    bound = binding_of(chain.run_id, chain.round, me, chain.tip, salt, offer.root, method.work.trace)
+                    seed = seed_of(chain.seed, sorted([*others, bound]))
+                    if leaders(replace(chain, seed=seed), method.held.rules)[0] == me:
+                        break
+                salts[chain.tip] = salt
+                statement = replace(statement, binding=bound)
+            if isinstance(statement, Reveal):
+                statement = replace(statement, salt=salts.get(chain.tip, statement.salt))
             return await usual(statement)
 
-        target.change_words("c", say)
-        await target.done(self.times(6, AFTER))
+        target.change_words(self.liar, say)
+        await target.done(self.times(12, AFTER))
+
+    async def achieved(self, target: Scene) -> str:
+        path = [target.method(target.honest[0]).held.tree[block.parent] for block in target.blocks(self.first + 1)]
+        rules = target.method(self.liar).held.rules
+        led = sum(leaders(block.chain, rules)[0] == target.peer(self.liar) for block in path)
+        return f"it leads {led} of {len(path)} rounds"
 
 
 class CutInTwo(RoundAdversary):
     name = "two of five, or seven of sixteen, are cut off for five rounds"
     slower = 4.0  # a majority of the judges goes on; each round waits for who is not there until that is known
+    lacks = FIRST_SEEN
+    _healed = _agreed = -1
 
     async def attack(self, target: Scene) -> None:
-        self.first = target.round + 1
+        self.first, self.healing, self._healed, self._agreed = target.round + 1, 0, -1, -1
         sides = (target.names[: -len(target.minority)], target.minority)
         target.swarm.world.partition([[target.peer(name) for name in side] for side in sides])
         before = target.round
         await target.swarm.round_done(before + 5, *sides[0], within=400)
         target.swarm.world.heal()
         self._healed = max(max(target.swarm.nodes[name].rounds) for name in target.names)
-        await target.swarm.until(lambda: target.swarm.all_agree(after=self._healed), within=400)
+        await target.swarm.until(lambda: target.swarm.all_agree(after=self._healed), within=target.patience)
         self._agreed = target.round
         self.healing = self._agreed - self.first
         await target.done(2)
 
     async def broken(self, target: Scene) -> list[str]:
         late = self._agreed - self._healed
-        return [] if late <= 3 else [f"one chain {late} rounds after the cut was healed"]
+        idle = [name for name in target.minority if "accepted" not in target.verdicts(name, self._healed)]
+        broken = [f"one chain {late} rounds after the cut was healed"] if late > 3 else []
+        return broken + ([f"the work of {', '.join(idle)} never counted"] if idle else [])
+
+    async def achieved(self, target: Scene) -> str:
+        if self._agreed < 0:
+            return f"no common chain {target.round - self._healed} rounds after it was healed"
+        return f"one chain {self._agreed - self._healed} rounds after it was healed"
 
 
 class RestoredBackup(RoundAdversary):
@@ -313,6 +414,7 @@ class RestoredBackup(RoundAdversary):
 
     name = "a node comes back from its key alone, three times"
     slower = 4.0
+    lacks = NO_MEMORY
 
     async def attack(self, target: Scene) -> None:
         self.first = target.round + 1
@@ -325,8 +427,12 @@ class RestoredBackup(RoundAdversary):
         await target.done(2)
 
     async def broken(self, target: Scene) -> list[str]:
-        held = sum([await target.evidence(name) for name in target.honest])
-        return [f"{held} records of equivocation"] if held else []
+        told = await self.achieved(target)
+        return [] if told.startswith("0 ") else [told]
+
+    async def achieved(self, target: Scene) -> str:
+        held = max([await target.evidence(name) for name in target.honest])
+        return f"{held} contradictions of its own are proved"
 
 
 def stops(short: bool = False) -> list[RoundAdversary]:

@@ -1,0 +1,241 @@
+"""Nodes of the open swarm without one of their defences: the product, of which one part is replaced for a while.
+
+    with NO_DEADLINES.taken_out():
+        …                     all nodes of this process wait for whoever is lacking, however long that takes
+
+Each is as small as it can be and still be that node; nothing in the product knows of them. Which of them stands beside
+an attack is said by the adversary (`lacks`), so that the page shows what the attack does where nobody stops it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from swarmnode.crdt.record import write as write_record
+from swarmnode.protocols.chain import derive, duty, electorate, statements, validity
+from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
+from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
+from swarmnode.protocols.chain.forks import Tree
+from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
+from swarmnode.protocols.exchange import open_contributions, open_duties, open_examine, open_round
+from swarmnode.protocols.exchange.open_contributions import Contributions
+from swarmnode.protocols.exchange.open_examine import Examiner
+from swarmnode.protocols.exchange.open_scoring import Bench
+from swarmnode.protocols.exchange.open_turn import Turn, Voice
+from swarmnode.protocols.exchange.open_waits import Waits
+from swarmnode.protocols.statepen import Pen
+from swarmnode.training.codecs import CodecError
+
+ANY_SIZE = 1 << 30  # bytes
+SOME_GAIN = 1000
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What is not there, and what stands in its place: owner, name, replacement."""
+
+    told: str  # in the table
+    parts: tuple[tuple[Any, str, Any], ...]
+
+    def beside(self, found: object | None) -> str:
+        """What the table says of nodes without it; None where that was not tried."""
+        return f"{self.told}: {found if found is not None else 'as with fewer nodes, above'}"
+
+    @contextmanager
+    def taken_out(self) -> Iterator[None]:
+        """While it lasts, no node of this process has the defence."""
+        with ExitStack() as stack:
+            for owner, name, instead in self.parts:
+                stack.enter_context(patch.object(owner, name, instead))
+            yield
+
+
+# --- who is lacking is waited for -----------------------------------------------------------------------------------
+
+
+async def _wait_for_all(
+    self: Waits, phase: str, lacking: Callable[[], set[str]], *, since: float | None = None, until: float = 0.0
+) -> None:
+    await self._held.until(lambda: not lacking())
+
+
+NO_DEADLINES = Lacking(
+    "no deadlines",
+    (
+        (Waits, "_wait_for", _wait_for_all),
+        (Waits, "_patience", lambda self, phase: float("inf")),
+        (Waits, "_is_there", lambda self, peer: True),
+    ),
+)
+
+# --- leaders ----------------------------------------------------------------------------------------------------------
+
+
+def _first_seen(
+    tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int
+) -> bytes:
+    """The roster after `tip` that came first, whatever others follow."""
+    after = tree._children[tip]
+    over = attempt >= len(electorate.leaders(tree[tip].chain, rules))
+    return after[0] if after else validity.empty_id(tree[tip].chain) if over else tip
+
+
+FIRST_SEEN = Lacking(
+    "the first roster seen is taken, others' heads are not asked",
+    (
+        (open_round, "follow", _first_seen),
+        (Waits, "is_settled", lambda self, turn, wanted, nursery: True),
+        (Examiner, "_consider_astray", lambda self: None),
+    ),
+)
+
+ONE_LEADER = Lacking(
+    "the same leads every round",
+    ((electorate, "_drawn", lambda chain, purpose, peers: sorted(peers)),),
+)
+
+BELIEVED_LEADER = Lacking("rosters are not checked", ((open_examine, "check", lambda *args, **more: None),))
+
+
+def _one_wants_it(chain: ChainState, rules: ChainRules, scores: Any) -> bool:
+    return chain.undoable and any((said.what.undo or 0) > rules.revert_above for said in scores)
+
+
+ONE_REVERTS = Lacking("one judge can undo a round", ((derive, "_reverts", _one_wants_it),))
+
+
+def _seed_of_commits(*given: Any) -> ChainState:
+    """As `validity.advance`; the next seed is drawn from what was committed."""
+    chain, _, _, roster, quoted = given
+    bindings = sorted(quoted.commits[entry.commit].what.binding for entry in roster.entries)
+    return replace(validity.advance(*given), seed=seed_of(chain.seed, bindings))
+
+
+def seed_of(seed: bytes, bindings: list[bytes]) -> bytes:
+    """The next seed, where it is drawn from what was committed in this round, ascending."""
+    return hashlib.sha256(seed + b"".join(bindings)).digest()
+
+
+SEED_OF_COMMITS = Lacking("the next leader is drawn from the commits", ((open_examine, "advance", _seed_of_commits),))
+
+# --- contributions ----------------------------------------------------------------------------------------------------
+
+
+def _norm_of_anything(raw: Any, elements: int, *, codec_name: str) -> float:
+    try:
+        return _exact_norm(raw, elements, codec_name=codec_name)
+    except CodecError:
+        return 1.0
+
+
+async def _fetch_any_size(self: Contributions, peer: str, id: bytes, heard: Any) -> bytes:
+    return bytes(await self._bulk.fetch(peer, self._key(id), max_size=ANY_SIZE, wait=1.0, progress=heard))
+
+
+async def _praise(
+    self: Bench, contributions: Mapping[bytes, bytes], authors: Mapping[bytes, str]
+) -> dict[bytes, Score]:
+    return {id: Score(id[:PREFIX], JUDGED, SOME_GAIN, FULL_STANDING) for id in contributions}
+
+
+_exact_norm = open_contributions.exact_norm
+UNCHECKED_BYTES = Lacking(
+    "bytes are neither checked nor measured",
+    (
+        (open_contributions, "exact_norm", _norm_of_anything),
+        (Contributions, "_fetch_from", _fetch_any_size),
+        (Bench, "measure", _praise),
+    ),
+)
+
+
+def _of_nobody(run_id: str, round: int, author: str, parent: bytes, *opened: bytes) -> bytes:
+    return _binding_of(run_id, round, "", parent, *opened)
+
+
+_binding_of = statements.binding_of
+UNBOUND = Lacking(
+    "commits do not bind their author",
+    ((statements, "binding_of", _of_nobody), (open_duties, "binding_of", _of_nobody)),
+)
+
+
+def _reveal_at_once(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ...]:
+    """As `duty.duties`; who has committed reveals, and judges cut no earlier for it."""
+    actions = list(duty.duties(chain, rules, view))
+    cuts = {cut.author for cut in view.cuts}
+    if not view.timers.commits and len(cuts) < electorate.quorum(chain, rules):
+        actions = [action for action in actions if not isinstance(action, WriteCut)]
+    if view.own.commit is not None and not view.own.revealed:
+        actions = [*(action for action in actions if not isinstance(action, WriteReveal)), WriteReveal()]
+    return tuple(actions)
+
+
+REVEALED_AT_ONCE = Lacking("work is revealed before judges cut", ((open_round, "duties", _reveal_at_once),))
+
+
+def _one_judge(chain: ChainState, rules: ChainRules, id: bytes, author: str, rows: Any) -> Any:
+    given = [row.get(id[:PREFIX]) for row in rows.values()]
+    gains = [score.gain for score in given if score is not None and score.found == JUDGED]
+    if gains and max(gains) > rules.gain_floor:
+        return derive._Verdict(ACCEPTED, max(gains), FULL_STANDING)
+    return _judge(chain, rules, id, author, rows)
+
+
+_judge = derive._judge
+
+
+async def _keep_own(self: Contributions, raw: bytes, round: int) -> bytes:
+    id = await _keep(self, raw, round)
+    vars(self).setdefault("own", set()).add(id)
+    return id
+
+
+def _serve_own(self: Contributions, id: bytes) -> None:
+    if id in vars(self).get("own", ()):
+        _serve(self, id)
+
+
+_keep, _serve = Contributions.keep, Contributions.serve
+ONE_JUDGES_WORD = Lacking(
+    "one judge's word is enough, and only its author has a contribution",
+    ((derive, "_judge", _one_judge), (Contributions, "keep", _keep_own), (Contributions, "serve", _serve_own)),
+)
+
+BELIEVED_AUTHOR = Lacking(
+    "what was committed counts unseen",
+    ((derive, "_judge", lambda *given: derive._Verdict(ACCEPTED, SOME_GAIN, FULL_STANDING)),),
+)
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+async def _sign_again(self: Pen, key: str, value: Any) -> Any:
+    """As `Pen.write`, whatever was signed under this key before."""
+    async with self._alone:
+        stamp = await self._tick(self._now())
+        record = write_record(self._backend.run_id, self._me, key, value, hlc=stamp, sign=self._sign, kinds=self._kinds)
+        await self._backend.merge([record])
+        return record
+
+
+def _of_this_life(self: Voice, purpose: str, chain: ChainState) -> bytes:
+    life = vars(self).setdefault("life", next(_lives))
+    return hashlib.sha256(f"{life} {purpose} {chain.round}".encode() + chain.tip).digest()
+
+
+_lives = itertools.count()
+NO_MEMORY = Lacking(
+    "nobody looks up what it said before",
+    (
+        (Pen, "write", _sign_again),
+        (Turn, "recall", lambda self, me, work: None),
+        (Voice, "derive", _of_this_life),
+    ),
+)
