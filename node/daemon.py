@@ -73,6 +73,7 @@ from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
 from swarmnode.protocols.reputation.rolloutwork import AuditWork, RolloutWork
 from swarmnode.protocols.reputation.watching import Watching
 from swarmnode.protocols.rpc import Rpc
@@ -172,7 +173,10 @@ class Daemon:
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
-        self.shards = Shards(self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards)
+        self.favours = Favours()
+        self.shards = Shards(
+            self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards, gave=self.favours.gave
+        )
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
         self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp)
@@ -326,6 +330,8 @@ class Daemon:
             self.watching.measure(self.metrics)
             self.network.conduct.watch(self.watching.offences)
             await stack.enter_async_context(_running(self.watching.run))
+            checks = PromiseChecks(self.shards, self.shard_store.recent, self.favours)
+            await stack.enter_async_context(_running(checks.run))
             layout = self.trainer.layout
             parent = await in_thread(lambda: parent_state(self.store, chosen, layout))
             if parent is not None:
@@ -367,6 +373,8 @@ class Daemon:
     def _feed_ledger(self, session: Session) -> None:
         """Have what is seen of peers in this run count."""
         assert self.watching is not None and self.sync is not None
+        self.watching.sources.append(self.favours)
+        self.shards.desk.prefer(self.watching.ledger.standing)
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
         if isinstance(session.method, Sapo):
             told.append(session.method.rollouts.offences)

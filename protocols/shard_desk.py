@@ -5,7 +5,9 @@ Who may fail when, and what is then true:
   loses the shard, not this node's good name;
 - a peer that asks on and on for what is not here uses up its `misses`; then calls are refused as "busy", streams are
   closed and it is counted. One that breaks the form loses its stream; one that does not read loses it after
-  `serve_stall`.
+  `serve_stall`;
+- more peers come than are served at once: an idle stream ends, else that of the peer of the least standing, if whoever
+  comes has `AHEAD` more.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from swarmnode.protocols.wire import WireError, decode, encode
 
 MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
 HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
+AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of another that is being served
 SPARE_ROOMS = 4  # answers' memory kept for the next ones: fresh memory costs more than reading into it
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class ShardDesk:
         self._seats: OrderedDict[_Seat, None] = OrderedDict()  # the one used longest ago first
         self._rooms: list[memoryview] = []  # for answers, not in use now
         self._open = False
+        self._standing: Callable[[PeerId], float] = lambda peer: 1.0
         rpc.serve(HAVE, Have, self._on_have)
         rpc.serve(MANIFEST, WantManifest, self._on_manifest)
         network.serve(PROTOCOL, self._serve_stream)
@@ -80,6 +84,10 @@ class ShardDesk:
     def streams(self) -> int:
         """On which peers fetch chunks now."""
         return len(self._seats)
+
+    def prefer(self, standing: Callable[[PeerId], float]) -> None:
+        """Where not all can be served, serve those of more `standing` (0 to 1); until then all are equal."""
+        self._standing = standing
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -130,11 +138,11 @@ class ShardDesk:
             self._offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             return
         if len(self._seats) >= self._limits.streams_in_all:
-            idle = next((seat for seat in self._seats if not seat.busy), None)
-            if idle is None:
+            leaves = self._who_leaves_for(stream.peer)
+            if leaves is None:
                 return
-            idle.scope.cancel()
-            del self._seats[idle]
+            leaves.scope.cancel()
+            del self._seats[leaves]
         seat = _Seat(stream)
         self._seats[seat] = None
         try:
@@ -146,6 +154,15 @@ class ShardDesk:
             log.debug("serving shards to %s ended: %s", stream.peer, error)
         finally:
             self._seats.pop(seat, None)
+
+    def _who_leaves_for(self, peer: PeerId) -> _Seat | None:
+        """Whose stream ends so that `peer` has one: the longest idle, else of the least standing, if that is less."""
+        idle = next((seat for seat in self._seats if not seat.busy), None)
+        if idle is not None:
+            return idle
+        least = min(self._seats, key=lambda seat: self._standing(seat.stream.peer), default=None)
+        behind = least is not None and self._standing(least.stream.peer) + AHEAD <= self._standing(peer)
+        return least if behind else None
 
     async def _serve(self, seat: _Seat) -> None:
         reader = FrameReader(seat.stream, limit=MAX_MESSAGE)

@@ -57,6 +57,8 @@ from swarmnode.protocols.wire import WireError
 
 log = logging.getLogger(__name__)
 
+Gave = Callable[[PeerId, ShardId, int, bool], None]  # a provider, its verified bytes, whether it had what it said
+
 COMPANIONS = 32  # peers remembered as fetching the same shard
 EMPTY_PROMISES = 8  # chunks that a provider may lack although it said it had them
 LOOK_AGAIN = (0.05, 1.0)  # seconds, at least and at most, between two looks at whose chunks have become overdue
@@ -98,13 +100,14 @@ class Fetch:
         counts: Counter[str],
         limits: ShardLimits,
         seed: int,
+        gave: Gave,
     ) -> None:
         self._job = job
         self._shard = job.shard
         self._network, self._rpc, self._store, self._runner = network, rpc, store, runner
         self._channels, self._ask_holding = channels, ask_holding
         self._offences, self._counts, self._limits = offences, counts, limits
-        self._seed = seed
+        self._seed, self._gave = seed, gave
         self._plan: Plan | None = None
         self._begun = trio.Event()  # the manifest is known, and the store has made room
         self._beginning = trio.Lock()
@@ -298,6 +301,7 @@ class Fetch:
                 moved = channel.left_behind and source.failure is None
         finally:
             plan.remove(source)
+            self._gave(source.peer, self._shard, source.delivered, source.broken_promises < EMPTY_PROMISES)
             if not plan.sources:
                 self._search_now.set()
         if source.failure is not None:
@@ -351,6 +355,7 @@ class Fetch:
             if given:
                 source.pace.observe((trio.current_time() - source.moved_at) / given)
                 await self._keep(plan, Run(run.first, given), chunks, channel)
+                source.delivered += piece.size
             if given < run.count:
                 source.broken_promises += 1
             source.moved_at = trio.current_time()

@@ -37,7 +37,7 @@ from swarmnode.protocols.rpc import CallError, Rpc
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_channels import Channels
 from swarmnode.protocols.shard_desk import ShardDesk
-from swarmnode.protocols.shard_fetch import Fetch, Job
+from swarmnode.protocols.shard_fetch import Fetch, Gave, Job
 from swarmnode.protocols.shard_tree import CHUNK, ShardId
 from swarmnode.protocols.shard_wire import (
     HAVE,
@@ -82,13 +82,16 @@ class Shards:
         runner: Runner,
         limits: ShardLimits = LIMITS,
         seed: int | None = None,
+        gave: Gave = lambda peer, shard, size, kept: None,
     ) -> None:
+        """`gave` is told what each provider of a fetch gave."""
         self._network = network
         self._rpc = rpc
         self._store = store
         self._runner = runner
         self._limits = limits
         self._random = random.Random(seed)
+        self._gave = gave
         self._channels = Channels(network, limits)
         self._fetches: dict[ShardId, Job] = {}
         self._slots = trio.Semaphore(limits.fetches)
@@ -272,6 +275,7 @@ class Shards:
             counts=self.counts,
             limits=self._limits,
             seed=self._random.getrandbits(32),
+            gave=self._gave,
         )
 
     async def _carry_out(self, job: Job) -> None:

@@ -1,6 +1,6 @@
 """Trust without authority: what a node has seen of its peers, and what others say of them, as a score with its reasons.
 
-Everything but `ledger.py` is a pure function; nothing knows a network or a clock. No two nodes need the same view, and
+Everything but `ledger.py`, `watching.py` and `favours.py` is a pure function, and knows no network and no clock. No two nodes need the same view, and
 nothing that all nodes must compute alike rests on one: weights in rosters follow from quoted scores
 (`chain/derive.py`), in which a judge's view is one vote.
 
@@ -12,5 +12,6 @@ nothing that all nodes must compute alike rests on one: weights in rosters follo
     opinions.py     others' attestations, weighed by their authors' own verified work
     shares.py       weights: probation for who was not verified, and caps
     view.py         all of it together: a peer's standing, with the reasons
+    favours.py      what peers served, and whether what they promised to have could be had
     ledger.py       the one object with a life: takes in what a node sees, attests, and answers who may have how much
 """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from shardnodes import Nodes
 
 from swarmnode.node.simnet import SimWorld, run_simulation
 
@@ -24,5 +26,18 @@ def simulated() -> Callable[..., None]:
                 nursery.cancel_scope.cancel()
 
         run_simulation(inner)
+
+    return run
+
+
+@pytest.fixture
+def nodes(simulated: Callable[..., None], tmp_path: Path) -> Callable[..., None]:
+    """Run `main(nodes)` with nodes that have shards; keyword arguments are the world's."""
+
+    def run(main: Callable[[Nodes], Awaitable[None]], **world: float) -> None:
+        async def inner(made: SimWorld, nursery: trio.Nursery) -> None:
+            await main(Nodes(made, nursery, tmp_path))
+
+        simulated(inner, **world)
 
     return run

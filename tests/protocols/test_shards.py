@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,19 +12,31 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardnodes import (
+    CHUNKS,
+    CONTENT,
+    MANIFEST_OF_CONTENT,
+    SHARD,
+    Answer,
+    Node,
+    Nodes,
+    chunk,
+    falsehood,
+    is_whole,
+    manifest_of,
+    truth,
+)
 
-from swarmnode.node.shardstore import ShardStore
-from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.node.simnet import SimNetwork
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import PeerId, Stream, StreamBroken
+from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.rpc import Refused, Rpc
-from swarmnode.protocols.runner import Runner, T, inline
+from swarmnode.protocols.runner import T, inline
 from swarmnode.protocols.shard_plan import Plan, Run, Source
 from swarmnode.protocols.shard_shelf import Shelf
 from swarmnode.protocols.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, Manifest, leaf, parse_id, proves
 from swarmnode.protocols.shard_wire import (
     HAVE,
-    MANIFEST,
     MAX_MESSAGE,
     PROTOCOL,
     RUN,
@@ -32,142 +44,13 @@ from swarmnode.protocols.shard_wire import (
     Have,
     Holding,
     Holdings,
-    Leaves,
     NoRoom,
     Piece,
     ShardLimits,
     Unavailable,
     Want,
-    WantManifest,
 )
-from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.wire import decode, encode
-
-Simulated = Callable[..., None]
-CONTENT = random.Random(11).randbytes(40 * CHUNK + 12_345)
-CHUNKS = 41
-
-
-def manifest_of(content: bytes) -> Manifest:
-    return Manifest(len(content), b"".join(leaf(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)))
-
-
-MANIFEST_OF_CONTENT = manifest_of(CONTENT)
-SHARD = MANIFEST_OF_CONTENT.id
-
-
-@dataclass
-class Node:
-    name: str
-    network: SimNetwork
-    rpc: Rpc
-    store: ShardStore
-    shards: Shards
-    scope: trio.CancelScope
-
-    @property
-    def me(self) -> PeerId:
-        return self.network.me
-
-
-class Nodes:
-    """Makes nodes with shards on one simulated network."""
-
-    def __init__(self, world: SimWorld, nursery: trio.Nursery, folder: Path) -> None:
-        self.world = world
-        self._nursery = nursery
-        self._folder = folder
-
-    async def start(
-        self,
-        name: str,
-        *,
-        holds: bytes | None = None,
-        cap: int = 1 << 30,
-        limits: ShardLimits | None = None,
-        runner: Runner = inline,
-    ) -> Node:
-        network = self.world.node(name)
-        rpc = Rpc(network)
-        store = ShardStore(self._folder / name, cap=cap)
-        shards = Shards(network, rpc, store, runner=runner, limits=limits or ShardLimits(), seed=len(name))
-        node = Node(name, network, rpc, store, shards, trio.CancelScope())
-        await self._nursery.start(self._run, node)
-        hub = self.world.node("hub")  # has no shards; through it the DHT is reached
-        if not hub.up:
-            await self._nursery.start(hub.run)
-        await network.connect(hub.me)
-        if holds is not None:
-            source = self._folder / f"{name}.source"
-            source.write_bytes(holds)
-            await shards.put(source)
-            await trio.sleep(0.1)  # until it is announced
-        return node
-
-    async def liar(self, name: str, answer: Answer, *, holding: Holding | None = None) -> SimNetwork:
-        """A peer that says it has CONTENT and answers each Want as `answer(stream, want)` does."""
-        network = self.world.node(name)
-        rpc = Rpc(network)
-
-        async def have(_peer: PeerId, request: Have) -> Holdings:
-            return Holdings((holding or Holding(len(CONTENT), True),) * len(request.shards))
-
-        async def manifest(_peer: PeerId, _request: WantManifest) -> Leaves:
-            return Leaves(len(CONTENT), MANIFEST_OF_CONTENT.leaves)
-
-        async def serve(stream: Stream) -> None:
-            reader = FrameReader(stream, limit=MAX_MESSAGE)
-            while (raw := await reader.frame()) is not None:
-                await answer(stream, decode(Want, raw))
-
-        rpc.serve(HAVE, Have, have)
-        rpc.serve(MANIFEST, WantManifest, manifest)
-        network.serve(PROTOCOL, serve)
-        await self._nursery.start(network.run)
-        await self._nursery.start(rpc.run)
-        return network
-
-    async def _run(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
-        with node.scope:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(node.network.run)
-                await nursery.start(node.rpc.run)
-                await nursery.start(node.shards.run)
-                task_status.started()
-
-
-Answer = Callable[[Stream, Want], Awaitable[None]]
-
-
-def chunk(index: int, count: int = 1) -> bytes:
-    return CONTENT[index * CHUNK : (index + count) * CHUNK]
-
-
-async def truth(stream: Stream, want: Want) -> None:
-    chunks = chunk(want.index, want.count)
-    await stream.send_all(frame(encode(Piece(len(chunks)))) + chunks)
-
-
-async def falsehood(stream: Stream, want: Want) -> None:
-    await stream.send_all(frame(encode(Piece(len(chunk(want.index))))) + bytes(len(chunk(want.index))))
-
-
-def is_whole(node: Node) -> bool:
-    return node.store.holding(SHARD).complete and node.store.path(SHARD).read_bytes() == CONTENT
-
-
-@pytest.fixture
-def nodes(simulated: Simulated, tmp_path: Path) -> Callable[..., None]:
-    """Run `main(nodes)` on a simulated network; keyword arguments are the world's."""
-
-    def run(main: Callable[[Nodes], Awaitable[None]], **world: float) -> None:
-        async def inner(made: SimWorld, nursery: trio.Nursery) -> None:
-            await main(Nodes(made, nursery, tmp_path))
-
-        simulated(inner, **world)
-
-    return run
-
 
 # -- the tree
 
@@ -711,6 +594,32 @@ def test_streams_of_one_peer_and_in_all_are_bounded(nodes: Callable[..., None]) 
         me = await swarm.start("me")
         await me.shards.fetch(SHARD, providers=[server.me])  # idle streams make room
         assert is_whole(me)
+
+    nodes(main)
+
+
+def test_where_not_all_can_be_served_those_of_more_standing_are(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        server = await swarm.start("a", holds=CONTENT, limits=ShardLimits(streams=1, streams_in_all=2))
+        standing = {"low": 0.25, "fair": 0.6, "good": 0.7, "better": 0.9}
+        peers = {name: swarm.world.node(name) for name in standing}
+        server.shards.desk.prefer({peers[name].me: standing[name] for name in peers}.__getitem__)
+        streams = {}
+        for name, network in peers.items():
+            swarm._nursery.start_soon(network.run)
+            await trio.sleep(0.01)
+            streams[name] = await network.open_stream(server.me, PROTOCOL)
+            for index in range(8):  # and reads nothing: it is being served
+                await streams[name].send_all(frame(encode(Want(SHARD, index))))
+            await trio.sleep(0.1)
+        served = []
+        for name, stream in streams.items():
+            with trio.move_on_after(1) as waiting, suppress(StreamBroken):
+                while await stream.receive_some(CHUNK):
+                    pass
+            if waiting.cancelled_caught:  # it is neither broken nor at its end
+                served.append(name)
+        assert served == ["good", "better"]
 
     nodes(main)
 

@@ -1,0 +1,112 @@
+"""What peers did for this node beside the work that is judged: text and states that they served, promises that held.
+
+    favours = Favours()
+    Shards(…, gave=favours.gave)                                     # each fetch tells what every provider gave
+    nursery.start_soon(PromiseChecks(shards, recent, favours).run)   # and now and then a promise is tested
+    watching.sources.append(favours)                                 # at the end of each epoch the ledger learns of it
+
+Whoever was served says so (`Saw.SERVED`, in whole MiB): a receipt, which nobody writes for itself. Whoever says that it
+has a shard and then does not send it breaks a promise (`Saw.KEPT`), with the shard as evidence. A promise is tested by
+asking one provider, drawn from all who say that they have one of this node's own newest shards complete, for one chunk
+drawn at random, which its proof ties to the shard's id (as in Gauntlet's and Filecoin's spot checks, without a deadline
+that would measure the link instead).
+
+Who may fail when, and what is then true:
+- a provider loses its connection, is slow, or dropped the shard meanwhile and says so: that breaks no promise;
+- one that still says that it has all chunks, and twice does not send the one asked for, broke it;
+- a wrong chunk is an offence besides (`Shards.read`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+import trio
+
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.reputation.attestation import Saw
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.shard_tree import ShardId
+from swarmnode.protocols.shard_wire import Unavailable
+from swarmnode.protocols.shards import Shards
+
+MAX_PEERS = 1024  # of whom something is counted between two epochs
+RECEIPT = 1 << 20  # bytes for which one receipt is given
+EVERY = 300.0  # seconds between two tests, give or take a half
+AGAIN = 20.0  # seconds after which a provider that failed is asked once more
+OF_THE_NEWEST = 64  # own shards, one of which is asked for
+
+
+class Favours:
+    """Counts until an epoch ends. Implements `watching.Source` and what `Shards` tells."""
+
+    def __init__(self) -> None:
+        self._bytes: OrderedDict[PeerId, int] = OrderedDict()  # served, for which no receipt was given yet
+        self._promises = Counter[tuple[PeerId, ShardId, bool]]()
+
+    def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
+        """A provider sent so many verified bytes of a shard in one fetch, and had what it said, or had not."""
+        self._bytes[peer] = self._bytes.pop(peer, 0) + size
+        if len(self._bytes) > MAX_PEERS:
+            self._bytes.popitem(last=False)
+        if size or not kept:
+            self.promised(peer, shard, kept)
+
+    def promised(self, peer: PeerId, shard: ShardId, kept: bool) -> None:
+        """A provider had what it said it had of a shard, or had not."""
+        if len(self._promises) < MAX_PEERS or (peer, shard, kept) in self._promises:
+            self._promises[peer, shard, kept] += 1
+
+    def __call__(self, ledger: Ledger) -> None:
+        """Tell the ledger of what was counted. What is less than a receipt's worth stays for the next epoch."""
+        for peer, size in self._bytes.items():
+            ledger.observe(peer, Saw.SERVED, good=size // RECEIPT)
+            self._bytes[peer] = size % RECEIPT
+        for (peer, shard, kept), count in self._promises.items():
+            ledger.observe(peer, Saw.KEPT, good=count if kept else 0, bad=0 if kept else count, evidence=shard)
+        self._promises.clear()
+
+
+class PromiseChecks:
+    """Tests from time to time whether somebody has what it says it has."""
+
+    def __init__(
+        self, shards: Shards, own: Callable[[int], Sequence[ShardId]], favours: Favours, *, seed: int | None = None
+    ) -> None:
+        """`own`: the newest of this node's complete shards, so many at the most (`Store.recent`)."""
+        self._shards, self._own, self._favours = shards, own, favours
+        self._random = random.Random(seed)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Test until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(EVERY * self._random.uniform(0.5, 1.5))
+            await self.test_one()
+
+    async def test_one(self) -> None:
+        """Ask one provider of one of the own shards for one chunk."""
+        own = self._own(OF_THE_NEWEST)
+        if not own:
+            return
+        shard = self._random.choice(own)
+        complete = [provider for provider in await self._shards.providers(shard) if provider.complete]
+        if not complete:
+            return
+        chosen = self._random.choice(complete)
+        index = self._random.randrange(chosen.chunks)
+        for last in (False, True):
+            try:
+                await self._shards.read(chosen.peer, shard, index)
+            except Unavailable:
+                if not last:
+                    await trio.sleep(AGAIN)
+                    continue
+                holding = await self._shards.ask_holding(chosen.peer, shard)
+                if holding is not None and holding.complete:
+                    self._favours.promised(chosen.peer, shard, kept=False)
+            else:
+                self._favours.promised(chosen.peer, shard, kept=True)
+            return

@@ -1,0 +1,129 @@
+"""Who served is said so by those served, and a promise that is not kept counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from shardnodes import CONTENT, SHARD, Nodes, falsehood
+
+from swarmnode.protocols.frames import frame
+from swarmnode.protocols.network import Stream
+from swarmnode.protocols.reputation import favours as favours_module
+from swarmnode.protocols.reputation.attestation import Finding, Saw
+from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.shard_tree import CHUNK
+from swarmnode.protocols.shard_wire import Holding, Piece, Want
+from swarmnode.protocols.wire import encode
+
+EVIDENCE = SHARD[:16]
+
+
+def heard(favours: Favours) -> Ledger:
+    """A ledger that was told what was counted until now."""
+    ledger = Ledger("me", now=lambda: 0)
+    favours(ledger)
+    return ledger
+
+
+def told(favours: Favours, peer: str) -> tuple[Finding, ...]:
+    return heard(favours).found(peer)
+
+
+async def nothing(stream: Stream, _want: Want) -> None:
+    """It does not have the chunk."""
+    await stream.send_all(frame(encode(Piece())))
+
+
+def test_who_is_served_gives_a_receipt_for_whole_mebibytes_and_keeps_the_rest_for_the_next() -> None:
+    favours = Favours()
+    favours.gave("a", SHARD, (5 << 19) + 1, kept=True)
+    assert told(favours, "a") == (Finding(Saw.KEPT, 1, 0, EVIDENCE), Finding(Saw.SERVED, 2, 0))
+    assert told(favours, "a") == ()
+    favours.gave("a", SHARD, 1 << 19, kept=True)
+    assert Finding(Saw.SERVED, 1, 0) in told(favours, "a")
+
+
+def test_a_fetch_credits_each_provider_with_what_it_sent(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        gave = []
+        a, b = await swarm.start("a", holds=CONTENT), await swarm.start("b", holds=CONTENT)
+        me = await swarm.start("me", gave=lambda *what: gave.append(what))
+        await me.shards.fetch(SHARD, providers=[a.me, b.me])
+        await trio.sleep(1)
+        assert {(peer, shard, kept) for peer, shard, _, kept in gave} == {(a.me, SHARD, True), (b.me, SHARD, True)}
+        assert len(CONTENT) <= sum(size for _, _, size, _ in gave) <= 1.2 * len(CONTENT)
+
+    nodes(main)
+
+
+def test_who_says_to_have_a_shard_and_sends_nothing_of_it_breaks_a_promise(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        favours = Favours()
+        honest = await swarm.start("a", holds=CONTENT)
+        empty = await swarm.liar("b", nothing)
+        me = await swarm.start("me", gave=favours.gave)
+        await me.shards.fetch(SHARD, providers=[honest.me, empty.me])
+        await trio.sleep(60)
+        assert told(favours, empty.me) == (Finding(Saw.KEPT, 0, 1, EVIDENCE),)
+
+    nodes(main)
+
+
+def test_a_promise_is_tested_with_one_chunk_that_its_proof_ties_to_the_shard(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        favours = Favours()
+        honest, me = await swarm.start("a", holds=CONTENT), await swarm.start("me", holds=CONTENT)
+        await me.network.connect(honest.me)
+        checks = PromiseChecks(me.shards, me.store.recent, favours, seed=1)
+        swarm._nursery.start_soon(checks.run)
+        await trio.sleep(10 * favours_module.EVERY)
+        ((saw, good, bad),) = [(one.saw, one.good, one.bad) for one in told(favours, honest.me)]
+        assert saw is Saw.KEPT and 6 <= good <= 20 and not bad
+        assert honest.shards.counts["bytes_served"] <= good * CHUNK
+
+    nodes(main)
+
+
+def test_tests_find_who_lies_about_having_it_and_spare_who_says_that_it_is_gone(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        favours = Favours()
+        me = await swarm.start("me", holds=CONTENT)
+        liars = [await swarm.liar("b", nothing), await swarm.liar("c", falsehood)]
+        gone = await swarm.start("d", holds=CONTENT)
+        for peer in (*(liar.me for liar in liars), gone.me):
+            await me.network.connect(peer)
+        checks = PromiseChecks(me.shards, me.store.recent, favours, seed=1)
+        asked = me.shards.read
+
+        async def read(peer: str, shard: bytes, index: int) -> bytes:
+            if peer == gone.me:
+                await gone.shards.drop(SHARD)  # between what it said and what it is asked for
+            return await asked(peer, shard, index)
+
+        me.shards.read = read  # type: ignore[method-assign]
+        for _ in range(12):
+            await checks.test_one()
+        ledger = heard(favours)
+        for liar in liars:
+            (finding,) = ledger.found(liar.me)
+            assert (finding.saw, finding.good) == (Saw.KEPT, 0) and finding.bad >= 1
+        assert not ledger.found(gone.me)
+
+    nodes(main)
+
+
+def test_a_node_without_shards_and_one_whose_shards_nobody_has_test_nothing(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        favours = Favours()
+        for name, holds in (("me", None), ("alone", CONTENT)):
+            node = await swarm.start(name, holds=holds)
+            await PromiseChecks(node.shards, node.store.recent, favours).test_one()
+            assert node.store.recent(1) == (() if holds is None else (SHARD,))
+        half = Holding(len(CONTENT), False, b"\x01")
+        await node.network.connect((await swarm.liar("half", nothing, holding=half)).me)
+        await PromiseChecks(node.shards, node.store.recent, favours).test_one()
+        assert not heard(favours).accounts()
+
+    nodes(main)
