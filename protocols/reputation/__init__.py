@@ -1,8 +1,8 @@
 """Trust without authority: what a node has seen of its peers, and what others say of them, as a score with its reasons.
 
-Everything but `ledger.py`, `watching.py` and `favours.py` is a pure function, and knows no network and no clock. No two nodes need the same view, and
-nothing that all nodes must compute alike rests on one: weights in rosters follow from quoted scores
-(`chain/derive.py`), in which a judge's view is one vote.
+Everything but `ledger.py`, `watching.py` and `favours.py` is a pure function, and knows no network and no clock. No two
+nodes need the same view, and nothing that all nodes must compute alike rests on one: weights in rosters follow from
+quoted scores (`chain/derive.py`), in which a judge's view is one vote.
 
     rating.py       how surely a peer's work is better than none: OpenSkill against the player that does nothing
     account.py      what one node has seen of one peer, and the score, work and weight that follow
