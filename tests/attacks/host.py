@@ -13,13 +13,15 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
 from harness import Adversary, Outcome
+from realnodes import RUN_TOML, Node
 
 from swarmnode.node import confinement
 from swarmnode.node.control.server import ControlServer
@@ -117,6 +119,43 @@ class Machine:
                 os.chmod(path, 0o777)
                 yield path
                 nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[list[int]]:
+        """TCP ports on which a real daemon of this machine listens; the undefended one has a port for control as well.
+
+        That answers each line that is a request, whatever comes before it, as line protocols on loopback often do.
+        """
+
+        async def answer(stream: trio.SocketStream) -> None:
+            async for chunk in stream:
+                for line in chunk.splitlines():
+                    with suppress(ValueError):
+                        await stream.send_all(json.dumps({"id": json.loads(line)["id"], "result": "done"}).encode())
+
+        run = self.folder / "run.toml"
+        run.write_text(RUN_TOML)
+        node = Node(self.folder / "node", run, "--role", "watch", corpus=None)
+        async with trio.open_nursery() as nursery:
+            try:
+                await trio.to_thread.run_sync(lambda: node.start().ready)
+                ports = _ports_of(node.process.pid)
+                if self.undefended:
+                    (control,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+                    ports.append(control.socket.getsockname()[1])
+                yield ports
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(node.end)
+            nursery.cancel_scope.cancel()
+
+
+def _ports_of(pid: int) -> list[int]:
+    """TCP ports that a process listens on (proc_pid_net(5))."""
+    own = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    told = [Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:] for family in ("tcp", "tcp6")]
+    rows = [line.split() for lines in told for line in lines]
+    return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
 
 
 async def _python(*arguments: str, path: Path | None = None) -> str:

@@ -12,9 +12,10 @@ from functools import partial
 
 import trio
 from adversaries import rounds as adversaries
-from adversaries.rounds import RoundAdversary, Stopped
+from adversaries.rounds import Stopped
 from harness import Outcome
 from openswarm import NODES, UNDEFENDED_PATIENCE, Scene, with_swarm
+from roundadversary import RoundAdversary
 
 from swarmnode.node.simnet import run_simulation
 

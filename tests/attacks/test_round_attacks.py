@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import rounds
 from adversaries import rounds as adversaries
-from adversaries.rounds import RoundAdversary
+from adversaries.leaders import Omission, TwoRosters, WrongWeights
+from roundadversary import RoundAdversary
 
-SHORT = [*adversaries.stops(short=True), adversaries.TwoRosters(), adversaries.Omission(), adversaries.WrongWeights()]
+SHORT = [*adversaries.stops(short=True), TwoRosters(), Omission(), WrongWeights()]
 
 
 @pytest.mark.timeout(240)
@@ -16,7 +17,7 @@ def test_honest_nodes_go_on_in_one_state_under(adversary: RoundAdversary) -> Non
     assert rounds.damage(adversary).failures() == ()
 
 
-BITES = [adversaries.stops(short=True)[0], adversaries.TwoRosters(), adversaries.WrongWeights()]
+BITES = [adversaries.stops(short=True)[0], TwoRosters(), WrongWeights()]
 
 
 @pytest.mark.parametrize("adversary", BITES, ids=lambda adversary: adversary.name)

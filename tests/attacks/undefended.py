@@ -23,13 +23,14 @@ from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
 from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
-from swarmnode.protocols.exchange import open_contributions, open_duties, open_examine, open_round
+from swarmnode.protocols.exchange import ballots, open_contributions, open_duties, open_examine, open_round
 from swarmnode.protocols.exchange.open_contributions import Contributions
 from swarmnode.protocols.exchange.open_examine import Examiner
 from swarmnode.protocols.exchange.open_scoring import Bench
 from swarmnode.protocols.exchange.open_turn import Turn, Voice
 from swarmnode.protocols.exchange.open_waits import Waits
 from swarmnode.protocols.statepen import Pen
+from swarmnode.protocols.twins import Twins
 from swarmnode.training.codecs import CodecError
 
 ANY_SIZE = 1 << 30  # bytes
@@ -138,9 +139,7 @@ async def _fetch_any_size(self: Contributions, peer: str, id: bytes, heard: Any)
     return bytes(await self._bulk.fetch(peer, self._key(id), max_size=ANY_SIZE, wait=1.0, progress=heard))
 
 
-async def _praise(
-    self: Bench, contributions: Mapping[bytes, bytes], authors: Mapping[bytes, str]
-) -> dict[bytes, Score]:
+async def _praise(self: Bench, contributions: Mapping[bytes, Any], *given: Any, **more: Any) -> dict[bytes, Score]:
     return {id: Score(id[:PREFIX], JUDGED, SOME_GAIN, FULL_STANDING) for id in contributions}
 
 
@@ -213,6 +212,8 @@ BELIEVED_AUTHOR = Lacking(
     ((derive, "_judge", lambda *given: derive._Verdict(ACCEPTED, SOME_GAIN, FULL_STANDING)),),
 )
 
+UNCAPPED = Lacking("claims are believed", ((ballots, "capped_weights", lambda samples, cap: dict(samples)),))
+
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
@@ -238,4 +239,8 @@ NO_MEMORY = Lacking(
         (Turn, "recall", lambda self, me, work: None),
         (Voice, "derive", _of_this_life),
     ),
+)
+NO_TWINS = Lacking(
+    "leases are not compared, and nobody looks up what it said before",
+    (*NO_MEMORY.parts, (Twins, "saw", lambda self, lease: False)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -105,6 +106,32 @@ class OtherUser(Adversary):
         target.tried, target.done = 1, int(b"secret" in done.stdout)
 
 
+class OtherOrigin(Adversary):
+    """A page of another origin in the volunteer's browser: it may send a form's text anywhere, unasked."""
+
+    name = "a web page of another origin asks every port of the daemon to end it (a dashboard there is not)"
+
+    async def attack(self, target: Machine) -> None:
+        command = json.dumps({"id": 1, "method": "stop", "params": {}})
+        async with target.listening() as ports:
+            for port in ports:
+                told = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nOrigin: https://attacker.example\r\n"
+                told += f"Content-Type: text/plain\r\nContent-Length: {len(command) + 1}\r\n\r\n{command}\n"
+                target.tried += 1
+                target.done += b"result" in await _post(port, told.encode())
+
+
+async def _post(port: int, request: bytes) -> bytes:
+    """What a port answers within some seconds."""
+    answer = b""
+    with trio.move_on_after(5.0), suppress(OSError, trio.BrokenResourceError):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(request)
+            while b"result" not in answer and (more := await stream.receive_some(4096)):
+                answer += more
+    return answer
+
+
 _ASK = f"""
 import json, os, socket, sys
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
@@ -119,4 +146,14 @@ with socket.socket(socket.AF_UNIX) as asking:
 def everyone() -> list[Adversary]:
     """A new adversary of every kind that this machine can be put through."""
     needs_root = [OtherUser()] if os.geteuid() == 0 else []
-    return [OutsideFiles(), Secrets(), Programs(), Sockets(), Crash(), ForkBomb(), NamedCode(), *needs_root]
+    return [
+        OutsideFiles(),
+        Secrets(),
+        Programs(),
+        Sockets(),
+        Crash(),
+        ForkBomb(),
+        NamedCode(),
+        OtherOrigin(),
+        *needs_root,
+    ]
