@@ -73,6 +73,14 @@ class SimTrainer:
         await trio.lowlevel.checkpoint()
         return self.toy.heldout_loss(seed)
 
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        await trio.lowlevel.checkpoint()
+        return self.toy.slope(seed, 0, sequences)[0]
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+        await trio.lowlevel.checkpoint()
+        return self.toy.slope(seed, first, last)
+
     # --- what others may repeat ---------------------------------------------------------------------------------------
 
     def record(self, every: int) -> None:

@@ -158,6 +158,23 @@ class TrainerProcess:
         self._note(answer["spent"])
         return float(answer["loss"])
 
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        child = await self._ready_child()
+        answer = await child.call("heldout", seed=seed, sequences=sequences)
+        self._note(answer["spent"])
+        return float(answer["loss"])
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+        child = await self._ready_child()
+        local = self.parameters()
+        try:
+            answer = await child.call("slope", seed=seed, first=first, last=last)
+            gradient = self.parameters()
+        finally:
+            self.load(local)
+        self._note(answer["spent"])
+        return None if answer["loss"] is None else (float(answer["loss"]), gradient)
+
     async def rollouts(
         self, *, version: int, count: int | None = None, policy: str = ""
     ) -> tuple[list[RolloutGroup], float]:

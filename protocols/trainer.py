@@ -117,6 +117,23 @@ class Trainer(Protocol):
         """Let the model continue `prompt` by `length` bytes."""
 
 
+@runtime_checkable
+class JudgingTrainer(Trainer, Protocol):
+    """A trainer that measures on some of the held-out sequences that a seed draws, the same ones on every node.
+
+    No `train` may run meanwhile.
+    """
+
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        """Held-out loss of the local parameters, bits per byte, on the first so many. Raises TrainerDied."""
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+        """Loss and its gradient (P,) on the sequences from `first` to before `last`. Raises TrainerDied.
+
+        None where the task gives no gradient. The local parameters are afterwards what they were.
+        """
+
+
 @dataclass(frozen=True)
 class Marked:
     """What was trained between two marks. Another `life` than before: what came before it cannot be shown."""

@@ -166,6 +166,19 @@ class InnerLoop:
             seconds=spent,
         )
 
+    def slope(self, batch: Tensor) -> tuple[float, Tensor]:
+        """Loss of the present parameters on a batch, and its gradient (P,), which the next step overwrites.
+
+        As many samples at a time as a step takes, so that it needs no more memory than a step.
+        """
+        self._gradients.zero_()
+        total = torch.zeros((), dtype=torch.float64)
+        for part in batch.split(self._spec.inner.batch):
+            loss = self._task.loss(part) * (len(part) / len(batch))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach().double().cpu()
+        return float(total), self._gradients
+
     def _step(self) -> Tensor:
         """One inner step; returns its loss, a scalar without gradient."""
         inner = self._spec.inner

@@ -16,11 +16,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.training.judging import SEQUENCES
 from swarmnode.training.layout import Layout
 
 Vector = NDArray[np.float32]
 
 HELDOUT_SAMPLES = 256
+JUDGED_SAMPLES = HELDOUT_SAMPLES // SEQUENCES  # in the place of one of a judge's sequences
 
 
 class ToyModel:
@@ -74,10 +76,18 @@ class ToyModel:
 
     def heldout_loss(self, seed: int | None = None) -> float:
         """Mean squared error on samples that are the same on every node; with `seed` on others that it draws."""
-        x, y = self._heldout
-        if seed is not None:
-            x, y = self._draw(_generator(f"heldout {self._seed} {seed}"), HELDOUT_SAMPLES)
+        x, y = self._heldout if seed is None else self._judged(seed)
         return float(np.mean((x @ self.vector - y) ** 2))
+
+    def slope(self, seed: int, first: int, last: int) -> tuple[float, Vector]:
+        """Loss and its gradient (D + 1,) on some of the SEQUENCES parts of the samples that `seed` draws."""
+        part = slice(first * JUDGED_SAMPLES, last * JUDGED_SAMPLES)
+        x, y = (values[part] for values in self._judged(seed))
+        error = x @ self.vector - y
+        return float(np.mean(error**2)), np.asarray(2 / len(x) * (x.T @ error), np.float32)
+
+    def _judged(self, seed: int) -> tuple[Vector, Vector]:
+        return self._draw(_generator(f"heldout {self._seed} {seed}"), HELDOUT_SAMPLES)
 
     def _draw(self, generator: np.random.Generator, samples: int) -> tuple[Vector, Vector]:
         """Inputs (samples, D + 1), the last column ones for the bias, and targets (samples,)."""

@@ -8,6 +8,8 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     feed      texts                                    train on these files as well; also between two steps
     stop      -> nothing                               ends `train` after the step in hand
     evaluate  thorough, seed -> loss, spent            also between two steps of `train`
+    heldout   seed, sequences -> loss, spent           on the first of those that the seed draws
+    slope     seed, first, last -> loss, spent         on some; the memory then holds the gradient. No loss: none either
     sample    prompt, length, temperature, seed -> text    also between two steps
     rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
     answer    tasks, version, policy -> groups, reward, seconds, spent    the same, asked by others
@@ -80,6 +82,8 @@ class Worker:
         self._texts = 0  # that were given
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "evaluate": self._evaluate,
+            "heldout": self._heldout,
+            "slope": self._slope,
             "sample": self._sample,
             "feed": self._feed,
             "rollouts": lambda command: self._timed(
@@ -254,6 +258,25 @@ class Worker:
         drawn = {} if command.get("seed") is None else {"seed": command["seed"]}
         began = time.perf_counter()
         loss = self._task.evaluate(thorough=command["thorough"], **drawn)
+        self._spent["evaluate"] += time.perf_counter() - began
+        return {"loss": loss, "spent": self._spent}
+
+    def _heldout(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not hasattr(self._task, "heldout"):
+            return self._evaluate({"thorough": False, "seed": command["seed"]})
+        began = time.perf_counter()
+        with self._torch.no_grad():
+            loss = float(self._task.loss(self._task.heldout(command["seed"])[: command["sequences"]]))
+        self._spent["evaluate"] += time.perf_counter() - began
+        return {"loss": loss, "spent": self._spent}
+
+    def _slope(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not hasattr(self._task, "heldout"):
+            return {"loss": None, "spent": self._spent}
+        began = time.perf_counter()
+        batch = self._task.heldout(command["seed"])[command["first"] : command["last"]]
+        loss, gradient = self._loop.slope(batch)
+        self._shared.copy_(gradient)
         self._spent["evaluate"] += time.perf_counter() - began
         return {"loss": loss, "spent": self._spent}
 

@@ -26,6 +26,7 @@ All of it is in integers, but for the norms, which every machine computes alike 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,6 +153,11 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
         sorted((Worked(quoted.commits[id].author, units[id]) for id in accepted), key=lambda one: one.author)
     )
     return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked, norm)
+
+
+def longest_norm(chain: ChainState, rules: ChainRules) -> float:
+    """What a roster of this round clips to at the most; infinite while too few rosters tell."""
+    return _near(math.inf, chain, rules)
 
 
 def _near(norm: float, chain: ChainState, rules: ChainRules) -> float:

@@ -139,7 +139,13 @@ class Open:
         )
         self.audits: Audits | None = None
         self.work = self._make_work(parts)
-        settings = RoundSettings(spec.outer.lr, exchange.codec, exchange.deadline_floor, exchange.deadline_ceiling)
+        settings = RoundSettings(
+            spec.outer.lr,
+            exchange.codec,
+            exchange.deadline_floor,
+            exchange.deadline_ceiling,
+            samples=spec.inner.steps * spec.inner.batch,
+        )
         self.voice = Voice(parts.sync, self.keeper, _secret(parts))
         self.duties = Duties(
             me=parts.me,

@@ -149,9 +149,11 @@ class Duties:
         for id, root in roots.items():
             if contributions.is_malformed(root) or reveals[id].what.size != contributions.size:
                 turn.judged[id] = turn.bench.malformed(id)
-        raws = {id: contributions[root].raw for id, root in roots.items() if root in contributions}
+        found = {id: contributions[root] for id, root in roots.items() if root in contributions}
+        authors = {id: turn.book.commits[id].author for id in found}
+        listed = len(turn.own.cut.commits) if turn.own.cut is not None else len(commits)
         try:
-            turn.judged.update(await turn.bench.measure(raws, {id: turn.book.commits[id].author for id in raws}))
+            turn.judged.update(await turn.bench.measure(found, authors, among=listed))
         except TrainerDied as error:
             logger.warning("round %d: the trainer died while judging: %s", turn.chain.round, error)
             await trio.sleep(AGAIN)

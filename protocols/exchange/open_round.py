@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import trio
 
+from swarmnode.protocols.chain.derive import longest_norm
 from swarmnode.protocols.chain.duty import duties, follow
 from swarmnode.protocols.chain.electorate import volunteers
 from swarmnode.protocols.chain.forks import Block
@@ -114,6 +115,8 @@ class OpenRounds:
             seed=batch_seed(self._voice.derive("nonce", block.chain), block.chain.seed),
             lr=self._settings.outer_lr,
             codec_name=self._settings.codec,
+            samples=self._settings.samples,
+            longest=longest_norm(block.chain, held.rules),
             standing=self._standing,
         )
         turn = Turn(block, held.book, self.began, bench)

@@ -52,6 +52,7 @@ class RoundSettings:
     codec: str
     floor: float  # seconds, of adaptive deadlines
     ceiling: float
+    samples: int  # that a node trains on in a round
 
 
 @dataclass

@@ -264,21 +264,15 @@ class Work:
         self.since_offer = NOTHING
         await self._return_difference(since, local)
 
-    async def losses(self, vectors: AsyncIterator[Vector], *, seed: int) -> list[float]:
-        """Held-out loss of each of these parameters, (P,), on the sequences that `seed` draws. Raises TrainerDied.
-
-        Training waits meanwhile; the local parameters are afterwards what they were.
-        """
-        found = []
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Trainer]:
+        """Have the trainer to measure with. Training waits; the local parameters are afterwards what they were."""
         async with self.held():
             local = await self._runner(self._trainer.parameters)
             try:
-                async for vector in vectors:
-                    self._trainer.load(vector)
-                    found.append(await self._trainer.evaluate(thorough=False, seed=seed))
+                yield self._trainer
             finally:
                 self._trainer.load(local)
-        return found
 
     async def _parameters(self) -> Vector:
         """A copy of the local parameters, (P,), between two steps."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.training.judging import SEQUENCES
+
 PEERS = 16
 CLASSES = 10
 FEATURES, HIDDEN = 16, 24
 SAMPLES = 200  # of each peer
 HELDOUT = 4000  # samples that all judges draw from
-JUDGED = 1024  # of them that one judge draws: predictions, of which a judge of byte-lm makes twice as many
+SEQUENCE = 64  # of them that stand for one of a judge's sequences, in which byte-lm makes twice as many predictions
+JUDGED = SEQUENCES * SEQUENCE  # that one judge draws
 TESTED = 4000
 STEPS, BATCH, LR = 5, 32, 0.08  # inner steps of a round
 SPREAD = 0.7  # of the clusters' centres; a sample lies about four from its own, in all features together
@@ -63,13 +66,20 @@ class Task:
 
     def losses(self, vectors: Floats, *, seed: int, samples: int = JUDGED) -> NDArray[np.float64]:
         """Mean cross-entropy in bits of each of `vectors`, (k, P) -> (k,), on held-out samples that `seed` draws."""
-        drawn = np.random.default_rng(seed).integers(0, HELDOUT, samples)
+        drawn = np.random.default_rng(seed).integers(0, HELDOUT, max(samples, JUDGED))[:samples]
         inputs = np.broadcast_to(self._heldout[drawn], (len(vectors), samples, FEATURES))
         with np.errstate(over="ignore", invalid="ignore"):
             logits = _forward(vectors, inputs)[1].astype(np.float64)
             logits -= logits.max(axis=2, keepdims=True)
             right = logits[:, np.arange(samples), self._heldout_labels[drawn]]
             return np.asarray((np.log(np.exp(logits).sum(axis=2)) - right).mean(axis=1) / np.log(2))
+
+    def slope(self, phi: Floats, seed: int, first: int, last: int) -> Floats:
+        """Gradient (P,) of the loss, in bits, on the sequences from `first` to before `last` that `seed` draws."""
+        drawn = np.random.default_rng(seed).integers(0, HELDOUT, JUDGED)[first * SEQUENCE : last * SEQUENCE]
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = _gradients(phi[None], self._heldout[drawn][None], self._heldout_labels[drawn][None])
+        return found[0] / np.float32(np.log(2))
 
     def accuracy(self, phi: Floats) -> float:
         with np.errstate(over="ignore", invalid="ignore"):

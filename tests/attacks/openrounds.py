@@ -15,23 +15,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from chains import RUN, Offer, block, cut, quote, row, scores
 from chains import offer as offered
-from clusters import PARAMETERS, PEERS, Floats, Task
+from clusters import PARAMETERS, PEERS, SEQUENCE, Floats, Task
 
 from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
-from swarmnode.protocols.chain.derive import Quoted
+from swarmnode.protocols.chain.derive import Quoted, longest_norm
 from swarmnode.protocols.chain.electorate import judges, leaders, quorum
 from swarmnode.protocols.chain.seats import SILENCE, next_silent
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.exchange.open_contributions import id_of
-from swarmnode.protocols.exchange.open_scoring import MICRO, TRIAL, batch_seed
+from swarmnode.protocols.exchange.open_scoring import MICRO, batch_seed
 from swarmnode.protocols.exchange.open_work import DECAY
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.judging import TRIAL, Step, draw_for, quieting
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm, norm_of
 from swarmnode.training.outer import OuterState
 
 RULES = ChainRules()
 WINDOW = 60_000
+TRAINED = 320  # sequences of each peer in a round, as in examples/open.toml: what judging may cost follows from it
 
 
 @dataclass
@@ -231,14 +233,23 @@ class OpenSwarm:
 
     def _measure(self, judge: str, values: dict[bytes, Floats]) -> tuple[dict[bytes, int], int]:
         """What an honest judge measures: the gain of each contribution, and what the last roster cost."""
-        phi, before = self.course.phi, self._before if self._before is not None else self.course.phi
+        task, phi = self._task, self.course.phi
+        before = self._before if self._before is not None else phi
+        seed, longest = batch_seed(judge.encode(), self._chain.seed), longest_norm(self._chain, RULES)
+        draw = draw_for(contributions=len(values), trained=TRAINED)
+        steps = [Step(np.float32(TRIAL * min(1.0, longest / max(norm_of(x), 1e-30))) * x) for x in values.values()]
         with np.errstate(over="ignore", invalid="ignore"):
-            tried = np.stack([phi, before, *(phi - TRIAL * value for value in values.values())])
-        losses = self._task.losses(tried, seed=batch_seed(judge.encode(), self._chain.seed))
-        better = (
-            np.nan_to_num(MICRO * (losses[0] - losses), nan=-MAX_GAIN).clip(-MAX_GAIN, MAX_GAIN).round().astype(int)
-        )
-        return dict(zip(values, better[2:].tolist(), strict=True)), int(better[1])
+            tried = np.stack([phi, *(step.taken_from(phi) for step in steps)])
+            few, *after = task.losses(tried, seed=seed, samples=draw.each * SEQUENCE)
+            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=draw.most * SEQUENCE)
+            gains = few - np.array(after)
+            if draw.slope:
+                slopes = [task.slope(phi, seed, *part) for part in ((0, draw.each), (draw.each, draw.slope))]
+                correction = quieting(*slopes, draw)
+                gains += [step.along(correction) for step in steps]
+            found = np.nan_to_num(MICRO * np.append(gains, now - was), nan=-MAX_GAIN, posinf=-MAX_GAIN)
+        better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int)
+        return dict(zip(values, better[:-1].tolist(), strict=True)), int(better[-1])
 
     def _settle(self, accepted: set[str], deltas: Floats, lying: set[str]) -> None:
         """Work that did not count goes back to the residual, at most one norm of it."""

@@ -99,6 +99,24 @@ def test_trains_evaluates_and_writes(settings: TrainerSettings) -> None:
     _with_trainer(settings, use)
 
 
+def test_measures_a_loss_and_its_gradient_on_some_of_the_sequences_that_a_seed_draws(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        whole = await trainer.evaluate(thorough=False, seed=7)
+        assert await trainer.heldout(seed=7, sequences=16) == whole
+        assert await trainer.heldout(seed=7, sequences=1) != whole
+        parts = [await trainer.slope(seed=7, first=first, last=last) for first, last in ((0, 3), (3, 16))]
+        assert parts[0] is not None
+        assert parts[1] is not None
+        assert (3 * parts[0][0] + 13 * parts[1][0]) / 16 == pytest.approx(whole, rel=1e-5)
+        assert np.array_equal(trainer.parameters(), start)
+        gradient = parts[1][1]
+        trainer.load(start - np.float32(0.01) * gradient / np.linalg.norm(gradient))
+        assert await trainer.heldout(seed=7, sequences=16) < whole
+
+    _with_trainer(settings, use)
+
+
 def test_cancelled_training_stops_and_keeps_its_steps(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         start = trainer.parameters()

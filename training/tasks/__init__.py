@@ -35,6 +35,7 @@ class Assignment:
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus: shards of the run's data
     room: int = 0  # bytes that these and all that `feed` will bring have together at the most
     policy: str = ""  # kind and shape of this node's policy, in a run by rollouts; empty takes the run's
+    sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
 
 
 class Task(Protocol):
@@ -67,6 +68,12 @@ class Task(Protocol):
         """Held-out loss of the model in the unit of `loss`, always on the same sample, a larger one if `thorough`.
 
         With `seed`, which only runs among strangers give: on a few samples that it draws, the same on every machine.
+        """
+
+    def heldout(self, seed: int) -> torch.Tensor:
+        """SEQUENCES (`training.judging`) held-out samples that `seed` draws, for `loss`; along the first dimension.
+
+        The same on every machine. A task without it is judged by `evaluate` alone, at several times the cost.
         """
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:

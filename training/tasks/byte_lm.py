@@ -17,12 +17,12 @@ from torch import Tensor
 
 from swarmnode.training.corpus import CorpusError, corpus_for_run, read_heldout
 from swarmnode.training.gpt import GPT
+from swarmnode.training.judging import SEQUENCES
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment
 
 QUICK_WINDOWS = 32  # a progress figure each round must cost no more than a few inner steps
 THOROUGH_WINDOWS = 256
-DRAWN_WINDOWS = 16  # for judging a contribution: losses before and after are of the same windows, so few tell enough
 EVALUATION_BATCH = 32
 
 
@@ -96,16 +96,22 @@ class ByteLM:
     @torch.no_grad()
     def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
         """Bits per byte of the held-out windows: spread evenly, or few at places that `seed` draws."""
-        last = len(self._heldout) - len(self._window)
         if seed is not None:
-            generator = torch.Generator().manual_seed(seed)
-            starts = torch.randint(last + 1, (DRAWN_WINDOWS,), generator=generator)
-        else:
-            count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
-            starts = torch.linspace(0, last, count, dtype=torch.float64).long()
-        windows = self._heldout[starts[:, None] + self._window].long()  # (count, context + 1)
-        losses = [float(self.loss(batch.to(self.device))) for batch in windows.split(EVALUATION_BATCH)]
+            return float(self.loss(self.heldout(seed)))
+        count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
+        last = len(self._heldout) - len(self._window)
+        windows = self._windows(torch.linspace(0, last, count, dtype=torch.float64).long())
+        losses = [float(self.loss(batch)) for batch in windows.split(EVALUATION_BATCH)]
         return sum(losses) / len(losses)
+
+    def heldout(self, seed: int) -> Tensor:
+        """The held-out windows that `seed` draws, (SEQUENCES, context + 1): the same on every machine."""
+        last = len(self._heldout) - len(self._window)
+        return self._windows(torch.randint(last + 1, (SEQUENCES,), generator=torch.Generator().manual_seed(seed)))
+
+    def _windows(self, starts: Tensor) -> Tensor:
+        """Held-out windows at `starts` (n,), (n, context + 1), on the task's device."""
+        return self._heldout[starts[:, None] + self._window].long().to(self.device)
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """`length` bytes after `prompt`; an empty prompt starts from a line's end."""

@@ -1,0 +1,108 @@
+"""A judge that measures on few sequences costs little, is right on average, and is not fooled by curvature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swarmnode.training.codecs import codec
+from swarmnode.training.judging import (
+    BACKWARD,
+    JUDGE_SHARE,
+    SEQUENCES,
+    Draw,
+    Step,
+    draw_for,
+    quieting,
+    trial,
+)
+
+EXAMPLE = 80 * 4  # sequences of a round of examples/open.toml
+SIZE = 40
+
+
+@pytest.mark.parametrize("contributions", [1, 4, 8, 16, 32])
+def test_judging_costs_a_twentieth_of_training(contributions: int) -> None:
+    draw = draw_for(contributions=contributions, trained=EXAMPLE)
+    assert draw.passes(contributions) <= JUDGE_SHARE * BACKWARD * EXAMPLE
+    assert draw.each >= 1
+
+
+def test_judging_as_many_contributions_as_there_are_in_a_round_costs_less_than_a_tenth() -> None:
+    assert draw_for(contributions=64, trained=EXAMPLE).passes(64) < 0.1 * BACKWARD * EXAMPLE
+
+
+def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
+    assert draw_for(contributions=64, trained=500 * 32) == Draw(slope=0, each=SEQUENCES)
+
+
+@pytest.mark.parametrize("trained", [1, 40, 320, 1000, 2000, 4000, 16000])
+@pytest.mark.parametrize("contributions", [1, 5, 16, 64, 96])
+def test_every_contribution_is_looked_at_and_no_sequence_beyond_those_drawn(contributions: int, trained: int) -> None:
+    draw = draw_for(contributions=contributions, trained=trained)
+    assert 1 <= draw.each <= SEQUENCES
+    assert draw.slope == 0 or draw.each < draw.slope <= SEQUENCES
+
+
+class Bowl:
+    """Losses ½ (φ - c)ᵀ A (φ - c) of sequences that differ in c."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.curvature = np.ones(SIZE)
+        self.curvature[0] = 100.0  # the steepest direction
+        self.centres = rng.normal(0, 0.5, (SEQUENCES, SIZE))
+
+    def loss(self, phi: np.ndarray, first: int, last: int) -> float:
+        away = phi - self.centres[first:last]
+        return float((0.5 * away**2 @ self.curvature).mean())
+
+    def gradient(self, phi: np.ndarray, first: int, last: int) -> np.ndarray:
+        return np.float32(self.curvature * (phi - self.centres[first:last]).mean(axis=0))
+
+    def gain(self, phi: np.ndarray, step: Step, draw: Draw) -> float:
+        """As `Bench` computes it."""
+        measured = self.loss(phi, 0, draw.each) - self.loss(step.taken_from(phi), 0, draw.each)
+        if not draw.slope:
+            return measured
+        slopes = [self.gradient(phi, 0, draw.each), self.gradient(phi, draw.each, draw.slope)]
+        return measured + step.along(quieting(*slopes, draw))
+
+
+FLAT = Step(np.float32([0.0] + [0.1] * (SIZE - 1)))
+STEEP = Step(np.float32([0.2] + [0.0] * (SIZE - 1)))  # from 0.05 it leads over the bottom and up on the other side
+
+
+def start() -> np.ndarray:
+    phi = np.full(SIZE, 1.0, np.float32)
+    phi[0] = 0.05
+    return phi
+
+
+def gains(step: Step, draw: Draw) -> np.ndarray:
+    return np.array([Bowl(seed).gain(start(), step, draw) for seed in range(300)])
+
+
+def test_gains_on_few_sequences_are_those_on_all_on_average_and_quieter_than_few_alone() -> None:
+    whole, few, quiet = (gains(FLAT, draw) for draw in (Draw(0, SEQUENCES), Draw(0, 1), Draw(8, 1)))
+    assert whole.mean() > 0
+    assert quiet.mean() == pytest.approx(whole.mean(), rel=0.05)
+    assert quiet.std() < 0.5 * few.std()
+
+
+def test_a_step_along_the_steepest_curvature_is_seen_to_harm_where_the_gradient_praises_it() -> None:
+    truth = gains(STEEP, Draw(0, SEQUENCES))
+    praised = np.array([STEEP.along(Bowl(seed).gradient(start(), 0, SEQUENCES)) for seed in range(300)])
+    assert truth.mean() < 0 < praised.mean()
+    assert gains(STEEP, Draw(8, 1)).mean() == pytest.approx(truth.mean(), rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["topk", "fp32"])
+def test_a_trial_is_an_eighth_of_the_contribution_shrunk_where_it_is_too_long(name: str) -> None:
+    values = np.random.default_rng(1).normal(size=5000).astype(np.float32)
+    raw = codec(name).encode(values)
+    decoded, phi = codec(name).decode(raw, values.size), np.ones(values.size, np.float32)
+    for shrink in (1.0, 0.5):
+        step = trial(raw, values.size, lr=0.5, codec_name=name, shrink=shrink)
+        assert np.array_equal(step.taken_from(phi), phi - np.float32(0.0625 * shrink) * decoded)
+        assert step.along(values) == pytest.approx(0.0625 * shrink * float(decoded @ values), rel=1e-4)

@@ -1,0 +1,105 @@
+"""What a step is worth on held-out text, measured on few sequences: one gradient for all steps, and a look at each.
+
+    draw = draw_for(contributions=16, trained=320)                # Draw(slope=8, each=1), in sequences
+    step = trial(raw, elements, lr=1.0, codec_name="topk")        # an eighth of a contribution
+    gain = before - after + step.along(correction)                # (1); `correction` from `quieting`
+
+The gain of a step s is the loss before it minus the loss after it, L(φ) - L(φ - s). On k sequences it is measured with
+the noise of k, at k passes for each contribution: on sixteen each, a judge of sixty contributions spent as much time on
+them as on its own training, in short rounds. Most of that noise is in the part of the gain that is linear in s, and one
+gradient on m > k sequences tells that part for all contributions. So, with ∇L_k of the first k of the same sequences,
+
+    gain = L_k(φ) - L_k(φ - s) + ⟨∇L_m(φ) - ∇L_k(φ), s⟩           (1)
+
+which has the expectation of the gain itself, whatever m and k (∇L_k is a control variate of the loss, as in Glasserman,
+"Monte Carlo Methods in Financial Engineering", 4.1). The gradient alone would not do: it does not see curvature, and a
+step along the steepest of it looks twice as good as an honest one while it does twice the harm (bench/judging.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.codecs import codec
+from swarmnode.training.codecs.topk import TopK
+from swarmnode.training.open_step import Raw, Vector
+
+TRIAL = 0.125  # of a contribution is tried
+SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the median of judges does not
+JUDGE_SHARE = 0.05  # of the work of a round's own training that a judge means to spend on judging
+LEAST_SLOPE = 4  # sequences: on fewer, the noise of one judge outweighs what an honest contribution gains
+BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
+
+
+@dataclass(frozen=True)
+class Draw:
+    """On how many of the sequences that it draws a judge measures."""
+
+    slope: int  # m, of the gradient, and of what the last roster cost; 0: no gradient
+    each: int  # k, of every contribution
+
+    @property
+    def most(self) -> int:
+        return max(self.slope, self.each)
+
+    def passes(self, contributions: int) -> int:
+        """Forward passes of one sequence that measuring so many costs, with what the last roster cost."""
+        base = (BACKWARD + 1) * self.slope if self.slope else 2 * self.each
+        return base + contributions * self.each
+
+
+def draw_for(*, contributions: int, trained: int) -> Draw:
+    """How a judge measures so many contributions who trained on `trained` sequences in the round.
+
+    All on SEQUENCES where that costs at most JUDGE_SHARE of its training; else each on as many as are left beside the
+    gradient's, one at the least: no contribution counts that was not itself looked at. With one each, sixty cost nearly
+    twice the share in rounds of 320 sequences, and in shorter rounds more.
+    """
+    budget = int(JUDGE_SHARE * BACKWARD * trained)
+    if Draw(0, SEQUENCES).passes(contributions) <= budget:
+        return Draw(0, SEQUENCES)
+    slope = min(max((budget - contributions) // (BACKWARD + 1), LEAST_SLOPE), SEQUENCES)
+    each = (budget - (BACKWARD + 1) * slope) // max(1, contributions)
+    return Draw(slope, min(max(each, 1), slope - 1))
+
+
+def quieting(few: Vector, rest: Vector, draw: Draw) -> Vector:
+    """∇L_m - ∇L_k, (P,), from the gradients (P,) on the first k sequences and on the m - k others."""
+    share = np.float32((draw.slope - draw.each) / draw.slope)
+    return np.asarray(share * (rest - few), np.float32)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is taken off the parameters to try a contribution."""
+
+    values: Vector  # (k,)
+    places: NDArray[np.int64] | None = None  # (k,), where they stand; None: everywhere
+
+    def taken_from(self, parameters: Vector) -> Vector:
+        """φ - s, (P,)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.places is None:
+                return parameters - self.values
+            after = parameters.copy()
+            after[self.places] -= self.values
+            return after
+
+    def along(self, direction: Vector) -> float:
+        """⟨direction, s⟩ for a direction (P,)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            there = direction if self.places is None else direction[self.places]
+            return float(np.dot(there.astype(np.float64), self.values.astype(np.float64)))
+
+
+def trial(raw: Raw, elements: int, *, lr: float, codec_name: str, shrink: float = 1.0) -> Step:
+    """lr · x / 8 of the contribution x of `elements` values, shrunk by a factor of at most 1. Raises CodecError."""
+    factor, found = np.float32(lr * TRIAL * shrink), codec(codec_name)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(found, TopK):
+            places, values = found.decode_sparse(raw, elements)
+            return Step(factor * values, places)
+        return Step(factor * found.decode(raw, elements))
