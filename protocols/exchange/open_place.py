@@ -109,8 +109,9 @@ class OpenPlace:
     async def find(self, begin: Begin) -> None:
         """Stand somewhere; see `Method.find_place`. Raises OtherHistory."""
         self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
-        self._initial = OuterState.start(self._trainer.parameters())
         saved = self._chain_of(begin)
+        begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
+        self._initial = begins_from or OuterState.start(self._trainer.parameters())
         if saved is not None and begin.saved is not None:
             await self._stand_on(saved, begin.saved.state)
             if self._trusted is not None and self._trusted.round + DEPTH < saved.round:
@@ -162,8 +163,12 @@ class OpenPlace:
         self.arrived = trio.current_time()
 
     def _chain_of(self, begin: Begin) -> ChainState | None:
-        """The chain of a checkpoint, where it is one of this method's."""
-        if begin.saved is None or begin.saved.method != "open":
+        """The chain of a checkpoint, where it is one of this method's, or what a successor begins from."""
+        if begin.saved is None:
+            return None
+        if not begin.saved.round and not begin.saved.extra:  # the parent run's last state, whatever its method was
+            return self._genesis
+        if begin.saved.method != "open":
             return None
         try:
             chain = decode(begin.saved.extra)

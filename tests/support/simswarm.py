@@ -159,10 +159,12 @@ class SimSwarm:
         wait_peers: int = 0,
         roster: str = "",
         samples: bool = False,
+        creator: bool | None = None,
     ) -> SimNode:
         """Start a node that creates the run, or joins it through the node called `join`, by a string with `roster`.
 
-        `samples`: it does nothing else, as with --role rollout.
+        `samples`: it does nothing else, as with --role rollout. `creator`: it has the run's file, as by default who
+        joins nobody.
         """
         network = self.world.node(name)
         trainer = self._trainer(name, network.me)
@@ -221,7 +223,7 @@ class SimSwarm:
             runner=inline,
             settings=SessionSettings(
                 rounds=rounds,
-                creator=join is None,
+                creator=join is None if creator is None else creator,
                 wait_peers=wait_peers,
                 wait_seconds=60.0,
                 checkpoint_every=5,
