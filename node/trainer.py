@@ -86,6 +86,7 @@ class TrainerProcess:
         self._settings = settings
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
+        self._gradient: Vector | None = None  # (P,), behind it
         self._child: TrainerChild | None = None
         self._ready = trio.Event()
         self._interrupted = False
@@ -166,14 +167,12 @@ class TrainerProcess:
 
     async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         child = await self._ready_child()
-        local = self.parameters()
-        try:
-            answer = await child.call("slope", seed=seed, first=first, last=last)
-            gradient = self.parameters()
-        finally:
-            self.load(local)
+        answer = await child.call("slope", seed=seed, first=first, last=last)
         self._note(answer["spent"])
-        return None if answer["loss"] is None else (float(answer["loss"]), gradient)
+        if answer["loss"] is None:
+            return None
+        assert self._gradient is not None
+        return float(answer["loss"]), self._gradient.copy()
 
     async def rollouts(
         self, *, version: int, count: int | None = None, policy: str = ""
@@ -347,7 +346,8 @@ class TrainerProcess:
         layout = Layout.of([(name, tuple(shape)) for name, shape in answer["layout"]])
         if self._vector is None:
             self._layout = layout
-            self._vector = np.frombuffer(mmap.mmap(memory_fd, 4 * layout.parameters), dtype="<f4")
+            memory = np.frombuffer(mmap.mmap(memory_fd, 8 * layout.parameters), dtype="<f4")
+            self._vector, self._gradient = memory[: layout.parameters], memory[layout.parameters :]
         elif layout != self._layout:
             raise TrainerFailed("the trainer came back with another layout; were its files changed? restart the node")
         while len(told) < len(self._settings.texts):  # more have come meanwhile

@@ -9,7 +9,7 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     stop      -> nothing                               ends `train` after the step in hand
     evaluate  thorough, seed -> loss, spent            also between two steps of `train`
     heldout   seed, sequences -> loss, spent           on the first of those that the seed draws
-    slope     seed, first, last -> loss, spent         on some; the memory then holds the gradient. No loss: none either
+    slope     seed, first, last -> loss, spent         on some; the gradient is in the memory. No loss: none either
     sample    prompt, length, temperature, seed -> text    also between two steps
     rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
     answer    tasks, version, policy -> groups, reward, seconds, spent    the same, asked by others
@@ -22,9 +22,10 @@ its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
-Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector. On a CPU it is
-the very memory that is trained; a GPU trains a copy, written back at least every few seconds and after `train`. The
-process, which begins in `confined.py`, ends with its parent, also when the socket closes.
+Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
+there is room for a gradient, which takes no memory before there is one. On a CPU it is the very memory that is trained;
+a GPU trains a copy, written back at least every few seconds and after `train`. The process, which begins in
+`confined.py`, ends with its parent, also when the socket closes.
 """
 
 from __future__ import annotations
@@ -147,11 +148,11 @@ class Worker:
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
         if not command["keep"]:
-            os.ftruncate(self._memory_fd, size)
+            os.ftruncate(self._memory_fd, 2 * size)
         if self._confined.enforced:
             sandbox.cap_files()
-        memory = mmap.mmap(self._memory_fd, size)
-        self._shared = torch.frombuffer(memory, dtype=torch.float32)  # (P,)
+        memory = torch.frombuffer(mmap.mmap(self._memory_fd, 2 * size), dtype=torch.float32)
+        self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
         on_cpu = self._device == "cpu"
         self._vector = self._shared if on_cpu else self._shared.to(self._device)  # (P,)
         self._loop = InnerLoop(
@@ -276,7 +277,7 @@ class Worker:
         began = time.perf_counter()
         batch = self._task.heldout(command["seed"])[command["first"] : command["last"]]
         loss, gradient = self._loop.slope(batch)
-        self._shared.copy_(gradient)
+        self._gradient.copy_(gradient)
         self._spent["evaluate"] += time.perf_counter() - began
         return {"loss": loss, "spent": self._spent}
 

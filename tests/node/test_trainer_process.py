@@ -117,6 +117,19 @@ def test_measures_a_loss_and_its_gradient_on_some_of_the_sequences_that_a_seed_d
     _with_trainer(settings, use)
 
 
+def test_a_gradient_that_nobody_waits_for_any_more_leaves_the_parameters_alone(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        before = trainer.parameters()
+        with trio.move_on_after(0.001) as cut:
+            await trainer.slope(seed=7, first=0, last=16)
+        assert cut.cancelled_caught
+        trainer.load(before + np.float32(0.01))
+        await trainer.heldout(seed=7, sequences=1)  # comes after the gradient
+        assert np.array_equal(trainer.parameters(), before + np.float32(0.01))
+
+    _with_trainer(settings, use)
+
+
 def test_cancelled_training_stops_and_keeps_its_steps(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         start = trainer.parameters()
