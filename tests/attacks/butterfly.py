@@ -23,6 +23,7 @@ from swarmnode.training.toy import ToyModel
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 LIARS = ("f", "g")
 ROUNDS = 8
+ROUND_WITHIN = 300.0  # virtual seconds
 AUDITED = 48  # rounds in which audits find what sums do not show
 SPREAD_WITHIN = 30.0  # virtual seconds for records to reach the first node
 DIMENSION = 7 * 1024 - 1  # a part for each
@@ -44,7 +45,8 @@ class Harm:
     def __str__(self) -> str:
         when = f" by round {self.last_ban}" if self.last_ban is not None else ""
         banned = f"{self.banned} of {len(LIARS)} banned{when}" if self.proved else "nothing to prove"
-        return f"{banned}, {self.victims} honest banned, loss × {self.loss / self.clean:.2f}"
+        split = f"{self.split} rounds split, " if self.split else ""
+        return f"{banned}, {self.victims} honest banned, {split}loss × {self.loss / self.clean:.2f}"
 
     def failures(self) -> tuple[str, ...]:
         broken = []
@@ -80,7 +82,7 @@ async def _run(lie: ButterflyLie | None, method: str, rounds: int) -> tuple[SimS
                 lie.tell(node) if isinstance(node, Btard) else lie.undefended(node)
         honest = tuple(name for name in NAMES if name not in LIARS or lie is None)
         for number in range(rounds):
-            await swarm.round_done(number, *honest, within=900)
+            await swarm.round_done(number, *honest, within=ROUND_WITHIN)
             for name in LIARS if lie is not None else ():
                 if all(_bars(swarm, other, name) for other in honest):
                     banned.setdefault(name, number)
@@ -143,8 +145,20 @@ async def outcomes() -> AsyncIterator[Outcome]:
     for lie in adversaries.everyone():
         rounds = AUDITED if isinstance(lie, adversaries.SlightlyWrongCentre) else ROUNDS
         found = await trio.to_thread.run_sync(partial(harm, lie, rounds=rounds))
-        undefended = "—"
-        if lie.bites:
-            plain = await trio.to_thread.run_sync(partial(harm, lie, method="diloco"))
-            undefended = f"loss × {plain.loss / plain.clean:.3g}"
-        yield Outcome("butterfly", lie.name, str(found), undefended, found.failures())
+        beside = await trio.to_thread.run_sync(undefended, lie)
+        yield Outcome("butterfly", lie.name, str(found), beside, found.failures())
+
+
+def undefended(lie: ButterflyLie) -> str:
+    """What the lie does to members who check nothing, or all but what finds it."""
+    if lie.bites:
+        plain = harm(lie, method="diloco")
+        return f"diloco: loss × {plain.loss / plain.clean:.3g}"
+    if lie.lacks is None:
+        return lie.pointless
+    with lie.lacks.taken_out():
+        try:
+            return lie.lacks.beside(harm(lie))
+        except* trio.TooSlowError:
+            told = lie.lacks.beside(f"a round does not end in {ROUND_WITHIN:.0f} s")
+    return told

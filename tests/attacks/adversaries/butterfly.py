@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from undefended import Lacking
+from undefended_btard import ANY_NONCE, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATCHED
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.exchange.btard import Btard
@@ -23,6 +25,8 @@ class ButterflyLie:
     name: ClassVar[str]
     proved = True  # whether it leaves a proof
     bites = False  # whether a plain butterfly with the same lie (`undefended`) is spoilt by it
+    lacks: ClassVar[Lacking | None] = None  # else: what members have not to whom it is told beside
+    pointless: ClassVar[str] = ""  # else: why there is nobody to tell it to
 
     def tell(self, method: Btard) -> None:
         raise NotImplementedError
@@ -83,10 +87,12 @@ class SlightlyWrongCentre(WrongCentre):
     name = "an owner moves its part by a tenth of the radius"
     far = 0.1
     bites = False
+    lacks = UNWATCHED
 
 
 class BrokenCommitment(ButterflyLie):
     name = "commits to one thing and sends another"
+    lacks = UNCOMMITTED
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
@@ -106,6 +112,7 @@ class UnequalStatements(ButterflyLie):
     """Tells half of the members one thing and half of them another."""
 
     kind: ClassVar[type] = Commitment
+    lacks = UNCOMPARED
 
     def other(self, what: Any) -> Any:
         raise NotImplementedError
@@ -158,6 +165,7 @@ class UnequalCentres(UnequalStatements):
 
 class OtherNonce(ButterflyLie):
     name = "opens another nonce than it had committed to"
+    lacks = ANY_NONCE
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
@@ -175,6 +183,7 @@ class FalseSums(ButterflyLie):
     """So that an honest owner's part seems wrong."""
 
     name = "tells false checksums"
+    lacks = UNTRIED
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
@@ -189,6 +198,7 @@ class FalseSums(ButterflyLie):
 
 class FalseAccusation(ButterflyLie):
     name = "accuses an owner whose part is right"
+    lacks = UNTRIED
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
@@ -205,6 +215,7 @@ class Garbage(ButterflyLie):
 
     name = "sends bytes that are not those it signed"
     proved = False
+    pointless = "without hashes they are one more contribution, which the clip bounds"
 
     def tell(self, method: Btard) -> None:
         talk = method.reduction._talk

@@ -1,0 +1,54 @@
+"""Members of a `btard` swarm without one of their defences: `undefended.py` says what that is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from undefended import Lacking
+
+from swarmnode.protocols.exchange import btard_reduce
+from swarmnode.protocols.exchange.btard_reduce import BtardReduce, Lies
+
+
+async def _nothing(*given: Any) -> None:
+    return None
+
+
+class _Whatever:
+    """Commitments that nothing breaks."""
+
+    def __getitem__(self, key: object) -> _Whatever:
+        return self
+
+    @property
+    def hashes(self) -> _Whatever:
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+_fetch_part = BtardReduce._fetch_part
+
+
+async def _fetch_what_comes(self: BtardReduce, attempt: Any, number: int, commitments: Any) -> None:
+    await _fetch_part(self, attempt, number, _Whatever())  # type: ignore[arg-type]
+
+
+async def _condemn(self: BtardReduce, attempt: Any, number: int, *given: Any) -> None:
+    raise Lies({attempt.parts[number].owner: "somebody said so"})
+
+
+UNWATCHED = Lacking(
+    "no checksums and no audits",
+    (
+        (btard_reduce, "auditor", lambda seed, members, parts: ("", 0)),
+        (BtardReduce, "_suspects", lambda self, attempt, sums: []),
+    ),
+)
+UNCOMMITTED = Lacking(
+    "what is sent is not compared with commitments", ((BtardReduce, "_fetch_part", _fetch_what_comes),)
+)
+UNCOMPARED = Lacking("members do not compare what they were told", ((BtardReduce, "_compare", _nothing),))
+UNTRIED = Lacking("who is accused is banned untried", ((BtardReduce, "_try", _condemn),))
+ANY_NONCE = Lacking("nonces are not checked", ((BtardReduce, "_check_openings", lambda *given: None),))
