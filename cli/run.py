@@ -85,6 +85,7 @@ def run(
         ),
     ] = None,
     policy: Annotated[str | None, _flag("policy", "POLICY", "--policy")] = None,
+    sampling: Annotated[str | None, _flag("sampling", "WHICH", "--sampling")] = None,
     checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,
     checkpoint_keep: Annotated[int | None, _flag("checkpoint_keep", "N", "--checkpoint-keep")] = None,
     checkpoint_hours: Annotated[float | None, _flag("checkpoint_hours", "H", "--checkpoint-hours")] = None,

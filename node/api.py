@@ -176,6 +176,7 @@ class Api:
             "threads": threads,
             "restarts": trainer.restarts,
             "sandbox": trainer.sandbox,
+            "sampling": trainer.sampling,
         }
 
     def _traffic(self) -> dict[str, float]:

@@ -123,6 +123,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         room=data.room if data is not None else 0,
         task=config.task,
         policy=config.policy,
+        sampling=config.sampling,
         sandbox=config.sandbox,
         scratch=str(config.directory / SCRATCH),
         readable=(str(config.directory / "shards"), *config.sandbox_read),

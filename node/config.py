@@ -103,6 +103,12 @@ class NodeConfig:
         "this node's policy in a run by rollouts: gpt or gru, layers x width (gru:1x32), or hf:MODEL; empty takes the "
         "run's",
     )
+    sampling: str = option(
+        "auto",
+        "what writes the answers of a policy hf:MODEL: auto, vLLM where it is installed and works, else torch; torch; "
+        "or vllm, and no training where it does not work",
+        choices=("auto", "torch", "vllm"),
+    )
     checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
     checkpoint_keep: int = option(3, "newest checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)
     checkpoint_hours: float = option(

@@ -422,7 +422,7 @@ class Daemon:
         session += [self.state.warning] if self.state is not None and self.state.warning else []
         session += [self.successors.warning] if self.successors is not None and self.successors.warning else []
         session += self._state_complaints()
-        session += self._sandbox_warnings() + ([AS_ROOT] if runs_as_root() else [])
+        session += self._sampling_warnings() + self._sandbox_warnings() + ([AS_ROOT] if runs_as_root() else [])
         failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
         return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
 
@@ -431,6 +431,10 @@ class Daemon:
         told = list(self.sync.complaints) if self.sync is not None else []
         lease = self.membership.complaint if self.membership is not None else ""
         return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
+
+    def _sampling_warnings(self) -> list[str]:
+        told = self.trainer.sampling if self.trainer is not None else None
+        return [told["why"]] if told is not None and told["why"] else []
 
     def _sandbox_warnings(self) -> list[str]:
         told = self.trainer.sandbox if self.trainer is not None else None

@@ -15,6 +15,7 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from swarmnode.protocols.trainer import (
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.runspec import RunSpec, encode
+from swarmnode.training.runspec import RunSpec, encode, hf_model
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.verify.distance import Distance
 from swarmnode.training.verify.trace import Stretch, state_row, stretches_of
@@ -68,6 +69,7 @@ class TrainerSettings:
     room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
     sandbox: str = "auto"  # auto, require or off
     scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
     readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
@@ -93,6 +95,7 @@ class TrainerProcess:
         self.restarts = 0
         self.device = settings.device
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
+        self.sampling: dict[str, str] | None = None  # what writes answers, as `engine.Told`; None where nobody does
         self.spent = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of all children
         self._told = dict(self.spent)  # by the present child
 
@@ -179,14 +182,14 @@ class TrainerProcess:
     ) -> tuple[list[RolloutGroup], float]:
         child = await self._ready_child()
         answer = await child.call("rollouts", version=version, count=count, policy=policy)
-        self._note(answer["spent"])
+        self._note_writing(answer)
         return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         child = await self._ready_child()
         asked = [[task.name, task.difficulty, task.seed] for task in tasks]
         answer = await child.call("answer", tasks=asked, version=version, policy=policy)
-        self._note(answer["spent"])
+        self._note_writing(answer)
         groups = tuple(RolloutGroup.from_map(group) for group in answer["groups"])
         return Answered(groups, answer["reward"], answer["seconds"])
 
@@ -198,7 +201,7 @@ class TrainerProcess:
     ) -> Learned:
         child = await self._ready_child()
         answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation))
-        self._note(answer.pop("spent"))
+        self._note_writing(answer)
         return Learned(**answer)
 
     async def mark(self) -> Marked:
@@ -293,6 +296,14 @@ class TrainerProcess:
             if failure is not None:
                 raise failure
             failed_starts = 0 if child.answered else failed_starts + 1
+            if failed_starts and self._may_take_vllm():
+                # Whatever made for another processor or more memory does to a process, it must not cost the training.
+                self._settings = replace(self._settings, sampling="torch")
+                logger.warning(
+                    "the trainer ended as it started (%s), perhaps by vLLM, which is installed here: from now on "
+                    "answers are sampled in torch, which is slower; sampling = 'torch' does so from the start",
+                    child.cause(),
+                )
             if failed_starts == MAX_FAILED_STARTS:
                 raise TrainerFailed(
                     f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
@@ -304,6 +315,10 @@ class TrainerProcess:
             logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
             await trio.sleep(back_off)
             back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    def _may_take_vllm(self) -> bool:
+        policy = self._settings.policy or self._spec.rollouts.policy
+        return self._settings.sampling == "auto" and hf_model(policy) is not None and find_spec("vllm") is not None
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings
@@ -332,6 +347,21 @@ class TrainerProcess:
         for lacking in told["missing"]:
             logger.warning("the trainer's sandbox lacks %s: %s", lacking["part"], lacking["why"])
 
+    def _note_writing(self, answer: dict[str, Any]) -> None:
+        """Take out of an answer what the trainer says of itself."""
+        self._note(answer.pop("spent"))
+        self._tell_sampling(answer.pop("sampling"))
+
+    def _tell_sampling(self, told: dict[str, str] | None) -> None:
+        """Say what samples; once, unless it changes."""
+        if told == self.sampling:
+            return
+        self.sampling = told
+        if told is not None and told["why"]:
+            logger.warning("%s", told["why"])
+        elif told is not None and told["by"] != "torch":
+            logger.info("answers are sampled by %s", told["by"])
+
     async def _introduce(self, child: TrainerChild, memory_fd: int) -> None:
         """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
         told = self._settings.texts
@@ -355,6 +385,7 @@ class TrainerProcess:
             await child.call("feed", texts=list(more))
         self.device = answer["device"]
         self._tell_sandbox(answer["sandbox"])
+        self._tell_sampling(answer["sampling"])
         self._child = child
         self._ready.set()
 

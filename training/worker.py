@@ -143,6 +143,7 @@ class Worker:
             tuple(command["texts"]),
             command["room"],
             command["policy"],
+            command["sampling"],
         )
         self._task = task_class(spec, assignment, self._device)
         layout = layout_of(self._task.model)
@@ -165,7 +166,17 @@ class Worker:
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
-        return {"layout": shape, "device": self._device, "sandbox": self._confined.to_map()}
+        held = {"sandbox": self._confined.to_map(), "sampling": self._sampling()}
+        return {"layout": shape, "device": self._device, **held}
+
+    def _sampling(self) -> dict[str, str] | None:
+        """What writes answers now, and why it is not what it was to be; None in a task that writes none."""
+        if not hasattr(self._task, "rollouts"):
+            return None
+        from swarmnode.training.rl.engine import Engine
+
+        engine = getattr(self._task, "engine", None)
+        return asdict(engine.told) if isinstance(engine, Engine) else None
 
     def _train(self, command: dict[str, Any]) -> dict[str, Any]:
         self._pull()
@@ -285,7 +296,7 @@ class Worker:
         """What a task of rollouts did, as seconds of training."""
         self._push()
         self._spent["train"] += did["seconds"]
-        return {**did, "spent": self._spent}
+        return {**did, "spent": self._spent, "sampling": self._sampling()}
 
     def _sample(self, command: dict[str, Any]) -> dict[str, Any]:
         text = self._task.sample(

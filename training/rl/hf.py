@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -92,8 +92,10 @@ class Cache:
 class HFPolicy(nn.Module):
     """Implements `Policy`. Its parameters are those that are trained, in float32: of LoRA, or all of the model's."""
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, *, trained: Trained, seed: int) -> None:
+    def __init__(self, model: Any, tokenizer: Tokenizer, *, trained: Trained, seed: int, source: str = "") -> None:
+        """`source`: the folder, or the name on the hub, from which another program can read its shape."""
         super().__init__()
+        self.source = source
         self.vocabulary = tokenizer
         limit = getattr(model.config, "max_position_embeddings", None) or CONTEXT
         self.context = min(CONTEXT, int(limit))
@@ -113,6 +115,11 @@ class HFPolicy(nn.Module):
         head: nn.Module = self._model.get_output_embeddings()
         return head
 
+    @property
+    def config(self) -> Any:
+        """The model's shape, as `transformers` has it."""
+        return self._model.config
+
     def forward(self, tokens: Tensor) -> Tensor:
         return self._run(tokens, None)[0]
 
@@ -124,6 +131,25 @@ class HFPolicy(nn.Module):
         assert isinstance(state, Cache)
         logits, past = self._run(tokens.view(-1, 1), state.past, cached=True)
         return logits[:, 0], Cache(past)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights of the model as they are now, under the names of its files, adapters merged in one at a time."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        tied = self._model.all_tied_weights_keys
+        state = {name: tensor for name, tensor in self._model.state_dict().items() if name not in tied}
+        if not getattr(self._model, "_weight_conversions", None):
+            yield from ((name, self._merged(name, tensor)) for name, tensor in state.items())
+            return
+        whole = {name: self._merged(name, tensor) for name, tensor in state.items()}
+        yield from revert_weight_conversion(self._model, whole).items()
+
+    def _merged(self, name: str, tensor: Tensor) -> Tensor:
+        layer = name.removesuffix(".weight")
+        if self._adapted is None or layer not in self.names:
+            return tensor
+        index = 2 * self.names.index(layer)
+        return self._adapted.merged(layer, (self.adapters[index], self.adapters[index + 1]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HFPolicy:
         """With LoRA, adapters of its own on the same frozen model."""
@@ -175,4 +201,4 @@ def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:
         raise TaskError(f"the model {name!r} cannot be loaded: {error}{hint}") from error
     tokenizer = Tokenizer(words, max(len(words), int(model.get_output_embeddings().weight.shape[0])))
     register(tokenizer)
-    return HFPolicy(model, tokenizer, trained=trained, seed=seed)
+    return HFPolicy(model, tokenizer, trained=trained, seed=seed, source=where)

@@ -38,7 +38,7 @@ from swarmnode.training.rl.grpo import (
 from swarmnode.training.rl.policies import parameter_hash
 from swarmnode.training.rl.prefill import read
 from swarmnode.training.rl.proofs import commit
-from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.sampling import Sampler, Sampling, sample
 from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
 from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
 from swarmnode.training.rl.vocabulary import translate
@@ -91,11 +91,14 @@ class Report:
 class Learner:
     """A policy, its optimizer, and the chance of one node. Nothing to close."""
 
-    def __init__(self, author: str, policy: torch.nn.Module, settings: Settings, *, seed: int) -> None:
+    def __init__(
+        self, author: str, policy: torch.nn.Module, settings: Settings, *, seed: int, sampler: Sampler = sample
+    ) -> None:
         self.author = author
         self.policy = policy
         self.settings = settings
         self.split = settings.split
+        self._sampler = sampler
         self.version = 0
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
@@ -156,7 +159,7 @@ class Learner:
         """Answers to these questions for whoever trains this policy, called `policy`, with proofs of its weights."""
         questions, copies = [regenerate(ref) for ref in tasks], self.settings.answers
         prompts, how = [self._prompt(question) for question in questions], self.settings.sampling
-        answers = sample(self.policy, prompts, copies=copies, how=how, generator=self._generator, traced=True)
+        answers = self._sampler(self.policy, prompts, copies=copies, how=how, generator=self._generator, traced=True)
         groups = [answers[index * copies : (index + 1) * copies] for index in range(len(questions))]
         traces = [np.concatenate([answer.activations for answer in of_question]) for of_question in groups]
         return [
@@ -251,7 +254,7 @@ class Learner:
 
     def _answered(self, questions: Sequence[Question], copies: int, generator: torch.Generator) -> list[Scored]:
         prompts = [self._prompt(question) for question in questions]
-        answers = sample(self.policy, prompts, copies=copies, how=self.settings.sampling, generator=generator)
+        answers = self._sampler(self.policy, prompts, copies=copies, how=self.settings.sampling, generator=generator)
         written_by = parameter_hash(self.policy)
         groups = []
         for index, question in enumerate(questions):

@@ -59,6 +59,15 @@ class Adapted:
         finally:
             self._active = before
 
+    @torch.no_grad()
+    def merged(self, name: str, pair: Pair) -> Tensor:
+        """The weight of one layer with its adapter in it, of the shape and type of the frozen one: W + ALPHA B A."""
+        module = self.model.get_submodule(name)
+        a, b = (part.detach().to(module.weight.device) for part in pair)
+        change = ALPHA * (b @ a)  # (out, in)
+        change = change if isinstance(module, nn.Linear) else change.T
+        return (module.weight.float() + change).to(module.weight.dtype)
+
     def _hook(self, name: str) -> Any:
         def add(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if self._active is None:

@@ -18,6 +18,7 @@ from swarmnode.training.rl.policies import Policy
 from swarmnode.training.rl.sampling import Sampling, tempered
 from swarmnode.training.rl.vocabulary import translate
 
+Text = tuple[Sequence[int], Sequence[int], tuple[int, int]]  # prompt, answer, where its reading goes
 HONEST = Sampling()
 LOGITS = 1 << 26  # of one pass at the most: 256 MiB in float32
 
@@ -43,17 +44,38 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, tr
                 prompts.append(prompt)
                 answers.append(tokens)
                 places.append((number, index))
-    texts = list(zip(prompts, answers, places, strict=True))
-    longest = max((len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)), default=1)
+    _read_all(policy, list(zip(prompts, answers, places, strict=True)), how, traced, found)
+    return [Reading(tuple(of_group)) for of_group in found]
+
+
+@torch.no_grad()
+def reread(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    how: Sampling = HONEST,
+    *,
+    traced: bool = False,
+) -> list[TokenReading]:
+    """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place."""
+    texts = [(prompt, answer, (0, n)) for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))]
+    found: list[list[TokenReading | None]] = [[None] * len(texts)]
+    _read_all(policy, texts, how, traced, found)
+    return [reading for reading in found[0] if reading is not None]
+
+
+def _read_all(
+    policy: Policy, texts: Sequence[Text], how: Sampling, traced: bool, found: list[list[TokenReading | None]]
+) -> None:
+    longest = max((len(prompt) + len(answer) for prompt, answer, _ in texts), default=1)
     rows = max(1, LOGITS // (longest * policy.vocabulary.size))
     for first in range(0, len(texts), rows):
         _read(policy, texts[first : first + rows], how, traced, found)
-    return [Reading(tuple(of_group)) for of_group in found]
 
 
 def _read(
     policy: Policy,
-    texts: Sequence[tuple[list[int], list[int], tuple[int, int]]],
+    texts: Sequence[Text],
     how: Sampling,
     traced: bool,
     found: list[list[TokenReading | None]],

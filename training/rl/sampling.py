@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,31 @@ class Answer:
     activations: Tensor | None = field(default=None, compare=False, repr=False)  # (T, C), each token's, where traced
 
 
+class Sampler(Protocol):
+    """Whatever writes answers as `sample` does; `vllm_sampling.py` has another."""
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        *,
+        copies: int,
+        how: Sampling,
+        generator: torch.Generator,
+        traced: bool = False,
+    ) -> list[Answer]: ...
+
+
+def check_room(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling) -> None:
+    """Raises ValueError where a prompt and its answer may exceed the context."""
+    for prompt in prompts:
+        if not 0 < len(prompt) <= policy.context - how.max_tokens:
+            raise ValueError(
+                f"a prompt of {len(prompt)} tokens and {how.max_tokens} of an answer do not fit into the policy's "
+                f"context of {policy.context}"
+            )
+
+
 @torch.no_grad()
 def sample(
     policy: Policy,
@@ -59,13 +85,9 @@ def sample(
 
     All chance comes from `generator` (a CPU one). With `traced`, answers have the activations that a proof commits to.
     """
+    check_room(policy, prompts, how)
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
-        if not 0 < len(prompt) <= policy.context - how.max_tokens:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens and {how.max_tokens} of an answer do not fit into the policy's "
-                f"context of {policy.context}"
-            )
         by_length[len(prompt)].append(index)
     answers: list[Answer | None] = [None] * (len(prompts) * copies)
     for indices in by_length.values():

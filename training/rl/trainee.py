@@ -22,11 +22,12 @@ import torch
 from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.choosing import ESTABLISHED, AdaptiveSplit, Limits, Split
 from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.engine import Engine
 from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, as_text, mean_reward, score
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
-from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.sampling import Sampling
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.tasks.digits import well_formed
 from swarmnode.training.rl.tasks.work import asked
@@ -69,9 +70,9 @@ class DigitsRL:
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.
         beginning = Learner("", policy, settings, seed=spec.run.seed)
         beginning.warm_up(well_formed, steps=rollouts.warm_up)
-        self.learner = Learner(
-            assignment.peer_id, policy, settings, seed=_seed(f"{spec.run.seed} {assignment.peer_id}")
-        )
+        self.engine = Engine(policy, assignment.sampling)
+        own_seed = _seed(f"{spec.run.seed} {assignment.peer_id}")
+        self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.start_from(beginning)
         self.audit = Audit(
             policy,
@@ -160,7 +161,7 @@ class DigitsRL:
             asked = vocabulary.prompt(prompt.decode())
             how = replace(self.learner.settings.sampling, temperature=temperature)
             generator = torch.Generator().manual_seed(seed)
-            (answer,) = sample(self.model, [asked], copies=1, how=how, generator=generator)
+            (answer,) = self.engine(self.model, [asked], copies=1, how=how, generator=generator)
         except ValueError as error:
             raise TaskError(f"the policy cannot read {prompt!r}: {error}; it is asked like a304=") from error
         return vocabulary.decode(answer.tokens).encode()[:length]
