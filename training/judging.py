@@ -30,7 +30,8 @@ from swarmnode.training.open_step import Raw, Vector
 TRIAL = 0.125  # of a contribution is tried
 SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the median of judges does not
 JUDGE_SHARE = 0.05  # of the work of a round's own training that a judge means to spend on judging
-LEAST_SLOPE = 4  # sequences: on fewer, the noise of one judge outweighs what an honest contribution gains
+ENOUGH = 8  # sequences, of contributions or of a gradient, whose noise the median of judges bears easily …
+LEAST_SLOPE = 4  # … and the fewest of a gradient, which thirty judges bear
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 
@@ -54,14 +55,14 @@ class Draw:
 def draw_for(*, contributions: int, trained: int) -> Draw:
     """How a judge measures so many contributions who trained on `trained` sequences in the round.
 
-    All on SEQUENCES where that costs at most JUDGE_SHARE of its training; else each on as many as are left beside the
-    gradient's, one at the least: no contribution counts that was not itself looked at. With one each, sixty cost nearly
-    twice the share in rounds of 320 sequences, and in shorter rounds more.
+    Each on ENOUGH or more where that costs at most JUDGE_SHARE of its training. Else by a gradient, and each on as many
+    as are left beside it, one at the least: nothing counts that was not itself looked at. With one each, sixty cost
+    nearly twice the share in rounds of 320 sequences, and in shorter rounds more.
     """
     budget = int(JUDGE_SHARE * BACKWARD * trained)
-    if Draw(0, SEQUENCES).passes(contributions) <= budget:
-        return Draw(0, SEQUENCES)
-    slope = min(max((budget - contributions) // (BACKWARD + 1), LEAST_SLOPE), SEQUENCES)
+    if (each := budget // (contributions + 2)) >= ENOUGH:
+        return Draw(0, min(each, SEQUENCES))
+    slope = min(max((budget - contributions) // (BACKWARD + 1), LEAST_SLOPE), ENOUGH)
     each = (budget - (BACKWARD + 1) * slope) // max(1, contributions)
     return Draw(slope, min(max(each, 1), slope - 1))
 

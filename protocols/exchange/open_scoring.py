@@ -106,7 +106,7 @@ class Bench:
         rest = await self._slope(trainer, draw.each, draw.slope) if few is not None else None
         correction: Vector | None = None
         if few is None or rest is None:
-            draw = Draw(0, SEQUENCES)
+            draw = Draw(0, SEQUENCES) if draw.slope else draw
             loss = now = await self._loss(trainer, draw.each)
         else:
             gradients = few[1], rest[1]

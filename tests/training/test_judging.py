@@ -36,6 +36,16 @@ def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
     assert draw_for(contributions=64, trained=500 * 32) == Draw(slope=0, each=SEQUENCES)
 
 
+def test_few_contributions_are_each_measured_whole_and_more_of_them_by_a_gradient() -> None:
+    assert [draw_for(contributions=n, trained=EXAMPLE) for n in (1, 4, 8, 16, 64)] == [
+        Draw(slope=0, each=16),
+        Draw(slope=0, each=8),
+        Draw(slope=8, each=2),
+        Draw(slope=8, each=1),
+        Draw(slope=4, each=1),
+    ]
+
+
 @pytest.mark.parametrize("trained", [1, 40, 320, 1000, 2000, 4000, 16000])
 @pytest.mark.parametrize("contributions", [1, 5, 16, 64, 96])
 def test_every_contribution_is_looked_at_and_no_sequence_beyond_those_drawn(contributions: int, trained: int) -> None:
