@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from swarmnode import __version__
+from swarmnode.node.advice import warnings_of
 from swarmnode.node.assembly import now_ms
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
@@ -124,7 +125,7 @@ class Api:
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
             "trainer": self._trainer_status(),
-            "warnings": daemon.warnings(),
+            "warnings": warnings_of(daemon),
         }
 
     def _run_status(self) -> dict[str, Any] | None:

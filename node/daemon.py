@@ -17,7 +17,6 @@ import math
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -42,13 +41,12 @@ from swarmnode.node.assembly import (
     now_ms,
 )
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.confinement import exposed
 from swarmnode.node.datadir import DataDir
 from swarmnode.node.datasets import DataSet
 from swarmnode.node.datashards import publish, release_forgotten
 from swarmnode.node.discovery import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
-from swarmnode.node.hardening import AS_ROOT, harden, runs_as_root
+from swarmnode.node.hardening import harden
 from swarmnode.node.heap import rest_what_stays
 from swarmnode.node.host import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
@@ -72,7 +70,7 @@ from swarmnode.protocols.hello import PROTOCOL as HELLO
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.membership import Membership, RunListing, serve_runs
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import Address, PeerId
 from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
 from swarmnode.protocols.reputation.rolloutwork import AuditWork, RolloutWork
 from swarmnode.protocols.reputation.watching import Watching
@@ -415,41 +413,9 @@ class Daemon:
         except RuntimeError:
             return None
 
-    def warnings(self) -> list[str]:
-        """What the owner should know now."""
-        session = list(self.session.warnings.values()) if self.session is not None else []
-        session += list(self.data.warnings.values()) if self.data is not None else []
-        session += [self.state.warning] if self.state is not None and self.state.warning else []
-        session += [self.successors.warning] if self.successors is not None and self.successors.warning else []
-        session += self._state_complaints()
-        session += self._sampling_warnings() + self._sandbox_warnings() + ([AS_ROOT] if runs_as_root() else [])
-        failed = [f"{why} (join address {address})" for address, why in self._discovery.join_failures().items()]
-        return session + self._conduct_warnings() + (failed if not self.network.peers() else [])
-
-    def _state_complaints(self) -> list[str]:
-        """Why this node does not write to the state; what keeps it from its lease is told once where both say it."""
-        told = list(self.sync.complaints) if self.sync is not None else []
-        lease = self.membership.complaint if self.membership is not None else ""
-        return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
-
-    def _sampling_warnings(self) -> list[str]:
-        told = self.trainer.sampling if self.trainer is not None else None
-        return [told["why"]] if told is not None and told["why"] else []
-
-    def _sandbox_warnings(self) -> list[str]:
-        told = self.trainer.sandbox if self.trainer is not None else None
-        lacking = [f"{missing['part']} ({missing['why']})" for missing in told["missing"]] if told is not None else []
-        warnings = [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
-        within = exposed(self.trainer.rules, self.config.directory) if self.trainer is not None else ""
-        if within:
-            warnings.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
-        return warnings
-
-    def _conduct_warnings(self) -> list[str]:
-        """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""
-        worse = Counter(standing.word for _, standing in self.network.conduct.below_good())
-        told = ", ".join(f"{count} {word}" for word, count in sorted(worse.items()))
-        return [f"peers that broke rules or ask too much: {told} (swarmnode peers)"] if told else []
+    def join_failures(self) -> dict[Address, str]:
+        """Why join addresses could not be reached, for those that are not connected now."""
+        return self._discovery.join_failures()
 
     def _is_member(self, peer: PeerId) -> bool:
         """Whether the peer takes part in this node's run, so that its bytes are not held up."""
