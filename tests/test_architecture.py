@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.aggregation",
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
+        "swarmnode.training.judging",
         "swarmnode.training.layout",
         "swarmnode.training.open_step",
         "swarmnode.training.options",
