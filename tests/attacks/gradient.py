@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from statistics import median_low
 
 import claims
+import numpy as np
 import trio
 from adversaries import gradient as adversaries
-from clusters import Task
+from clusters import PEERS, Task
 from harness import Outcome
-from openrounds import RULES, Course, Lie, OpenSwarm, undefended
+from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
 from swarmnode.protocols.exchange.open_scoring import MICRO
+from swarmnode.training.open_step import norm_of
 
 ROUNDS = 40
 CODEC = "fp32"
@@ -98,10 +101,24 @@ def strike(liars: int) -> tuple[Course, tuple[str, ...]]:
     return course, tuple(broken)
 
 
+def strike_at_mean(liars: int) -> tuple[float, float]:
+    """How far the same strike takes the plain mean, in median norms of honest peers, and the bits that it costs."""
+    task, lie = Task(seed=0, alpha=None), adversaries.FirstStrike()
+    phi = undefended(task, Lie(), 0, lie.sleeps)
+    deltas = task.train(phi, round=lie.sleeps)
+    honest, own = deltas[: PEERS - liars], deltas[PEERS - liars :]
+    lies = lie.offer(Seen(lie.sleeps, honest, own, [], np.random.default_rng(7)))
+    moved = np.concatenate([honest, lies]).mean(axis=0)
+    before, after = task.losses(np.stack([phi, phi - moved]), seed=1, samples=4000)
+    return norm_of(moved) / median_low([norm_of(each) for each in honest]), float(after - before)
+
+
 def _struck(liars: int) -> Outcome:
     course, broken = strike(liars)
     told = f"moved by {course.strike:.2f} honest steps, {course.harm:+.3f} bits" + (", undone" * course.undone)
-    return Outcome("gradient", f"{adversaries.FirstStrike.name}, {liars}/16", told, "by 1000 / 16 steps each", broken)
+    far, harm = strike_at_mean(liars)
+    beside = f"plain mean: moved by {far:.0f} honest steps, {harm:+.3g} bits"
+    return Outcome("gradient", f"{adversaries.FirstStrike.name}, {liars}/16", told, beside, broken)
 
 
 _DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))
