@@ -12,8 +12,8 @@ unequal   four kinds of policies, two nodes each, apart and together
 
 The first table over the product's own protocol (sapo_swarm/networked.py), in tables of their own:
 
-    python bench/sapo.py --over simnet --seeds 1 --docs docs                               # sessions on simnet
-    python bench/sapo.py --over processes --arms "4/4 tapered" --rounds 100 --docs docs    # eight daemons on loopback
+    python bench/sapo.py --over simnet --seeds 3 --docs docs        # sessions on simnet; 45 minutes of CPU time
+    python bench/sapo.py --over processes --seeds 3 --docs docs     # eight daemons on loopback; 50 minutes on two cores
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
 interrupted goes on. All chance comes from seeds: equal commands give equal rewards on one machine. With --docs, the
