@@ -103,11 +103,11 @@ temperature, with right proofs, is caught only after some twenty such batches, a
 simnet, twelve honest nodes, three rounds; shares are those at the node and in the batch where they are greatest. A peer
 may have a quarter; identities without standing, where there is a reputation, an eighth together.
 
-Butterfly: seven known members, two of whom lie inside the all-reduce of `btard` from the first round on, eight rounds
-on simnet; the owner that moves its part a little has 48. A line passes where honest members have one state in every
-round, none of them is banned, liars whose lie leaves a proof are, by every honest member and by the records of most,
-and the held-out loss is at most 1.25 times that without liars. Undefended is the plain mean of `diloco`, or the same
-members without what finds that lie (`undefended_btard.py`), who get 300 s for each round.
+Butterfly: seven known members, two of whom lie inside the all-reduce of `btard` from the first round on, four rounds on
+simnet. A line passes where honest members have one state in every round, none of them is banned, liars whose lie leaves
+a proof are, by every honest member and by the records of most, and the held-out loss is at most 1.25 times that without
+liars. Undefended is the plain mean of `diloco`, or the same members without what finds that lie
+(`undefended_btard.py`), who get 300 s for each round.
 
 Reputation: a swarm in numbers, 16 peers unless the line says otherwise: each has a true gain, judges measure it with a
 noise of 0.3 of an honest gain, one honest node keeps a ledger. The worst of 10 seeds. Undefended is the mean of what

@@ -82,7 +82,7 @@ class WrongCentre(ButterflyLie):
 
 
 class SlightlyWrongCentre(WrongCentre):
-    """By so little that no sum shows it: an audit does, when it is drawn."""
+    """By so little that the loss does not show it."""
 
     name = "an owner moves its part by a tenth of the radius"
     far = 0.1
