@@ -113,7 +113,7 @@ def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
     rng, course = np.random.default_rng([size.seed, 9]), Course()
     for round in range(size.rounds):
         own = [node.sample() for node in honest]
-        pool = [(node.author, scored.group) for node, mine in zip(honest, own, strict=True) for scored in mine]
+        pool = [(node.author, group) for node, mine in zip(honest, own, strict=True) for group in node.shareable(mine)]
         heard = [group for _, group in pool]
         lies = [(name, map) for name in liars if lie for map in lie.published(Liar(rng, heard))]
         false = [(name, RolloutGroup.from_map(map)) for name, map in lies]
