@@ -1,6 +1,7 @@
 """What the defences cost where nobody attacks, as JSON lines.
 
     python bench/defences.py learning [--seeds 3]      # the final loss, and the CPU time of all nodes together
+    python bench/defences.py learning --task text --seeds 1                # the second half of it
     python bench/defences.py growth [--simulate 8]     # what verification takes of a node, as the swarm grows
 
 `learning`, in one process, defences on and off with the same seeds and data: sixteen peers on clusters (IID, and
@@ -8,10 +9,11 @@ classes drawn by Dirichlet(0.3); tests/attacks/clusters.py), by the plain mean, 
 the CenteredClip of `btard`; then eight workers with a small byte-lm, whose contributions are applied as they are, or
 judged by every worker, gated and clipped as in an open round. `loss_ratio` is defended / undefended, mean over seeds.
 
-`growth` measures the CPU seconds of an inner step and of one judged evaluation with the model of examples/byte-lm.toml,
-and multiplies by what the chain's rules have a node judge: all contributions of a round if it is a judge, and the
-shared state now and before. `--simulate N` counts evaluations in real sessions of N nodes on simnet, to check that.
-Shares are of the node's whole compute: of one that judges in every round, and the mean over all nodes.
+`growth` measures the CPU seconds of an inner step with the model of examples/open.toml, and those that the exchange's
+own judging (`open_scoring.Bench`) takes of as many contributions as the chain's rules have a node judge: all of a round
+if it is a judge. `--simulate N` counts forward passes in real sessions of N nodes on simnet, to check that. Shares are
+of the node's whole compute: of one that judges in every round, and the mean over all nodes. `before` is what judging
+took while every contribution was measured on all sixteen sequences.
 
 Times are CPU times of this process, so that other programs on the machine do not count.
 """
@@ -24,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -84,7 +87,10 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
+    from swarmnode.training.judging import draw_for, quieting, trial
     from swarmnode.training.runsections import ModelSection
+
+    spent = [0.0]  # CPU seconds of all judges together
 
     class Undefended(methods.Open):
         """Everything counts in full."""
@@ -92,15 +98,40 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
         def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
             return np.ones((1, len(raws)))
 
-    arm = methods.Arm("open", steps=LM_STEPS, lr=3e-3, interval=LM_INTERVAL, codec="topk", decay=0.95, judged=0.125)
+    class Judged(methods.Open):
+        """Every worker judges, as `open_scoring.Bench` does, and measures what the round before cost."""
+
+        def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
+            began, workers, phi = time.process_time(), self._workers, self._state.parameters
+            before, self._before = getattr(self, "_before", phi), phi
+            draw = draw_for(contributions=len(raws), trained=LM_INTERVAL * workers.size.batch)
+
+            def judge(number: int) -> list[float]:
+                seed = methods._seed(f"judge {number} of {workers.seed} {round}")
+                loss = partial(workers.heldout_on, number, seed=seed)
+                parts = [(0, draw.each), (draw.each, draw.slope)]
+                slopes = [workers.slope_on(number, phi, seed=seed, first=a, last=b) for a, b in parts]
+                correction, few = quieting(*slopes, draw), loss(phi, sequences=draw.each)
+                loss(before, sequences=draw.most)
+                gains = []
+                for raw in raws:
+                    step = trial(raw, phi.size, lr=self._arm.outer_lr, codec_name=self._arm.codec)
+                    gains.append(few - loss(step.taken_from(phi), sequences=draw.each) + step.along(correction))
+                gains[number] = float("nan")
+                return gains
+
+            gains = np.array(workers.map(judge, range(len(workers.peers))))
+            spent[0] += time.process_time() - began
+            return gains
+
+    arm = methods.Arm("open", steps=LM_STEPS, lr=3e-3, interval=LM_INTERVAL, codec="topk", decay=0.95)
     size = Size(model=ModelSection(layers=2, heads=2, width=64, context=64))
-    methods.JUDGES = size.workers  # every elector judges, as up to 32 do
     usual_clip = methods.clip_units
     losses: dict[str, list[float]] = {"on": [], "off": []}
     seconds: dict[str, list[float]] = {"on": [], "off": []}
     for seed in range(1, seeds + 1):
         workers = Workers(size, seed)
-        for name, method in (("off", Undefended), ("on", methods.Open)):
+        for name, method in (("off", Undefended), ("on", Judged)):
             methods.METHODS["open"] = method
             methods.clip_units = usual_clip if name == "on" else lambda norms: usual_clip([1.0] * len(norms))
             began = time.process_time()
@@ -122,94 +153,185 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
         "cpu_seconds": round(fmean(seconds["on"]), 1),
         "cpu_seconds_undefended": round(fmean(seconds["off"]), 1),
         "cpu_ratio": round(sum(seconds["on"]) / sum(seconds["off"]), 3),
+        "cpu_seconds_judging": round(spent[0] / seeds, 1),
+        "accepted": round(found.accepted, 3),
     }
 
 
-def costs() -> dict[str, float]:
-    """CPU seconds of an inner step, by its batch, and of one judged evaluation, with the example's model."""
-    import torch
+class InProcess:
+    """As much of a `JudgingTrainer` as a bench needs: one task in this process."""
 
-    from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
-    from swarmnode.training.runspec import load_runspec
-    from swarmnode.training.tasks import Assignment
-    from swarmnode.training.tasks.byte_lm import ByteLM
+    pid = None
 
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    found: dict[str, float] = {}
-    for batch in BATCHES:
-        spec = load_runspec(ROOT / "examples" / "byte-lm.toml")
+    def __init__(self, batch: int) -> None:
+        import torch
+
+        from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
+        from swarmnode.training.runspec import load_runspec
+        from swarmnode.training.tasks import Assignment
+        from swarmnode.training.tasks.byte_lm import ByteLM
+
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        spec = load_runspec(ROOT / "examples" / "open.toml")
         spec = replace(spec, inner=replace(spec.inner, batch=batch))
-        task = ByteLM(spec, Assignment("ab" * 32, "bench"))
-        vector = torch.empty(layout_of(task.model).parameters)
-        flatten_into(task.model, vector, keep=False)
-        loop = InnerLoop(spec, task, peer_id="bench", vector=vector, keep=True)
-        loop.train(round=0, steps=3, seconds=float("inf"), between=lambda: False)
-        steps = TIMED if batch == BATCHES[0] else TIMED // 5
-        began = time.process_time()
-        loop.train(round=1, steps=steps, seconds=float("inf"), between=lambda: False)
-        found[f"step_{batch}"] = (time.process_time() - began) / steps
-    task.evaluate(thorough=False, seed=0)
+        self.task, self._no_grad = ByteLM(spec, Assignment("ab" * 32, "bench")), torch.no_grad
+        self.layout = layout_of(self.task.model)
+        self._vector = torch.empty(self.layout.parameters)
+        flatten_into(self.task.model, self._vector, keep=False)
+        self.loop = InnerLoop(spec, self.task, peer_id="bench", vector=self._vector, keep=True)
+
+    def parameters(self) -> np.ndarray:
+        return self._vector.numpy().copy()
+
+    def load(self, vector: np.ndarray) -> None:
+        self._vector.numpy()[:] = vector
+
+    def steps(self, round: int, steps: int) -> None:
+        self.loop.train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> Any:
+        raise NotImplementedError
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        raise NotImplementedError
+
+    async def interrupt(self) -> None:
+        """It trains only when told to."""
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        return self.task.evaluate(thorough=thorough, seed=seed)
+
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        with self._no_grad():
+            return float(self.task.loss(self.task.heldout(seed)[:sequences]))
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, np.ndarray] | None:
+        loss, gradient = self.loop.slope(self.task.heldout(seed)[first:last])
+        return loss, gradient.numpy().copy()
+
+
+def step_seconds(batch: int) -> float:
+    """CPU seconds of an inner step of the example's model."""
+    trainer = InProcess(batch)
+    trainer.steps(0, 3)
+    steps = TIMED if batch == BATCHES[0] else TIMED // 5
     began = time.process_time()
-    for seed in range(TIMED):
-        task.evaluate(thorough=False, seed=seed)
-    found["evaluation"] = (time.process_time() - began) / TIMED
-    return found
+    trainer.steps(1, steps)
+    return (time.process_time() - began) / steps
+
+
+def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> float:
+    """CPU seconds in which a judge who trained on so many sequences measures a round."""
+    import trio
+
+    from swarmnode.protocols.exchange.open_contributions import Contribution
+    from swarmnode.protocols.exchange.open_scoring import Bench
+    from swarmnode.protocols.exchange.open_work import Work
+    from swarmnode.protocols.runner import inline
+    from swarmnode.training.codecs import codec
+    from swarmnode.training.outer import OuterState
+
+    size, rng = trainer.layout.parameters, np.random.default_rng(1)
+    raw = bytes(codec("topk").encode(rng.normal(0, 1e-3, size).astype(np.float32)))
+    found = {number.to_bytes(32, "big"): Contribution(raw, 1.0, 0) for number in range(contributions)}
+
+    async def measure() -> None:
+        state = OuterState.start(trainer.parameters())
+        bench = Bench(
+            Work(trainer, inline, codec_name="topk", steps=1),
+            inline,
+            state=state,
+            before=state,
+            seed=1,
+            lr=1.0,
+            codec_name="topk",
+            samples=trained,
+        )
+        await bench.measure(found, dict.fromkeys(found, "peer"), among=contributions)
+
+    began = time.process_time()
+    trio.run(measure)
+    return time.process_time() - began
 
 
 def judged(nodes: int) -> tuple[int, int]:
-    """Judges of a round, and evaluations of each, where all contribute and all are electors who may be."""
+    """Judges of a round, and contributions, where all contribute and all are electors who may be."""
     from swarmnode.protocols.chain.chainstate import ChainRules, genesis
     from swarmnode.protocols.chain.electorate import ELECTORS_SHARE, judges
 
     rules = ChainRules()
-    contributions = min(nodes, rules.participants)
     electors = min(nodes, max(4, rules.participants * ELECTORS_SHARE // 1_000_000))
     chain = genesis("ab" * 32, tuple(f"peer-{number:03d}" for number in range(electors)), window=60_000)
-    return len(judges(chain, rules)), contributions + 2  # beside them the state now, and before the last roster
+    return len(judges(chain, rules)), min(nodes, rules.participants)
 
 
 def growth() -> Iterator[dict[str, Any]]:
     """Verification's share of a node's compute."""
-    cost = costs()
-    yield {"bench": "defences", "cpu_seconds": {name: round(seconds, 5) for name, seconds in cost.items()}}
+    from swarmnode.training.judging import SEQUENCES, draw_for
+
+    steps = {batch: step_seconds(batch) for batch in BATCHES}
+    trainer = InProcess(BATCHES[0])
+    judging_seconds(trainer, 1, 80 * 4)
+    began = time.process_time()
+    for seed in range(TIMED):
+        trainer.task.evaluate(thorough=False, seed=seed)
+    whole = (time.process_time() - began) / TIMED
+    told = {**{f"step_{batch}": round(steps[batch], 4) for batch in BATCHES}, f"on_{SEQUENCES}": round(whole, 4)}
+    yield {"bench": "defences", "cpu_seconds": told}
+    known: dict[tuple[int, int], float] = {}
     for nodes in SIZES:
-        count, evaluations = judged(nodes)
-        line: dict[str, Any] = {"nodes": nodes, "judges": count, "evaluations_of_a_judge": evaluations}
-        spent = evaluations * cost["evaluation"]
-        for name, steps, batch in (
+        count, contributions = judged(nodes)
+        line: dict[str, Any] = {"nodes": nodes, "judges": count, "contributions": contributions}
+        for name, number, batch in (
             ("example: 80 steps of 4", 80, 4),
             ("500 steps of 4", LONG_ROUND, 4),
             ("500 steps of 32", LONG_ROUND, 32),
         ):
-            trained = steps * cost[f"step_{batch}"]
-            mean = spent * count / nodes
+            trained, draw = number * steps[batch], draw_for(contributions=contributions, trained=number * batch)
+            if (contributions, number * batch) not in known:
+                known[contributions, number * batch] = judging_seconds(trainer, contributions, number * batch)
+            spent = known[contributions, number * batch]
             line[name] = {
-                "judge": round(spent / (spent + trained), 4),
-                "mean": round(mean / (mean + trained), 4),
+                "slope": draw.slope,
+                "each": draw.each,
+                "cpu_seconds": round(spent, 3),
+                "judge": _share(spent, trained),
+                "mean": _share(spent * count / nodes, trained),
+                "before": _share((contributions + 2) * whole, trained),
             }
         yield {"bench": "defences", **line}
 
 
+def _share(spent: float, trained: float) -> float:
+    return round(spent / (spent + trained), 4)
+
+
 def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
-    """Evaluations of the average node in a round of real sessions on simnet, all of them electors."""
+    """What the average node judges in a round of real sessions on simnet, all of them electors, in forward passes."""
     import trio
     from simswarm import SimSwarm
 
     from swarmnode.node.simnet import run_simulation
     from swarmnode.node.toytrainer import SimTrainer
+    from swarmnode.training.judging import BACKWARD, draw_for
 
-    counted = [0]
-    usual = SimTrainer.evaluate
+    counted, trained = [0], [0]
+    usual_heldout, usual_slope = SimTrainer.heldout, SimTrainer.slope
 
-    async def counting(self: Any, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
-        counted[0] += seed is not None
-        return await usual(self, thorough=thorough, seed=seed, wait=wait)
+    async def heldout(self: Any, *, seed: int, sequences: int) -> float:
+        counted[0] += sequences
+        return await usual_heldout(self, seed=seed, sequences=sequences)
+
+    async def slope(self: Any, *, seed: int, first: int, last: int) -> Any:
+        counted[0] += BACKWARD * (last - first)
+        return await usual_slope(self, seed=seed, first=first, last=last)
 
     async def body() -> None:
         names = tuple(f"{number:03d}" if number else "a" for number in range(nodes))
         async with trio.open_nursery() as nursery:
             swarm = SimSwarm(nursery, method="open", electors=names, seconds_per_step=2.0)
+            trained[0] = swarm.spec.inner.steps * swarm.spec.inner.batch
             await swarm.start(names[0], wait_peers=nodes - 1)
             for name in names[1:]:
                 await swarm.start(name, join=names[0])
@@ -219,13 +341,14 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
             counted[0] -= before
             nursery.cancel_scope.cancel()
 
-    SimTrainer.evaluate = counting  # type: ignore[method-assign]
+    SimTrainer.heldout, SimTrainer.slope = heldout, slope  # type: ignore[method-assign]
     run_simulation(body)
     return {
         "bench": "defences",
         "simulated_nodes": nodes,
-        "evaluations_of_a_node_in_a_round": round(counted[0] / nodes / rounds, 2),
-        "by_the_rules": judged(nodes)[1],
+        "sequences_trained": trained[0],
+        "passes_of_a_node_in_a_round": round(counted[0] / nodes / rounds, 2),
+        "by_the_rules": draw_for(contributions=nodes, trained=trained[0]).passes(nodes),
     }
 
 
@@ -233,11 +356,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what the defences cost where nobody attacks")
     parser.add_argument("what", choices=("learning", "growth"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--task", choices=("clusters", "text", "both"), default="both", help="of learning")
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="count in a simulated swarm of N nodes")
     options = parser.parse_args()
     lines: list[Iterator[dict[str, Any]]] = []
     if options.what == "learning":
-        lines = [on_clusters(options.seeds), on_text(options.seeds)]
+        tasks = {"clusters": on_clusters, "text": on_text}
+        lines = [tasks[name](options.seeds) for name in tasks if options.task in (name, "both")]
     elif options.simulate:
         lines = [iter([simulated(options.simulate)])]
     else:

@@ -105,6 +105,18 @@ class Workers:
 
         return np.array(self.map(judge, enumerate(models)), np.float64)
 
+    def heldout_on(self, number: int, parameters: Vector, *, seed: int, sequences: int) -> float:
+        """Loss at a worker, on the first of the windows that a judge's seed draws."""
+        self.vectors[number].numpy()[:] = parameters
+        task = self.tasks[number]
+        with torch.no_grad():
+            return float(task.loss(task.heldout(seed)[:sequences]))
+
+    def slope_on(self, number: int, parameters: Vector, *, seed: int, first: int, last: int) -> Vector:
+        """Gradient (P,) at a worker, on some of the windows that a judge's seed draws."""
+        self.vectors[number].numpy()[:] = parameters
+        return self._loops[number].slope(self.tasks[number].heldout(seed)[first:last])[1].numpy().copy()
+
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`work` of each of `items`, on all cores, in order."""
         return list(self._pool.map(work, items))
