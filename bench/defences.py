@@ -87,7 +87,7 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
-    from swarmnode.training.judging import draw_for, quieting, trial
+    from swarmnode.training.judging import draw_for, gain_of, quieting, trial
     from swarmnode.training.runsections import ModelSection
 
     spent = [0.0]  # CPU seconds of all judges together
@@ -116,7 +116,8 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
                 gains = []
                 for raw in raws:
                     step = trial(raw, phi.size, lr=self._arm.outer_lr, codec_name=self._arm.codec)
-                    gains.append(few - loss(step.taken_from(phi), sequences=draw.each) + step.along(correction))
+                    measured = few - loss(step.taken_from(phi), sequences=draw.each)
+                    gains.append(gain_of(measured, step.along(slopes[0]), step.along(correction)))
                 gains[number] = float("nan")
                 return gains
 

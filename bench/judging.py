@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from swarmnode.training.codecs import codec
 from swarmnode.training.gpt import VOCABULARY
 from swarmnode.training.inner import InnerLoop, flatten_into
-from swarmnode.training.judging import TRIAL, Draw
+from swarmnode.training.judging import TRIAL, Draw, gain_of
 from swarmnode.training.runsections import ModelSection
 from swarmnode.training.runspec import load_runspec
 
@@ -191,7 +191,11 @@ def look(heldout: Heldout, phi: Vector, offers: dict[str, list[Vector]], round: 
     scores = {f"exact {k}": (means(gains, k), Draw(0, k).passes(PEERS)) for k in EXACT}
     scores |= {f"first order {m}": (means(slopes, m), Draw(m, 0).passes(PEERS)) for m in FIRST_ORDER}
     scores |= {
-        f"both {m}, {k}": (means(slopes, m) + means(gains - slopes, k), Draw(m, k).passes(PEERS)) for m, k in BOTH
+        f"both {m}, {k}": (
+            np.vectorize(gain_of)(means(gains, k), means(slopes, k), means(slopes, m) - means(slopes, k)),
+            Draw(m, k).passes(PEERS),
+        )
+        for m, k in BOTH
     }
     for kind in offers:
         rows = [number for number, name in enumerate(names) if name == kind]

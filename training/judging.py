@@ -2,7 +2,7 @@
 
     draw = draw_for(contributions=16, trained=320)                # Draw(slope=8, each=1), in sequences
     step = trial(raw, elements, lr=1.0, codec_name="topk")        # an eighth of a contribution
-    gain = before - after + step.along(correction)                # (1); `correction` from `quieting`
+    gain = gain_of(before - after, step.along(few), step.along(correction))     # `correction` from `quieting`
 
 The gain of a step s is the loss before it minus the loss after it, L(φ) - L(φ - s). On k sequences it is measured with
 the noise of k, at k passes for each contribution: on sixteen each, a judge of sixty contributions spent as much time on
@@ -13,7 +13,9 @@ gradient on m > k sequences tells that part for all contributions. So, with ∇L
 
 which has the expectation of the gain itself, whatever m and k (∇L_k is a control variate of the loss, as in Glasserman,
 "Monte Carlo Methods in Financial Engineering", 4.1). The gradient alone would not do: it does not see curvature, and a
-step along the steepest of it looks twice as good as an honest one while it does twice the harm (bench/judging.py).
+step along the steepest of it looks twice as good as an honest one while it does twenty times its good in harm. There
+the product on k sequences tells nothing of the loss on them, and (1) is noisier than the loss alone: so where the two
+differ by more than CURVED of the linear part, the lesser of both estimates is taken (bench/judging.py).
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the medi
 JUDGE_SHARE = 0.05  # of the work of a round's own training that a judge means to spend on judging
 ENOUGH = 8  # sequences, of contributions or of a gradient, whose noise the median of judges bears easily …
 LEAST_SLOPE = 4  # … and the fewest of a gradient, which thirty judges bear
+CURVED = (
+    0.5  # of the linear part of a gain, that curvature may take off it; a quarter refused much work on rare classes
+)
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 
@@ -71,6 +76,15 @@ def quieting(few: Vector, rest: Vector, draw: Draw) -> Vector:
     """∇L_m - ∇L_k, (P,), from the gradients (P,) on the first k sequences and on the m - k others."""
     share = np.float32((draw.slope - draw.each) / draw.slope)
     return np.asarray(share * (rest - few), np.float32)
+
+
+def gain_of(measured: float, linear: float, correction: float) -> float:
+    """The gain of a step that on k sequences is `measured`, with a linear part of `linear` there.
+
+    `correction`: of the linear part, from k sequences to m.
+    """
+    quiet = measured + correction
+    return min(measured, quiet) if linear - measured > CURVED * abs(linear + correction) else quiet
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.trainer import JudgingTrainer, Trainer, Vector
-from swarmnode.training.judging import SEQUENCES, Draw, draw_for, quieting, trial
+from swarmnode.training.judging import SEQUENCES, Draw, draw_for, gain_of, quieting, trial
 from swarmnode.training.outer import OuterState
 
 MICRO = 1_000_000  # of gains
@@ -49,7 +49,8 @@ class Ground:
 
     draw: Draw
     loss: float  # of the state, on the first `draw.each` sequences
-    correction: Vector | None  # (P,), of gains measured on so few; None: they are enough
+    few: Vector | None  # (P,), gradient of that loss; None: so many sequences are enough
+    correction: Vector | None  # (P,), what the gradient on `draw.slope` sequences is beyond that
 
 
 class Bench:
@@ -104,19 +105,20 @@ class Bench:
         trainer.load(self._state.parameters)
         few = await self._slope(trainer, 0, draw.each) if draw.slope else None
         rest = await self._slope(trainer, draw.each, draw.slope) if few is not None else None
+        gradient: Vector | None = None
         correction: Vector | None = None
         if few is None or rest is None:
             draw = Draw(0, SEQUENCES) if draw.slope else draw
             loss = now = await self._loss(trainer, draw.each)
         else:
-            gradients = few[1], rest[1]
+            gradient, others = few[1], rest[1]
             loss, now = few[0], (draw.each * few[0] + (draw.slope - draw.each) * rest[0]) / draw.slope
-            correction = await self._runner(lambda: quieting(*gradients, draw))
+            correction = await self._runner(lambda: quieting(few[1], others, draw))
         if self._before is not None:
             trainer.load(self._before.parameters)
             was = await self._loss(trainer, draw.most)
             self.undo = _micro(now - was, MAX_GAIN if math.isfinite(was) else -MAX_GAIN)
-        return Ground(draw, loss, correction)
+        return Ground(draw, loss, gradient, correction)
 
     async def _slope(self, trainer: Trainer, first: int, last: int) -> tuple[float, Vector] | None:
         """Loss and gradient on these of the sequences; None where the trainer or its task gives no gradient."""
@@ -129,14 +131,15 @@ class Bench:
         elements, norm = self._state.parameters.size, contribution.norm
         shrink = min(1.0, self._longest / norm) if norm > 0 else 1.0
 
-        def try_out() -> tuple[Vector, float]:
+        def try_out() -> tuple[Vector, float, float]:
             step = trial(contribution.raw, elements, lr=self._lr, codec_name=self._codec_name, shrink=shrink)
-            corrected = 0.0 if ground.correction is None else step.along(ground.correction)
-            return step.taken_from(self._state.parameters), corrected
+            along = [0.0 if each is None else step.along(each) for each in (ground.few, ground.correction)]
+            return step.taken_from(self._state.parameters), along[0], along[1]
 
-        after, corrected = await self._runner(try_out)
+        after, linear, corrected = await self._runner(try_out)
         trainer.load(after)
-        return ground.loss - await self._loss(trainer, ground.draw.each) + corrected
+        measured = ground.loss - await self._loss(trainer, ground.draw.each)
+        return measured if ground.correction is None else gain_of(measured, linear, corrected)
 
     async def _loss(self, trainer: Trainer, sequences: int) -> float:
         if isinstance(trainer, JudgingTrainer):

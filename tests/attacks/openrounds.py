@@ -27,7 +27,7 @@ from swarmnode.protocols.exchange.open_scoring import MICRO, batch_seed
 from swarmnode.protocols.exchange.open_work import DECAY
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.judging import TRIAL, Step, draw_for, quieting
+from swarmnode.training.judging import TRIAL, Step, draw_for, gain_of, quieting
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm, norm_of
 from swarmnode.training.outer import OuterState
 
@@ -246,7 +246,8 @@ class OpenSwarm:
             if draw.slope:
                 slopes = [task.slope(phi, seed, *part) for part in ((0, draw.each), (draw.each, draw.slope))]
                 correction = quieting(*slopes, draw)
-                gains += [step.along(correction) for step in steps]
+                along = [(step.along(slopes[0]), step.along(correction)) for step in steps]
+                gains = np.array([gain_of(gain, *each) for gain, each in zip(gains, along, strict=True)])
             found = np.nan_to_num(MICRO * np.append(gains, now - was), nan=-MAX_GAIN, posinf=-MAX_GAIN)
         better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int)
         return dict(zip(values, better[:-1].tolist(), strict=True)), int(better[-1])
