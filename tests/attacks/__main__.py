@@ -75,8 +75,9 @@ Figures are accuracy after 40 rounds, as a share of the same run's without liars
 with 95 % at IID 5/16, and 80 % at 7/16 and where data are not IID; a first strike passes where it takes the parameters
 no further than twice the honest norm, and is undone if it harms. Where data are not IID, honest electors lapse of whose
 work too little is accepted, and who offers what harms nobody stays: lines say where liars came to be half of the
-electors so, after which nothing is promised but what these 40 rounds show. Who claims 1e9 samples flips the sign as
-well; there undefended is the mean by samples.
+electors so, after which nothing is promised but what these 40 rounds show. Lines that do not count who lapsed where
+data are not IID are from before that was counted. Who claims 1e9 samples flips the sign as well; there undefended is
+the mean by samples.
 
 Offers: the same through the network: one changed node of five on simnet, all electors. A line passes where nothing of
 the liar's is accepted that is not in order, what it copied is, honest nodes have one state in every round, and no round
