@@ -179,7 +179,7 @@ def main() -> None:
         )
         policy = load(folder, seed=1)
         changed(policy, seed=1)
-        engines: dict[str, Sampler] = {"torch": sample}
+        engines: dict[str, Sampler] = {"torch": sample} if "torch" in chosen.engines.split(",") else {}
         parameters = sum(tensor.numel() for _, tensor in policy.weights())
         told: dict[str, Any] = {"what": "start", "parameters": parameters, "resident_before": resident()}
         if "vllm" in chosen.engines.split(","):

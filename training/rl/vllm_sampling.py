@@ -86,8 +86,9 @@ class VLLMSampler:
         asked = [list(prompt) for prompt in prompts for _ in range(copies)]
         seeds = torch.randint(1 << 62, (len(asked),), generator=generator).tolist()
         try:
-            self.give(policy)
-            written = _written(self._engine, asked, seeds, how, end=policy.vocabulary.end)
+            with _undisturbed():
+                self.give(policy)
+                written = _written(self._engine, asked, seeds, how, end=policy.vocabulary.end)
         except Exception as error:  # of a program that is not ours
             raise Unusable(f"vLLM failed while it sampled: {_words(error)}") from error
         again = len(asked) if traced else min(len(asked), READ_AGAIN)
@@ -202,7 +203,7 @@ def _started(policy: HFPolicy) -> Any:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """What vLLM sets for the whole process as it starts is set back: chance, and the number of torch's threads."""
+    """What vLLM sets or uses of the whole process is set back: chance, and the number of torch's threads."""
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     python, numpys = random.getstate(), np.random.get_state()
     try:
