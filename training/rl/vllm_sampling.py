@@ -181,7 +181,10 @@ def _started(policy: HFPolicy) -> Any:
     try:
         with _undisturbed():
             from vllm import LLM
+            from vllm.platforms import current_platform
 
+            if not current_platform.is_cpu():
+                raise Unusable(f"vLLM is installed for {current_platform.device_name}, and policies train on the CPU")
             with _alone():
                 return LLM(
                     policy.source,
@@ -197,6 +200,8 @@ def _started(policy: HFPolicy) -> Any:
                     trust_remote_code=False,
                     disable_log_stats=True,
                 )
+    except Unusable:
+        raise
     except Exception as error:  # of a program that is not ours
         raise Unusable(f"vLLM does not start: {_words(error)}") from error
 
