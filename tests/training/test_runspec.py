@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS
 from swarmnode.training.layout import Layout
-from swarmnode.training.options import SettingError
+from swarmnode.training.options import SettingError, option
 from swarmnode.training.runspec import decode, encode, load_runspec, parse_runspec, to_toml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "byte-lm.toml"
@@ -52,7 +52,7 @@ def test_the_run_id_is_pinned() -> None:
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True)
     class Newer(runspec.OuterSection):
-        warm: float = runspec.option(0.0, "added in schema 2", since=2)
+        warm: float = option(0.0, "added in schema 2", since=2)
 
     before = spec_of().run_id
     monkeypatch.setitem(runspec.SECTIONS, "outer", Newer)
