@@ -31,6 +31,7 @@ from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.exchange.open_contributions import id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs.topk import Places, TopK, Vector
+from swarmnode.training.judging import SEQUENCES
 from swarmnode.training.layout import Layout
 from swarmnode.training.open_step import exact_norm
 from swarmnode.training.toy import ToyModel
@@ -69,6 +70,10 @@ class Bowl(ToyModel):
             error = error - sample(self.vector.size, self._seed, seed)
         return ENTROPY + 0.5 * float(error @ error)
 
+    def slope(self, seed: int, first: int, last: int) -> tuple[float, Vector]:
+        error = self.vector - self._optimum - sample(self.vector.size, self._seed, seed, first, last)
+        return ENTROPY + 0.5 * float(error @ error), error
+
 
 @lru_cache(4)
 def optimum(parameters: int, seed: int) -> NDArray[np.float32]:
@@ -81,10 +86,10 @@ def optimum(parameters: int, seed: int) -> NDArray[np.float32]:
 
 
 @lru_cache(256)
-def sample(parameters: int, seed: int, drawn: int) -> NDArray[np.float32]:
-    """(P,): how the optimum on a judge's sample differs from that on all text."""
-    generator = _generator(f"sample {seed} {drawn}")
-    scale = np.float32(PERTURBED * 2 / np.sqrt(parameters))
+def sample(parameters: int, seed: int, drawn: int, first: int = 0, last: int = SEQUENCES) -> NDArray[np.float32]:
+    """(P,): how the optimum on these of a judge's sequences differs from that on all text."""
+    generator = _generator(f"sample {seed} {drawn} {first} {last}")
+    scale = np.float32(PERTURBED * 2 / np.sqrt(parameters) * np.sqrt(SEQUENCES / (last - first)))
     return scale * generator.standard_normal(parameters, dtype=np.float32)
 
 

@@ -6,7 +6,9 @@ The held-out loss falls in proportion to the sum of all coordinates, so that eve
 
 from __future__ import annotations
 
-from swarmnode.training.toy import ToyModel
+import numpy as np
+
+from swarmnode.training.toy import ToyModel, Vector
 
 STRIDE = 1.0 / 64
 AXES = 16
@@ -29,3 +31,6 @@ class SignatureModel(ToyModel):
 
     def heldout_loss(self, seed: int | None = None) -> float:
         return LOSS - GAIN * float(self.vector.sum())
+
+    def slope(self, seed: int, first: int, last: int) -> tuple[float, Vector]:
+        return self.heldout_loss(), np.full_like(self.vector, -GAIN)
