@@ -31,7 +31,7 @@ from swarmnode.training.open_step import Raw, Vector
 
 TRIAL = 0.125  # of a contribution is tried
 SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the median of judges does not
-JUDGE_SHARE = 0.05  # of the work of a round's own training that a judge means to spend on judging
+JUDGE_SHARE = 0.04  # of the work of a round's own training that a judge means to spend on judging
 ENOUGH = 8  # sequences, of contributions or of a gradient, whose noise the median of judges bears easily …
 LEAST_SLOPE = 4  # … and the fewest of a gradient, which thirty judges bear
 CURVED = (
@@ -107,7 +107,7 @@ class Step:
         """⟨direction, s⟩ for a direction (P,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             there = direction if self.places is None else direction[self.places]
-            return float(np.dot(there.astype(np.float64), self.values.astype(np.float64)))
+            return float(np.multiply(there, self.values, dtype=np.float64).sum())  # BLAS would wake threads for so few
 
 
 def trial(raw: Raw, elements: int, *, lr: float, codec_name: str, shrink: float = 1.0) -> Step:

@@ -7,7 +7,7 @@ with the others' and, taken whole and alone, past the bottom. With sixteen peers
 by Dirichlet(0.3), steps taken whole had over 90 % of the honest work refused. Of an x longer than any that a roster may
 apply (`derive.longest_norm`), what it would be clipped to is tried.
 
-How many sequences it takes is the judge's own business: as many as cost a twentieth of what it trained in the round,
+How many sequences it takes is the judge's own business: as many as cost a twenty-fifth of what it trained in the round,
 and how they are used is told in `training/judging.py`. Scores are one judge's statements, and differ between honest
 ones anyway.
 """

@@ -22,15 +22,16 @@ EXAMPLE = 80 * 4  # sequences of a round of examples/open.toml
 SIZE = 40
 
 
-@pytest.mark.parametrize("contributions", [1, 4, 8, 16, 32])
-def test_judging_costs_a_twentieth_of_training(contributions: int) -> None:
+@pytest.mark.parametrize("contributions", [1, 4, 8, 16])
+def test_judging_costs_its_share_of_training(contributions: int) -> None:
     draw = draw_for(contributions=contributions, trained=EXAMPLE)
     assert draw.passes(contributions) <= JUDGE_SHARE * BACKWARD * EXAMPLE
     assert draw.each >= 1
 
 
 def test_judging_as_many_contributions_as_there_are_in_a_round_costs_less_than_a_tenth() -> None:
-    assert draw_for(contributions=64, trained=EXAMPLE).passes(64) < 0.1 * BACKWARD * EXAMPLE
+    for contributions, share in ((32, 0.05), (64, 0.1)):
+        assert draw_for(contributions=contributions, trained=EXAMPLE).passes(contributions) <= share * BACKWARD * EXAMPLE
 
 
 def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
@@ -39,10 +40,10 @@ def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
 
 def test_few_contributions_are_each_measured_whole_and_more_of_them_by_a_gradient() -> None:
     assert [draw_for(contributions=n, trained=EXAMPLE) for n in (1, 4, 8, 16, 64)] == [
-        Draw(slope=0, each=16),
-        Draw(slope=0, each=8),
-        Draw(slope=8, each=2),
+        Draw(slope=0, each=12),
         Draw(slope=8, each=1),
+        Draw(slope=7, each=1),
+        Draw(slope=5, each=1),
         Draw(slope=4, each=1),
     ]
 
