@@ -30,8 +30,8 @@ def test_judging_costs_its_share_of_training(contributions: int) -> None:
 
 
 def test_judging_as_many_contributions_as_there_are_in_a_round_costs_less_than_a_tenth() -> None:
-    for contributions, share in ((32, 0.05), (64, 0.1)):
-        assert draw_for(contributions=contributions, trained=EXAMPLE).passes(contributions) <= share * BACKWARD * EXAMPLE
+    for count, share in ((32, 0.05), (64, 0.1)):
+        assert draw_for(contributions=count, trained=EXAMPLE).passes(count) <= share * BACKWARD * EXAMPLE
 
 
 def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
