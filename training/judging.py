@@ -37,6 +37,7 @@ LEAST_SLOPE = 4  # … and the fewest of a gradient, which thirty judges bear
 CURVED = (
     0.5  # of the linear part of a gain, that curvature may take off it; a quarter refused much work on rare classes
 )
+SHORT = 64  # sequences: in a round that trains on fewer, a share of that says nothing, and all are measured on ENOUGH
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 
@@ -64,6 +65,8 @@ def draw_for(*, contributions: int, trained: int) -> Draw:
     as are left beside it, one at the least: nothing counts that was not itself looked at. With one each, sixty cost
     nearly twice the share in rounds of 320 sequences, and in shorter rounds more.
     """
+    if trained < SHORT:
+        return Draw(0, ENOUGH)
     budget = int(JUDGE_SHARE * BACKWARD * trained)
     if (each := budget // (contributions + 2)) >= ENOUGH:
         return Draw(0, min(each, SEQUENCES))

@@ -179,7 +179,7 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str) -> None:
         assert found[LIAR][Verdict.LIED] >= 3
         held = swarm.verdicts(LIAR, after=1)[Verdict.HELD]  # it began to lie in one of the first two rounds
         assert held <= (
-            1 if cheat == "fewer steps" else 0
+            2 if cheat == "fewer steps" else 0
         )  # a stretch that a mark cut short may be the one step it did
         assert not any(found[name][Verdict.LIED] for name in NAMES if name != LIAR)
         for name in NAMES[:3]:
