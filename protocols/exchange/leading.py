@@ -156,7 +156,8 @@ class Leader:
     ) -> None:
         """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
 
-        Once half are ready, `silence` seconds without a sign of life make one of the others absent.
+        Once half are ready, `silence` seconds without a sign of life make one of the others absent. Nobody is waited
+        for who would not be let in, such as a voter that was banned since.
 
         Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
         that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
@@ -172,7 +173,9 @@ class Leader:
             if len(desk.readies) > present:
                 latest, present = now, len(desk.readies)
             waited_for = [
-                p for p in usable if p not in desk.readies and p not in desk.away and not standing.is_absent(p)
+                p
+                for p in usable
+                if p not in desk.readies and p not in desk.away and not standing.is_absent(p) and self._admits(p)
             ]
             if half_at == math.inf and len(desk.readies) >= len(waited_for):
                 half_at = now

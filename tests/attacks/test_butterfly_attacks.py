@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import butterfly
 import pytest
 from adversaries import butterfly as adversaries
 from adversaries.butterfly import ButterflyLie, LargeSignFlip, WrongCentre
 
-from swarmnode.protocols.exchange import btard_reduce, btard_talk
-
 ROUNDS = 3
-
-
-@pytest.fixture(autouse=True)
-def nonces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same nonces in every run: with others one in ten splits honest nodes, a defect (docs/btard.md)."""
-    drawn = random.Random(1)
-    for module in (btard_reduce, btard_talk):
-        monkeypatch.setattr(module.secrets, "token_bytes", drawn.randbytes)
 
 
 @pytest.mark.timeout(240)
