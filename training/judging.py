@@ -34,10 +34,8 @@ SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the medi
 JUDGE_SHARE = 0.04  # of the work of a round's own training that a judge means to spend on judging
 ENOUGH = 8  # sequences, of contributions or of a gradient, whose noise the median of judges bears easily …
 LEAST_SLOPE = 4  # … and the fewest of a gradient, which thirty judges bear
-CURVED = (
-    0.5  # of the linear part of a gain, that curvature may take off it; a quarter refused much work on rare classes
-)
-SHORT = 64  # sequences: in a round that trains on fewer, a share of that says nothing, and all are measured on ENOUGH
+CURVED = 0.5  # of the linear part of a gain, that curvature may take off it; a quarter refused work on rare classes
+SHORT = 128  # sequences: in a round that trains on fewer, a share says nothing, and nothing is saved
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 
@@ -63,10 +61,11 @@ def draw_for(*, contributions: int, trained: int) -> Draw:
 
     Each on ENOUGH or more where that costs at most JUDGE_SHARE of its training. Else by a gradient, and each on as many
     as are left beside it, one at the least: nothing counts that was not itself looked at. With one each, sixty cost
-    nearly twice the share in rounds of 320 sequences, and in shorter rounds more.
+    more than twice the share in rounds of 320 sequences. In rounds of fewer than SHORT they are measured as if nothing
+    were to be saved: the share would be less than a look at each.
     """
     if trained < SHORT:
-        return Draw(0, ENOUGH)
+        return Draw(0, SEQUENCES)
     budget = int(JUDGE_SHARE * BACKWARD * trained)
     if (each := budget // (contributions + 2)) >= ENOUGH:
         return Draw(0, min(each, SEQUENCES))

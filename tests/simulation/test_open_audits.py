@@ -121,7 +121,7 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share() -> None:
             found = swarm.verdicts(name)
             assert not found[Verdict.LIED], [audit.why for audit in swarm.audits(name)]
             assert found[Verdict.HELD] >= 3
-            assert found[Verdict.NOT_SHOWN] <= 3  # after rounds that were undone: their work came back
+            assert found[Verdict.NOT_SHOWN] <= 2  # after a round that was undone: its work came back
             told = [LEDGERS[swarm.peer(other)].found(swarm.peer(name)) for other in NAMES if other != name]
             assert not any(finding.bad for found_of in told for finding in found_of if finding.saw is not Saw.GAIN)
             audits = method_of(swarm, name).audits
@@ -179,7 +179,7 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str) -> None:
         assert found[LIAR][Verdict.LIED] >= 3
         held = swarm.verdicts(LIAR, after=1)[Verdict.HELD]  # it began to lie in one of the first two rounds
         assert held <= (
-            2 if cheat == "fewer steps" else 0
+            1 if cheat == "fewer steps" else 0
         )  # a stretch that a mark cut short may be the one step it did
         assert not any(found[name][Verdict.LIED] for name in NAMES if name != LIAR)
         for name in NAMES[:3]:

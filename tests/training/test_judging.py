@@ -10,6 +10,7 @@ from swarmnode.training.judging import (
     BACKWARD,
     JUDGE_SHARE,
     SEQUENCES,
+    SHORT,
     Draw,
     Step,
     draw_for,
@@ -32,6 +33,10 @@ def test_judging_costs_its_share_of_training(contributions: int) -> None:
 def test_judging_as_many_contributions_as_there_are_in_a_round_costs_less_than_a_tenth() -> None:
     for count, share in ((32, 0.05), (64, 0.1)):
         assert draw_for(contributions=count, trained=EXAMPLE).passes(count) <= share * BACKWARD * EXAMPLE
+
+
+def test_rounds_that_train_on_next_to_nothing_measure_all_contributions_on_all_sequences_too() -> None:
+    assert draw_for(contributions=16, trained=SHORT - 1) == Draw(slope=0, each=SEQUENCES)
 
 
 def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
