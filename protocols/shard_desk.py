@@ -160,9 +160,9 @@ class ShardDesk:
         idle = next((seat for seat in self._seats if not seat.busy), None)
         if idle is not None:
             return idle
-        least = min(self._seats, key=lambda seat: self._standing(seat.stream.peer), default=None)
-        behind = least is not None and self._standing(least.stream.peer) + AHEAD <= self._standing(peer)
-        return least if behind else None
+        served = {seat: self._standing(seat.stream.peer) for seat in self._seats}
+        least = min(served, key=served.__getitem__, default=None)
+        return least if least is not None and served[least] + AHEAD <= self._standing(peer) else None
 
     async def _serve(self, seat: _Seat) -> None:
         reader = FrameReader(seat.stream, limit=MAX_MESSAGE)

@@ -209,7 +209,10 @@ class Fetch:
             if holding.size != size:
                 self._lied(peer, f"says that a shard of {size} bytes has {holding.size}")
             elif len(self._plan.sources) < self._limits.sources:
-                await self._draw_from(self._plan, Source(peer, self._plan.chunks_of(holding), self._limits))
+                source = Source(peer, self._plan.chunks_of(holding), self._limits)
+                await self._draw_from(self._plan, source)
+                if source.broken_promises >= EMPTY_PROMISES and await self._still_promises(peer):
+                    self._gave(peer, self._shard, 0, False)
         except WireError as error:
             self._lied(peer, str(error))
         except NetworkError as error:
@@ -217,6 +220,11 @@ class Fetch:
             log.debug("a fetch goes on without %s: %s", peer, error)
         finally:
             self._tried.discard(peer)
+
+    async def _still_promises(self, peer: PeerId) -> bool:
+        """Whether a provider that sends nothing says even now that it has the whole shard: it may have dropped it."""
+        holding = await self._ask_holding(peer, self._shard)
+        return holding is not None and holding.complete
 
     def _lied(self, peer: PeerId, what: str) -> None:
         self._banned.add(peer)
@@ -301,7 +309,7 @@ class Fetch:
                 moved = channel.left_behind and source.failure is None
         finally:
             plan.remove(source)
-            self._gave(source.peer, self._shard, source.delivered, source.broken_promises < EMPTY_PROMISES)
+            self._gave(source.peer, self._shard, source.delivered, True)
             if not plan.sources:
                 self._search_now.set()
         if source.failure is not None:

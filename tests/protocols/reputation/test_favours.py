@@ -14,7 +14,7 @@ from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.shard_tree import CHUNK
-from swarmnode.protocols.shard_wire import Holding, Piece, Want
+from swarmnode.protocols.shard_wire import Holding, NotHeld, Piece, Want
 from swarmnode.protocols.wire import encode
 
 EVIDENCE = SHARD[:16]
@@ -69,6 +69,30 @@ def test_who_says_to_have_a_shard_and_sends_nothing_of_it_breaks_a_promise(nodes
         assert told(favours, empty.me) == (Finding(Saw.KEPT, 0, 1, EVIDENCE),)
 
     nodes(main)
+
+
+def test_who_drops_a_shard_while_it_is_fetched_breaks_no_promise(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        favours = Favours()
+        honest, forgets = await swarm.start("a", holds=CONTENT), await swarm.start("b", holds=CONTENT)
+        asked = []
+
+        def read_now(shard: bytes, index: int, room: memoryview) -> int:
+            asked.append(index)
+            if len(asked) == 2:
+                swarm._nursery.start_soon(forgets.shards.drop, SHARD)
+            return 0
+
+        def read(shard: bytes, index: int, room: memoryview) -> int:
+            raise NotHeld("it is gone")
+
+        forgets.store.read_now, forgets.store.read = read_now, read  # type: ignore[method-assign]
+        me = await swarm.start("me", gave=favours.gave)
+        await me.shards.fetch(SHARD, providers=[honest.me, forgets.me])
+        await trio.sleep(60)
+        assert len(asked) >= 2 and not told(favours, forgets.me)
+
+    nodes(main, latency=0.05)
 
 
 def test_a_promise_is_tested_with_one_chunk_that_its_proof_ties_to_the_shard(nodes: Callable[..., None]) -> None:
