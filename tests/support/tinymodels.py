@@ -6,23 +6,28 @@ from pathlib import Path
 
 import torch
 
-WORDS = {word: n for n, word in enumerate([*"0123456789abcdefghij=:#! ", "<end>"])}
+WORDS = "0123456789abcdefghij=:#! "
 
 
-def folder_of(kind: str, into: Path) -> Path:
-    """A gpt2 or a llama and its tokenizer, with heads as wide as vLLM's kernels want them."""
+def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None = None) -> Path:
+    """A gpt2 or a llama and its tokenizer, of single characters and the pair 40.
+
+    Its heads are as wide as vLLM's kernels want them.
+    """
     import tokenizers
     import transformers
 
-    cutter = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=WORDS, merges=[]))
+    vocabulary = {word: n for n, word in enumerate([*words, "40", "<end>"])}
+    cutter = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("4", "0")]))
     cutter.decoder = tokenizers.decoders.Fuse()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<end>").save_pretrained(into)
-    shared = {"vocab_size": len(WORDS), "bos_token_id": WORDS["<end>"], "eos_token_id": WORDS["<end>"]}
+    words_of = transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<end>")
+    words_of.chat_template = template
+    words_of.save_pretrained(into)
+    end = vocabulary["<end>"]
+    shared = {"vocab_size": len(vocabulary), "bos_token_id": end, "eos_token_id": end, "initializer_range": 0.2}
     torch.manual_seed(1)
     if kind == "gpt2":  # tied embeddings, Conv1D
-        config = transformers.GPT2Config(
-            n_layer=2, n_embd=64, n_head=2, n_positions=64, initializer_range=0.2, **shared
-        )
+        config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, n_positions=64, **shared)
     else:
         config = transformers.LlamaConfig(
             num_hidden_layers=2,
@@ -31,7 +36,6 @@ def folder_of(kind: str, into: Path) -> Path:
             num_attention_heads=2,
             num_key_value_heads=1,
             max_position_embeddings=64,
-            initializer_range=0.2,
             **shared,
         )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(into)

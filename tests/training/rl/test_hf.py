@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tinymodels import WORDS, folder_of
 
 from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.choosing import Split
@@ -24,52 +25,12 @@ from swarmnode.training.runspec import hf_model, parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
-tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+pytest.importorskip("tokenizers", reason="the extra hf is not installed")
 
 from swarmnode.training.rl.hf import HFPolicy, Trained, load  # noqa: E402
 
-WORDS = "0123456789abcdefghij=:#! "
 TEMPLATE = "{% for m in messages %}#{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
 HOW = Sampling(max_tokens=6)
-
-
-def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None = None) -> Path:
-    """A model of two layers and its tokenizer, of single characters and the pair 40, as they are published."""
-    vocabulary = {word: n for n, word in enumerate([*words, "40", "<end>"])}
-    model = tokenizers.models.BPE(vocab=vocabulary, merges=[("4", "0")])
-    cutter = tokenizers.Tokenizer(model)
-    cutter.decoder = tokenizers.decoders.Fuse()
-    words_of = transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<end>")
-    words_of.chat_template = template
-    words_of.save_pretrained(into)
-    size, end = len(vocabulary), vocabulary["<end>"]
-    torch.manual_seed(1)
-    if kind == "gpt2":
-        config = transformers.GPT2Config(
-            n_layer=2,
-            n_embd=32,
-            n_head=2,
-            vocab_size=size,
-            n_positions=64,
-            initializer_range=0.2,
-            bos_token_id=end,
-            eos_token_id=end,
-        )
-    else:
-        config = transformers.LlamaConfig(
-            num_hidden_layers=2,
-            hidden_size=32,
-            intermediate_size=64,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=size,
-            max_position_embeddings=64,
-            initializer_range=0.2,
-            bos_token_id=end,
-            eos_token_id=end,
-        )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(into)
-    return into
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
