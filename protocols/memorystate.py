@@ -5,6 +5,7 @@ Nothing is durable: it is gone with the process, and so is its clock. Everything
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -48,6 +49,7 @@ class MemoryState:
         self._feeds = Feeds()
         self._ranks = Lifetimes(kinds)
         self._elements: dict[Rank, Element] = {}
+        self._keys: list[tuple[str, str, Rank]] = []  # key, author and rank of each, ascending
         self._pinned: dict[Rank, tuple[int, Element]] = {}  # until which round
 
     @property
@@ -115,12 +117,15 @@ class MemoryState:
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
         await trio.lowlevel.checkpoint()
-        found = [
-            element
-            for element in self._state.held(self._now())
-            if element.key.startswith(prefix) and author in (None, element.author)
-        ]
-        return sorted(found, key=lambda element: (element.key, element.author, element.order))[:limit]
+        now, found = self._now(), list[Element]()
+        for at in range(bisect_left(self._keys, (prefix,)), len(self._keys)):
+            key, by, rank = self._keys[at]
+            if not key.startswith(prefix) or len(found) >= limit:
+                break
+            element = self._elements[rank]
+            if element.expiry > now and author in (None, by):
+                found.append(element)
+        return found
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here or pinned, in the order asked for."""
@@ -173,10 +178,12 @@ class MemoryState:
             rank = rank_of(element.hlc, element.id)
             self._ranks.insert(element.kind, rank)
             self._elements[rank] = element
+            insort(self._keys, (element.key, element.author, rank))
             self._clock.observe(element.hlc, now)
         self._feeds.tell(element for element, _ in stored)
 
     def _drop(self, element: Element) -> None:
         rank = rank_of(element.hlc, element.id)
         self._ranks.remove(element.kind, rank)
-        self._elements.pop(rank, None)
+        if self._elements.pop(rank, None) is not None:
+            del self._keys[bisect_left(self._keys, (element.key, element.author, rank))]
