@@ -43,8 +43,8 @@ from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.texts import Texts
 from swarmnode.protocols.trainer import Trainer
-from swarmnode.protocols.verification import Texts
 from swarmnode.training.runspec import RunSpec, encode
 
 

@@ -78,7 +78,7 @@ from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.verification import NO_TEXTS
+from swarmnode.protocols.texts import NO_TEXTS
 from swarmnode.training.golden import check_golden
 
 logger = logging.getLogger(__name__)

@@ -112,7 +112,7 @@ class DataSet:
         self._given = len(self._here)
         return tuple(str(self._store.path(shard)) for shard in fresh)
 
-    # -- what audits ask for (`verification.Texts`)
+    # -- what who looks at others' work asks for (`texts.Texts`)
 
     @property
     def shared(self) -> bool:
@@ -122,6 +122,12 @@ class DataSet:
     def given(self) -> tuple[ShardId, ...]:
         """Shards that the trainer was given, in that order."""
         return tuple(self._here)[: self._given]
+
+    def assigned(self, author: PeerId) -> tuple[ShardId, ...]:
+        """Shards that a node is to train on, by its own ranking; none before the index is here."""
+        if self._index is None:
+            return ()
+        return tuple(entry.shard for entry in ranking(self._index, self._spec.run_id, author)[: share(self._index)])
 
     def size(self, shard: ShardId) -> int | None:
         """Bytes of a shard of the run's text; None for any other."""

@@ -10,12 +10,12 @@ import math
 import numpy as np
 import trio
 
-from swarmnode.protocols.trainer import Marked, Replayed, Slice, Vector, Worked
+from swarmnode.protocols.trainer import Batches, Marked, Replayed, Slice, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.toy import ToyModel
 from swarmnode.training.verify.distance import Distance, distance
 from swarmnode.training.verify.recorder import Recorder, room
-from swarmnode.training.verify.trace import State, Stretch
+from swarmnode.training.verify.trace import State
 
 _NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
 
@@ -101,9 +101,13 @@ class SimTrainer:
         await trio.lowlevel.checkpoint()
         return self._recorder.kept(id) if self._recorder is not None else None
 
-    async def places(self, author: str, stretch: Stretch, size: int) -> list[tuple[int, int]]:
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
         await trio.lowlevel.checkpoint()
         return []
+
+    async def drawn(self, batches: Batches) -> float | None:
+        await trio.lowlevel.checkpoint()
+        return self.toy.drawn(batches.author, batches.round, batches.steps)
 
     async def replay(self, slice: Slice) -> Replayed:
         """Takes the virtual time of the steps."""

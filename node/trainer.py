@@ -27,6 +27,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.trainer import (
     NOTHING,
     Answered,
+    Batches,
     Learned,
     Marked,
     Replayed,
@@ -212,10 +213,17 @@ class TrainerProcess:
         vector = (await self._present_child().call("kept", vector=id))["vector"]
         return None if vector is None else np.frombuffer(vector, "<f4")
 
-    async def places(self, author: str, stretch: Stretch, size: int) -> list[tuple[int, int]]:
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
         child = await self._ready_child()
-        answer = await child.call("places", peer=author, size=size, **_steps(stretch))
+        answer = await child.call("places", size=batches.size, **_whose(batches))
         return [(start, stop) for start, stop in answer["places"]]
+
+    async def drawn(self, batches: Batches) -> float | None:
+        child = await self._ready_child()
+        answer = await child.call("drawn", size=batches.size, pieces=list(batches.pieces), **_whose(batches))
+        self._note(answer["spent"])
+        loss: float | None = answer["loss"]
+        return loss
 
     async def replay(self, slice: Slice) -> Replayed:
         child = await self._ready_child()
@@ -408,6 +416,10 @@ class TrainerProcess:
 
 def _steps(stretch: Stretch) -> dict[str, int]:
     return {"round": stretch.round, "step": stretch.step, "steps": stretch.steps}
+
+
+def _whose(batches: Batches) -> dict[str, Any]:
+    return {"peer": batches.author, "round": batches.round, "steps": list(batches.steps)}
 
 
 def _replayed(answer: dict[str, Any]) -> Replayed:

@@ -135,6 +135,31 @@ class JudgingTrainer(Trainer, Protocol):
 
 
 @dataclass(frozen=True)
+class Batches:
+    """What somebody trains on in some steps of a round, and the text that these are drawn from."""
+
+    author: PeerId
+    round: int
+    steps: tuple[int, ...]
+    size: int = 0  # bytes of that text; 0: the task reads none
+    pieces: tuple[tuple[int, bytes], ...] = ()  # of it, by offset: what `places` names
+
+
+@runtime_checkable
+class DrawingTrainer(Trainer, Protocol):
+    """A trainer that draws the batches of others, as they follow from who trains and when. No `train` may run."""
+
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
+        """Which bytes of a text of `size` these are drawn from, (start, stop) each. Raises TrainerDied."""
+
+    async def drawn(self, batches: Batches) -> float | None:
+        """Loss of the local parameters on them, in the unit of training; None where this trainer draws none of others.
+
+        Raises TrainerDied.
+        """
+
+
+@dataclass(frozen=True)
 class Marked:
     """What was trained between two marks. Another `life` than before: what came before it cannot be shown."""
 
@@ -163,7 +188,7 @@ class Replayed:
 
 
 @runtime_checkable
-class AuditedTrainer(Trainer, Protocol):
+class AuditedTrainer(DrawingTrainer, Protocol):
     """A trainer whose work can be repeated by others, and that repeats theirs. No `train` may run meanwhile."""
 
     async def mark(self) -> Marked:
@@ -171,9 +196,6 @@ class AuditedTrainer(Trainer, Protocol):
 
     async def kept(self, id: bytes) -> Vector | None:
         """A vector of a state between two stretches, while it is kept. Raises TrainerDied."""
-
-    async def places(self, author: PeerId, stretch: Stretch, size: int) -> list[tuple[int, int]]:
-        """Which bytes of a text of `size` somebody's steps were drawn from. Raises TrainerDied."""
 
     async def replay(self, slice: Slice) -> Replayed:
         """Repeat somebody's steps. The own parameters and moments are afterwards what they were. Raises TrainerDied."""

@@ -18,7 +18,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 import numpy as np
 import trio
@@ -27,7 +26,6 @@ from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.shard_wire import ShardError
 from swarmnode.protocols.wire import WireError
 from swarmnode.training.verify.trace import MAX_TRACE, Trace, Vector, root_of, vector_id
 
@@ -65,41 +63,6 @@ class Audit:
     end: bytes = b""  # and of those after
     distance: float = 0.0  # relative, the greatest of parameters and moments
     tolerance: float = 0.0
-
-
-class Texts(Protocol):
-    """The run's data, as far as audits need them."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether nodes train on shards that everybody can have; False where a task reads none."""
-
-    def given(self) -> tuple[bytes, ...]:
-        """Shards that the trainer was given, in that order; none where it trains on text of its own."""
-
-    def size(self, shard: bytes) -> int | None:
-        """Bytes of a shard of the run's data; None for any other."""
-
-    async def read(self, holder: PeerId, shard: bytes, start: int, stop: int) -> bytes:
-        """A part of a shard, verified: from here, or from who must hold it. Raises ShardError."""
-
-
-class NoTexts:
-    """For tasks that read none."""
-
-    shared = False
-
-    def given(self) -> tuple[bytes, ...]:
-        return ()
-
-    def size(self, shard: bytes) -> int | None:
-        return None
-
-    async def read(self, holder: PeerId, shard: bytes, start: int, stop: int) -> bytes:
-        raise ShardError("this run has no text")
-
-
-NO_TEXTS = NoTexts()
 
 
 class NotShown(Exception):

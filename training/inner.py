@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,13 +135,22 @@ class InnerLoop:
             self.take(mine)
             self._peer_id, (self._round, self._step_in_round) = who, place
 
-    def places(self, peer_id: str, round: int, step: int, steps: int, *, size: int) -> list[tuple[int, int]]:
+    def places(self, peer_id: str, round: int, steps: Iterable[int], *, size: int) -> list[tuple[int, int]]:
         """Which bytes of a text of `size` a node's steps are drawn from; the task must have `places`."""
         found: list[tuple[int, int]] = []
-        for number in range(step, step + steps):
-            self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, number))
+        for step in steps:
+            self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, step))
             found += self._task.places(self._spec.inner.batch, self._generator, size)
         return found
+
+    @torch.no_grad()
+    def drawn(self, peer_id: str, round: int, steps: Sequence[int]) -> float:
+        """Mean loss of the present parameters on what a node's steps draw from the task's present text."""
+        total = 0.0
+        for step in steps:
+            self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, step))
+            total += float(self._task.loss(self._task.draw(self._spec.inner.batch, self._generator)))
+        return total / len(steps)
 
     def train(self, *, round: int, steps: int, seconds: float, between: Callable[[], bool]) -> Progress:
         """Run inner steps until `steps` are done or `seconds` have passed, at least one unless `between` says stop.

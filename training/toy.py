@@ -11,7 +11,7 @@ step), as in the inner loop of real models.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +56,21 @@ class ToyModel:
         for _ in range(steps):
             if self.before_step is not None:
                 self.before_step(*self.place)
-            generator = _generator(f"batches {self._seed} {self._peer_id} {round} {self.place[1]}")
+            generator = self._batch(self._peer_id, round, self.place[1])
             self.place = (round, self.place[1] + 1)
             x, y = self._draw(generator, self.batch)
             error = x @ self.vector - y  # (B,)
             self.vector -= np.float32(self._lr * 2 / self.batch) * (x.T @ error)
             losses.append(float(np.mean(error**2)))
         return float(np.mean(losses)) if losses else float("nan")
+
+    def drawn(self, peer_id: str, round: int, steps: Sequence[int]) -> float:
+        """Mean squared error on what a node's steps in a round are taken on."""
+        losses = []
+        for step in steps:
+            x, y = self._draw(self._batch(peer_id, round, step), self.batch)
+            losses.append(float(np.mean((x @ self.vector - y) ** 2)))
+        return float(np.mean(losses))
 
     def replay(self, parameters: Vector, *, peer_id: str, round: int, step: int, steps: int) -> Vector:
         """Where a node's steps from `parameters` (D + 1,) lead; this model is then what it was before."""
@@ -85,6 +93,9 @@ class ToyModel:
         x, y = (values[part] for values in self._judged(seed))
         error = x @ self.vector - y
         return float(np.mean(error**2)), np.asarray(2 / len(x) * (x.T @ error), np.float32)
+
+    def _batch(self, peer_id: str, round: int, step: int) -> np.random.Generator:
+        return _generator(f"batches {self._seed} {peer_id} {round} {step}")
 
     def _judged(self, seed: int) -> tuple[Vector, Vector]:
         return self._draw(_generator(f"heldout {self._seed} {seed}"), HELDOUT_SAMPLES)

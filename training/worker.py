@@ -99,6 +99,7 @@ class Worker:
             "mark": self._mark,
             "kept": self._kept,
             "places": self._places,
+            "drawn": self._drawn,
             "replay": self._replay,
             "calibrate": self._calibrate,
             "ping": lambda command: None,
@@ -223,12 +224,22 @@ class Worker:
         return {"vector": None if vector is None else vector.tobytes()}
 
     def _places(self, command: dict[str, Any]) -> dict[str, Any]:
-        """None where steps cannot be drawn from so little text."""
-        slice = (command["round"], command["step"], command["steps"])
+        """None where steps cannot be drawn from so little text, or the task cannot tell."""
+        if not hasattr(self._task, "places"):
+            return {"places": []}
         try:
-            return {"places": self._loop.places(command["peer"], *slice, size=command["size"])}
+            return {"places": self._loop.places(*_whose(command), size=command["size"])}
         except CorpusError:
             return {"places": []}
+
+    def _drawn(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not hasattr(self._task, "places") or not command["size"]:
+            return {"loss": None, "spent": self._spent}
+        began = time.perf_counter()
+        with self._task.on(command["size"], command["pieces"]):
+            loss = self._loop.drawn(*_whose(command))
+        self._spent["evaluate"] += time.perf_counter() - began
+        return {"loss": loss, "spent": self._spent}
 
     def _replay(self, command: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
@@ -349,6 +360,10 @@ class Worker:
                 raise Closed
             received += more
         return received
+
+
+def _whose(command: dict[str, Any]) -> tuple[str, int, list[int]]:
+    return command["peer"], command["round"], command["steps"]
 
 
 def _bug(error: Exception) -> str:

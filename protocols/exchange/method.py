@@ -40,8 +40,8 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shards import Shards
 from swarmnode.protocols.statebackend import StateBackend
 from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.texts import NO_TEXTS, Texts
 from swarmnode.protocols.trainer import Learned, Sampled, Trainer, Vector, Worked
-from swarmnode.protocols.verification import NO_TEXTS, Texts
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 
@@ -148,7 +148,7 @@ class Parts:
     ledger: Ledger | None = None  # of what this node sees of its peers' work; None believes everybody alike
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
     rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
-    texts: Texts = NO_TEXTS  # what the trainer reads, for audits
+    texts: Texts = NO_TEXTS  # what trainers read, for who looks at their work
 
 
 Build = Callable[[Parts], "Method"]

@@ -8,6 +8,7 @@
     open_work.py           local training, error feedback
     open_traces.py         the record of that work, where the run has audits
     open_audits.py         audits of others' work, and answers to theirs
+    open_unique.py         whether others' work comes of the data that they were to work on
     open_settling.py       what becomes of work that counted, and of work that did not
     open_place.py          joining: from where others stand, and how to get there
     open_lineage.py        asking members whether their history contains the roster that a join string names
@@ -63,12 +64,13 @@ from swarmnode.protocols.exchange.open_splits import Splits
 from swarmnode.protocols.exchange.open_states import States
 from swarmnode.protocols.exchange.open_traces import TracedWork
 from swarmnode.protocols.exchange.open_turn import RoundSettings, Voice
+from swarmnode.protocols.exchange.open_unique import UniqueWork
 from swarmnode.protocols.exchange.open_waits import Waits
 from swarmnode.protocols.exchange.open_witness import witness
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.statebackend import StateError
-from swarmnode.protocols.trainer import AuditedTrainer
+from swarmnode.protocols.trainer import AuditedTrainer, DrawingTrainer
 from swarmnode.protocols.verification import Audit, Desk
 from swarmnode.training.codecs import codec
 from swarmnode.training.verify.recorder import stretch_steps
@@ -139,6 +141,7 @@ class Open:
         )
         self.audits: Audits | None = None
         self.work = self._make_work(parts)
+        self.unique = self._make_tests(parts)
         settings = RoundSettings(
             spec.outer.lr,
             exchange.codec,
@@ -229,8 +232,29 @@ class Open:
         )
         return work
 
+    def _make_tests(self, parts: Parts) -> UniqueWork | None:
+        """Whether others work on their own data; nothing, where nobody keeps what comes of it or the trainer cannot."""
+        spec, trainer, ledger = parts.spec, parts.trainer, parts.ledger
+        if ledger is None or not isinstance(trainer, DrawingTrainer):
+            return None
+        return UniqueWork(
+            me=parts.me,
+            steps=spec.inner.steps,
+            batch=spec.inner.batch,
+            lr=spec.outer.lr,
+            codec_name=spec.exchange.codec,
+            held=self.held,
+            work=self.work,
+            trainer=trainer,
+            texts=parts.texts,
+            runner=parts.runner,
+            told=ledger.drew,
+        )
+
     def measure(self, metrics: Metrics) -> None:
         self.held.measure(metrics)
+        if self.unique is not None:
+            self.unique.measure(metrics)
         if self.audits is not None:
             self.audits.measure(metrics)
 
@@ -297,8 +321,9 @@ class Open:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.run)
             nursery.start_soon(self.splits.run)
-            if self.audits is not None:
-                nursery.start_soon(self.audits.run)
+            for looking in (self.audits, self.unique):
+                if looking is not None:
+                    nursery.start_soon(looking.run)
 
     async def leave(self) -> None:
         if self.held.stands:
@@ -323,8 +348,9 @@ class Open:
         self._stood = block.id
         if self._ledger is not None:
             witness(self._ledger, self.held, block)
-        if self.audits is not None:
-            self.audits.consider(block)
+        for looking in (self.audits, self.unique):
+            if looking is not None:
+                looking.consider(block)
 
     async def _say_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node."""

@@ -27,11 +27,11 @@ from swarmnode.protocols.exchange.open_held import Held
 from swarmnode.protocols.exchange.open_traces import TracedWork
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.reputation.chainwork import MEASURED
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.shard_wire import ShardError
-from swarmnode.protocols.trainer import AuditedTrainer, Slice, TrainerDied, Vector
-from swarmnode.protocols.verification import Audit, Desk, NotShown, ShowQuery, Texts, Verdict
+from swarmnode.protocols.texts import Shelf, Texts
+from swarmnode.protocols.trainer import AuditedTrainer, Batches, Slice, TrainerDied, Vector
+from swarmnode.protocols.verification import Audit, Desk, NotShown, ShowQuery, Verdict
 from swarmnode.training.codecs import CodecError
 from swarmnode.training.verify.books import NEAR, Offered, Wrong, apart, explains, residual_after, walk
 from swarmnode.training.verify.distance import Distance, calibrated
@@ -121,7 +121,7 @@ class Audits:
         if not self._held.stands or query.roster not in self._held.tree or self._work.shown(query.trace) is None:
             return False
         block = self._held.tree[query.roster]
-        measured = self._measured(block)
+        measured = self._held.measured(block)
         return peer in measured and whom(block.chain.seed, peer, measured) == self._me
 
     async def _find(self, id: bytes) -> bytes | None:
@@ -163,20 +163,12 @@ class Audits:
 
     def _draw(self, block: Block) -> _Work | None:
         """The contribution that this node may audit after a roster."""
-        measured = self._measured(block)
+        measured = self._held.measured(block)
         author = whom(block.chain.seed, self._me, measured)
         if author is None or self._me not in measured:  # who takes part audits: others' names cost nothing
             return None
         commit = measured[author]
         return _Work(block, author, commit, self._held.books[block.parent].reveals[commit].what)
-
-    def _measured(self, block: Block) -> dict[PeerId, bytes]:
-        """Commits by author whose contributions were measured in the round that a block ended."""
-        book = self._held.books.get(block.parent)
-        if book is None or block.roster is None:
-            return {}
-        listed = [entry.commit for entry in block.roster.entries if entry.verdict in MEASURED]
-        return {book.commits[commit].author: commit for commit in listed if commit in book.reveals}
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
@@ -354,24 +346,19 @@ class Audits:
 
     async def _with_text(self, slice: Slice, texts: tuple[bytes, ...]) -> Slice:
         """The slice with those parts of its author's text that its steps read."""
-        sizes = [self._texts.size(text) for text in texts]
-        if None in sizes or len(set(texts)) < len(texts):
-            raise Wrong("text that is not the run's")
-        offsets = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).tolist()
-        places = await self._trainer.places(slice.author, slice.stretch, offsets[-1])
+        stretch = slice.stretch
+        try:
+            shelf = Shelf(self._texts, texts)
+        except ValueError as error:
+            raise Wrong(str(error)) from error
+        steps = tuple(range(stretch.step, stretch.step + stretch.steps))
+        places = await self._trainer.places(Batches(slice.author, stretch.round, steps, shelf.size))
         if not places:
             raise Wrong("text that is too short to train on")
-        pieces = []
-        for start, stop in places:
-            for number in range(len(texts)):
-                low, high = max(start, offsets[number]), min(stop, offsets[number + 1])
-                if low < high:
-                    inside = (low - offsets[number], high - offsets[number])
-                    try:
-                        pieces.append((low, await self._texts.read(slice.author, texts[number], *inside)))
-                    except ShardError as error:
-                        raise NotShown(f"the text that it trained on cannot be had: {error}") from error
-        return replace(slice, size=offsets[-1], pieces=tuple(pieces))
+        try:
+            return replace(slice, size=shelf.size, pieces=await shelf.pieces(slice.author, places))
+        except ShardError as error:
+            raise NotShown(f"the text that it trained on cannot be had: {error}") from error
 
 
 def _has_moments(trace: Trace, parameters: int) -> bool:

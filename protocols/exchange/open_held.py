@@ -29,6 +29,7 @@ from swarmnode.protocols.exchange.open_contributions import Contributions
 from swarmnode.protocols.exchange.open_states import NoState, States
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.reputation.chainwork import MEASURED
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)
@@ -136,6 +137,14 @@ class Held:
                 raise NoState("the round was let go of")
             await self.states.after(self.tree[id], self.tree)
         return self.states.hashes[id]
+
+    def measured(self, block: Block) -> dict[PeerId, bytes]:
+        """Commits by author whose contributions were measured in the round that a block ended, and are here."""
+        book = self.books.get(block.parent)
+        if book is None or block.roster is None:
+            return {}
+        listed = [entry.commit for entry in block.roster.entries if entry.verdict in MEASURED]
+        return {book.commits[commit].author: commit for commit in listed if commit in book.reveals}
 
     def norms(self, book: Book) -> dict[bytes, float]:
         """Norm by commit of every contribution to a round that is here."""

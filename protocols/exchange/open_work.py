@@ -55,6 +55,7 @@ class Work:
         self.base: OuterState | None = None  # φ
         self.offer: Offer | None = None
         self.since_offer = NOTHING
+        self.trained = NOTHING  # in this life, in all
         self._hands = trio.Lock()  # of the one who has the trainer
         self._wanted = 0
         self._free = trio.Event()
@@ -76,6 +77,8 @@ class Work:
     async def run(self, round: int, progress: Callable[[], None]) -> None:
         """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so.
 
+        Batches are those of the round that the work is to be offered in: after the offer, those of the next.
+
         The steps of a call that is cancelled count as well, unless the one in hand takes longer than LET_GO.
         """
         while True:
@@ -85,7 +88,8 @@ class Work:
                     continue
                 began = trio.current_time()
                 left = self._steps - self.since_offer.steps
-                await self._train(round, left if left > 0 else self._steps)
+                stream = round if self.offer is None else round + 1
+                await self._train(stream, left if left > 0 else self._steps)
             if self.enough:
                 progress()
             if trio.current_time() == began:
@@ -112,6 +116,7 @@ class Work:
                 try:
                     done = await self._trainer.train(round=round, steps=steps, seconds=float("inf"))
                     self.since_offer = _together(self.since_offer, done)
+                    self.trained = _together(self.trained, done)
                 except TrainerDied as error:
                     logger.warning("round %d: the trainer died and is restarted: %s", round, error)
                 except Exception as error:  # raised below, as it is and in no group

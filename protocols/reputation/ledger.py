@@ -48,6 +48,7 @@ from swarmnode.protocols.reputation.attestation import (
 from swarmnode.protocols.reputation.chainwork import MEASURED, OFFENCES, RoundWork, after_roster, at_joining
 from swarmnode.protocols.reputation.opinions import weighted_median
 from swarmnode.protocols.reputation.rating import Rating
+from swarmnode.protocols.reputation.unique import LATELY, of_own_data
 from swarmnode.protocols.reputation.view import Standing, disproved, standings
 from swarmnode.protocols.verification import Audit, Verdict
 
@@ -60,7 +61,8 @@ WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
-WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about conduct
+WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about conduct …
+CHANCE = frozenset({Saw.ASSIGNED})  # … or say nothing one by one
 LIE = 4.0  # offences that work is which did not hold up when it was repeated: it halves a score
 AUDITS_KEPT = 8  # of a peer, the newest
 
@@ -199,6 +201,23 @@ class Ledger:
         """The newest audits of a peer's work by this node."""
         return tuple(self._seen[peer].audits) if peer in self._seen else ()
 
+    def drew(self, author: str, passed: bool, commit: bytes) -> None:
+        """Whether a contribution was better on its author's own data than on their like."""
+        self.observe(author, Saw.ASSIGNED, good=int(passed), bad=int(not passed), evidence=commit)
+        seen = self._seen.get(author)
+        if seen is not None and seen.totals[Saw.ASSIGNED, True] + seen.totals[Saw.ASSIGNED, False] > LATELY:
+            for fine in (True, False):
+                seen.totals[Saw.ASSIGNED, fine] //= 2
+
+    def unique(self, peer: str) -> float:
+        """How far a peer's work comes of its own data, 0 to 1, by this node's tests and by others'."""
+        own = self._seen[peer].totals if peer in self._seen else Counter[tuple[Saw, bool]]()
+        tests = [(own[Saw.ASSIGNED, True], own[Saw.ASSIGNED, False], 1.0)]
+        one = (self._view or {}).get(peer)
+        for word in one.words if one is not None else ():
+            tests += [(f.good, f.bad, word.voice) for f in word.said.what.found if f.saw is Saw.ASSIGNED]
+        return of_own_data(tests)
+
     def close(self, round: int | None = None) -> None:
         """End an epoch: what was observed since the last one counts. `round`: of this node, where there is no chain.
 
@@ -214,7 +233,8 @@ class Ledger:
                 worth = (good - HARSH * bad) / (good + bad)
                 gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
                 seen.account = after_work(seen.account, gain, round=self.round)
-            conducted = [(saw, n) for (saw, fine), n in seen.pending.items() if not fine and saw not in WORK]
+            told = [(saw, n) for (saw, fine), n in seen.pending.items() if not fine]
+            conducted = [(saw, n) for saw, n in told if saw not in WORK | CHANCE]
             wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in conducted)
             if repeated := seen.pending[Saw.AUDIT, True]:
                 kept = seen.account.offences * CONDUCT_DECAY**repeated
@@ -365,7 +385,7 @@ class Ledger:
         return 0.5 + 0.5 * one.score if one.score > 0 else NEWCOMER_STANDING
 
     def roster_standing(self, peer: str) -> int:
-        """What this node, as a judge, says of an author in its scores, in thousandths: from the chain, and its audits.
+        """What this node, as a judge, says of an author in its scores, in thousandths: from the chain, and its tests.
 
         All of it for who is new, as the chain keeps newcomers on probation itself; never less than
         LEAST_ROSTER_STANDING, as what judges measure cannot tell sabotage from honest work on unusual data.
@@ -374,7 +394,7 @@ class Ledger:
         lies = self._seen[peer].lies if peer in self._seen else 0.0
         honest = TOLERATED / (TOLERATED + LIE * lies)
         usual = score(account) / conduct(account) if account.rounds >= CONTAINED_AFTER else 1.0
-        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * honest))
+        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * honest * self.unique(peer)))
 
     def to_contain(self) -> tuple[str, ...]:
         """Whom this node should be rid of: what they made did not hold up, epoch after epoch.

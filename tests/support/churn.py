@@ -9,7 +9,7 @@ Each node computes for itself what those make of the chain: rosters, states and 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -69,6 +69,9 @@ class Bowl(ToyModel):
         if seed is not None:
             error = error - sample(self.vector.size, self._seed, seed)
         return ENTROPY + 0.5 * float(error @ error)
+
+    def drawn(self, peer_id: str, round: int, steps: Sequence[int]) -> float:
+        return self.heldout_loss()
 
     def slope(self, seed: int, first: int, last: int) -> tuple[float, Vector]:
         error = self.vector - self._optimum - sample(self.vector.size, self._seed, seed, first, last)

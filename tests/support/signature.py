@@ -6,6 +6,8 @@ The held-out loss falls in proportion to the sum of all coordinates, so that eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from swarmnode.training.toy import ToyModel, Vector
@@ -31,6 +33,9 @@ class SignatureModel(ToyModel):
 
     def heldout_loss(self, seed: int | None = None) -> float:
         return LOSS - GAIN * float(self.vector.sum())
+
+    def drawn(self, peer_id: str, round: int, steps: Sequence[int]) -> float:
+        return self.heldout_loss()
 
     def slope(self, seed: int, first: int, last: int) -> tuple[float, Vector]:
         return self.heldout_loss(), np.full_like(self.vector, -GAIN)

@@ -86,13 +86,15 @@ def test_loss_is_in_bits_per_byte(corpus: str) -> None:
     assert task.loss(batch).item() == pytest.approx(task.model.loss(batch).item() / math.log(2))
 
 
-def _from_shards(folder: Path, texts: list[bytes], *, room: int, heldout: bytes = b"held out " * 9) -> ByteLM:
+def _from_shards(
+    folder: Path, texts: list[bytes], *, room: int, heldout: bytes = b"held out " * 9, given: slice = slice(None)
+) -> ByteLM:
     names = []
     for number, text in enumerate([heldout, *texts]):
         names.append(str(folder / f"{number}.shard"))
         (folder / f"{number}.shard").write_bytes(text)
     spec = _spec().resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest(), index="")
-    return ByteLM(spec, Assignment("run", "alice", "/nowhere", names[0], tuple(names[1:]), room))
+    return ByteLM(spec, Assignment("run", "alice", "/nowhere", names[0], tuple(names[1:][given]), room))
 
 
 def test_shards_are_trained_on_as_far_as_they_are_here(tmp_path: Path) -> None:
@@ -103,6 +105,17 @@ def test_shards_are_trained_on_as_far_as_they_are_here(tmp_path: Path) -> None:
     assert set(task.draw(200, torch.Generator().manual_seed(1)).unique().tolist()) == {*b"abc"}
     with pytest.raises(CorpusError, match="more than were announced"):
         task.feed([str(tmp_path / "more")])
+
+
+def test_text_is_the_same_in_whichever_order_shards_came(tmp_path: Path) -> None:
+    shards = [b"a" * 50, b"b" * 60, b"c" * 70]
+    at_once = _from_shards(tmp_path, shards, room=180)
+    names = [str(tmp_path / f"{number}.shard") for number in (1, 2, 3)]
+    one_by_one = _from_shards(tmp_path, shards, room=180, given=slice(1, 2))
+    one_by_one.feed([names[0]])
+    one_by_one.feed([names[2]])
+    drawn = [task.draw(50, torch.Generator().manual_seed(1)) for task in (at_once, one_by_one)]
+    assert torch.equal(*drawn)
 
 
 def test_held_out_text_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

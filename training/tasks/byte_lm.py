@@ -1,13 +1,16 @@
 """The task byte-lm: a GPT learns to predict the next byte of the corpus.
 
 Training windows start anywhere in the node's own slice: shards of the run's data, of which more may come while it
-trains, or a part of its own corpus. The held-out loss is measured on windows spread evenly over the
-held-out part, the same on every node, so losses of different nodes can be compared digit by digit.
+trains, or a part of its own corpus. Shards lie in the order of their file names, which are their ids, whenever they
+came: so the windows of a step follow from which shards a node has, and others know where it read. The held-out loss is
+measured on windows spread evenly over the held-out part, the same on every node, so losses of different nodes can be
+compared digit by digit.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +39,7 @@ class ByteLM:
         if assignment.texts:
             self._text = torch.empty(assignment.room, dtype=torch.uint8)  # (room,), taken from the system as it fills
             self._filled = 0
+            self._files: list[tuple[str, int]] = []  # names, in order, and bytes
             self.feed(assignment.texts)
             heldout = read_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256)
         else:
@@ -52,15 +56,20 @@ class ByteLM:
 
     def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well. Raises CorpusError."""
-        for name in texts:
+        for path in sorted(map(Path, texts), key=lambda path: path.name):
             try:
-                text = Path(name).read_bytes()
+                text = path.read_bytes()
             except OSError as error:
-                raise CorpusError(f"text {name}: cannot be read: {error.strerror}; restart the node") from error
+                raise CorpusError(f"text {path}: cannot be read: {error.strerror}; restart the node") from error
             if self._filled + len(text) > len(self._text):
-                raise CorpusError(f"text {name}: {len(text)} bytes are more than were announced; restart the node")
-            self._text[self._filled : self._filled + len(text)] = _as_tensor(text)
+                raise CorpusError(f"text {path}: {len(text)} bytes are more than were announced; restart the node")
+            place = bisect_left(self._files, (path.name,))
+            start = sum(size for _, size in self._files[:place])
+            behind = self._text[start : self._filled].clone()
             self._filled += len(text)
+            self._text[start : start + len(text)] = _as_tensor(text)
+            self._text[start + len(text) : self._filled] = behind
+            self._files.insert(place, (path.name, len(text)))
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""

@@ -1,0 +1,104 @@
+"""Swarms of strangers on simnet that hold contributions against the data of their authors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.node.toytrainer import SimTrainer
+from swarmnode.protocols.exchange import open_unique
+from swarmnode.protocols.exchange.method import Method, Parts
+from swarmnode.protocols.exchange.methods import METHODS
+from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.exchange.open_unique import NEVER, drawn_steps
+from swarmnode.protocols.reputation.attestation import Saw
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.trainer import Trainer
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.toy import ToyModel
+
+NAMES = ("a", "b", "c", "d", "e")
+SHARER = "e"  # offers what it trained on the data of "d": two names, one piece of work
+STEPS = 16
+ROUNDS = 24
+LEDGERS: dict[str, Ledger] = {}
+
+
+@pytest.fixture(autouse=True)
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A ledger for each node, by peer id; and tests in most rounds instead of in one of thirty."""
+    plain = METHODS["open"]
+
+    def build(parts: Parts) -> Method:
+        LEDGERS[parts.me] = Ledger(parts.me, now=parts.now)
+        return plain(replace(parts, ledger=LEDGERS[parts.me]))
+
+    monkeypatch.setitem(METHODS, "open", build)
+    monkeypatch.setattr(open_unique, "SHARE", 0.5)
+    monkeypatch.setattr(open_unique, "SAMPLES", 16)
+    yield
+    LEDGERS.clear()
+
+
+class DenseSwarm(SimSwarm):
+    """A swarm that leaves nothing out: of 65 elements `topk` sends two, nearly all of which older data made."""
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        spec = super().spec
+        return replace(spec, exchange=replace(spec.exchange, codec="int8"))
+
+
+def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_by_chance() -> None:
+    def trainer(name: str, peer: str) -> Trainer:
+        whose = swarms[0].peer("d") if name == SHARER else peer
+        return SimTrainer(ToyModel(dimension=64, peer_id=whose), seconds_per_step=0.2)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = DenseSwarm(
+                nursery, world=SimWorld(latency=0.05), method="open", electors=NAMES[:4], steps=STEPS, trainer=trainer
+            )
+            swarms.append(swarm)
+            await swarm.start("a", wait_peers=len(NAMES) - 1)
+            for name in NAMES[1:]:
+                await swarm.start(name, join="a")
+            await swarm.round_done(ROUNDS, *NAMES)
+            passed, tests = Counter[str](), Counter[str]()
+            for name in NAMES:
+                for by in NAMES[:4]:
+                    for finding in LEDGERS[swarm.peer(by)].found(swarm.peer(name)):
+                        if finding.saw is Saw.ASSIGNED:
+                            passed[name] += finding.good
+                            tests[name] += finding.good + finding.bad
+                            assert finding.evidence
+            honest = NAMES[:4]
+            assert sum(tests[name] for name in honest) >= 40
+            assert sum(passed[name] for name in honest) >= 0.9 * sum(tests[name] for name in honest)
+            assert tests[SHARER] >= 8
+            assert passed[SHARER] <= 0.8 * tests[SHARER]
+            for by in honest:
+                method = swarm.nodes[by].method
+                assert isinstance(method, Open)
+                assert method.unique is not None
+                assert method.unique.budget.spent <= method.unique.budget.earned
+            nursery.cancel_scope.cancel()
+
+    swarms: list[DenseSwarm] = []
+    run_simulation(main)
+
+
+def test_drawn_steps_are_of_the_round_and_differ_between_rounds_auditors_and_authors() -> None:
+    drawn = drawn_steps(b"seed", "carol", "alice", 80, 2)
+    assert len(set(drawn)) == 2
+    assert all(0 <= step < 80 < NEVER for step in drawn)
+    assert drawn == drawn_steps(b"seed", "carol", "alice", 80, 2)
+    others = {drawn_steps(seed, by, of, 80, 2) for seed in (b"seed", b"other") for by in "ab" for of in "cd"}
+    assert len(others) == 8
