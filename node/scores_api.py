@@ -71,7 +71,7 @@ def _line(one: Standing, ledger: Ledger) -> dict[str, Any]:
         "contained": one.contained,
         "rounds": one.account.rounds,
         "helped": one.account.helped,
-        "attesters": sum(word.voice > 0 for word in one.words),
+        "attesters": sum(word.counts for word in one.words),
     }
 
 

@@ -106,6 +106,7 @@ class Ledger:
         self._quoting: dict[bytes, set[tuple[str, str]]] = {}  # by roster that is not here yet: words that name it
         self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
         self._view: dict[str, Standing] | None = None
+        self._anybody_verified = False  # in that view
         self._stale = True
         self._looked_at: OrderedDict[bytes, None] = OrderedDict()
 
@@ -171,7 +172,7 @@ class Ledger:
             counts[saw, False] = min(MAX_COUNT, counts[saw, False] + bad)
         if evidence:
             seen.evidence[saw] = evidence[:EVIDENCE]
-        seen.news += good + bad
+        seen.news += 1 if saw is Saw.SERVED else good + bad  # the size of a receipt makes nobody more worth telling of
 
     def observe_once(
         self, what: bytes, peer: str, saw: Saw, *, good: int = 0, bad: int = 0, evidence: bytes = b""
@@ -366,6 +367,7 @@ class Ledger:
                 ),
                 False,
             )
+            self._anybody_verified = any(not one.probation for one in self._view.values())
         return self._view
 
     def standing(self, peer: str) -> float:
@@ -378,7 +380,7 @@ class Ledger:
         one = view.get(peer)
         if one is not None and one.contained:
             return 0.0
-        if not any(not other.probation for other in view.values()):
+        if not self._anybody_verified:
             return 1.0
         if one is None or one.probation:
             return NEWCOMER_STANDING

@@ -42,6 +42,12 @@ class Word:
     said: Attested
     voice: float
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is heard, and says how good the subject is: receipts and kept promises alone do not."""
+        what = self.said.what
+        return self.voice > 0 and (what.rounds > 0 or any(finding.bad for finding in what.found))
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -110,7 +116,7 @@ def reasons(standing: Standing) -> tuple[str, ...]:
         told.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
     if own.offences > 0.05:
         told.append(f"it broke rules: that takes {100 * (1 - conduct(own)):.0f} % of its score")
-    heard = [word for word in standing.words if word.voice > 0]
+    heard = [word for word in standing.words if word.counts]
     if heard:
         outvoted = ", outvoted by what was seen here" if own.rounds >= FEW else ""
         told.append(f"{_count(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
@@ -124,7 +130,7 @@ def reasons(standing: Standing) -> tuple[str, ...]:
 
 
 def _standing(peer: str, own: Account, words: list[Word], round: int) -> Standing:
-    heard = [word for word in words if word.voice > 0]
+    heard = [word for word in words if word.counts]
     scores = [(word.said.what.score / FULL, word.voice) for word in heard]
     middle = with_own(score(own), own.rounds, scores)
     apart = max(score(own, sigmas=1.0) - score(own, sigmas=-1.0), 0.0) / 2
@@ -142,7 +148,7 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> Standin
         contained(own),
         own,
         tuple(sorted(words, key=lambda word: (-word.voice, word.said.attester))),
-        len(words) - len(heard),
+        sum(word.voice <= 0 for word in words),
     )
 
 

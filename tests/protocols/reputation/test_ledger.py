@@ -14,6 +14,7 @@ from chains import RULES, after_rounds, start
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.offences import Kind
+from swarmnode.protocols.reputation.account import NEWCOMER
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.chainwork import Judged, RoundWork
 from swarmnode.protocols.reputation.ledger import LEAST_ROSTER_STANDING, MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
@@ -161,6 +162,30 @@ def test_what_is_attested_is_what_was_seen_here_and_only_what_is_news() -> None:
     assert mine.to_attest(members=5) == ()
     mine.follow(id_of(6), id_of(5), work(6, {"bob": 1000}), round=7)
     assert [one.subject for one in mine.to_attest(members=5)] == ["bob"]
+
+
+def test_receipts_move_neither_score_nor_standing() -> None:
+    mine, other = ledger(), ledger()
+    for epoch in range(5):
+        for each in (mine, other):
+            each.observe("bob", Saw.PROOF, good=8)
+            each.observe("eve", Saw.PROOF, good=1, bad=2)
+        for peer in ("bob", "eve", "relay"):
+            mine.observe(peer, Saw.SERVED, good=1000)
+        mine.close(epoch)
+        other.close(epoch)
+    assert mine.accounts() == other.accounts() | {"relay": NEWCOMER}
+    assert mine.view()["relay"].weight == 0.0
+    assert all(mine.standing(peer) == other.standing(peer) for peer in ("bob", "eve", "relay"))
+
+
+def test_the_size_of_a_receipt_crowds_nobody_out_of_what_is_attested() -> None:
+    mine = ledger()
+    for number in range(40):
+        mine.observe(f"relay{number:02}", Saw.SERVED, good=1000)
+    mine.observe("eve", Saw.FORM, bad=2)
+    mine.close(0)
+    assert mine.to_attest(members=4)[0].subject == "eve"
 
 
 def test_in_a_large_swarm_each_node_attests_little() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_the_reasons_tell_what_was_seen_and_who_attests() -> None:
     assert any("2 peers with verified work spoke" in why for why in reasons(view["zoe"]))
     assert any("1 attestation not heard" in why for why in reasons(view["zoe"]))
     assert view["zoe"].score == pytest.approx(0.9)
+
+
+def test_who_gives_receipts_without_having_looked_at_any_work_lowers_nobodys_score() -> None:
+    world = settled(1, NOISE, honest(5))
+    truth = said("honest01", "zoe", 900)
+    found = (Finding(Saw.KEPT, 3, 0), Finding(Saw.SERVED, 500, 0))
+    receipts = [Attested(f"honest0{n}", b"", 0, Attestation(40, "zoe", 0, 0, 0, found)) for n in (2, 3)]
+    alone, beside = world.view(ME, [truth])["zoe"], world.view(ME, [truth, *receipts])["zoe"]
+    assert (beside.score, beside.work, beside.probation) == (alone.score, alone.work, False)
+    assert any("1 peer with verified work spoke" in why for why in reasons(beside)) and not beside.unheard
+    broken = [Attested(one.attester, b"", 0, replace(one.what, found=(Finding(Saw.KEPT, 0, 3),))) for one in receipts]
+    assert world.view(ME, [truth, *broken])["zoe"].score < alone.score
 
 
 def test_words_fade_with_time() -> None:
