@@ -177,6 +177,7 @@ class Daemon:
         )
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
+        self.network.circuits.tell_carried(self.favours.served)
         self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp)
         self._book = AddressBook(datadir.address_book)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
@@ -373,6 +374,7 @@ class Daemon:
         assert self.watching is not None and self.sync is not None
         self.watching.sources.append(self.favours)
         self.shards.desk.prefer(self.watching.ledger.standing)
+        self.nat.prefer(self.watching.ledger.standing)
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
         if isinstance(session.method, Sapo):
             told.append(session.method.rollouts.offences)

@@ -8,6 +8,7 @@ v2, the client and stop side.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -28,6 +29,9 @@ from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, 
 logger = logging.getLogger(__name__)
 
 MAX_INBOUND = 64  # circuits to this node at a time
+
+Carried = Callable[[PeerId, int], None]
+Lost = Callable[[PeerId], None]
 
 
 class Refused(NetworkError):
@@ -54,7 +58,17 @@ class Circuits:
         self._network = network
         self._swarm = swarm
         self._inbound = 0
+        self._carried: Carried = lambda relay, size: None
+        self._lost: Lost = lambda relay: None
         network.serve(STOP, self._on_stop)
+
+    def tell_carried(self, carried: Carried) -> None:
+        """Call `carried(relay, bytes)` for what goes through each circuit that is made from now on, either way."""
+        self._carried = carried
+
+    def tell_lost(self, lost: Lost) -> None:
+        """Call `lost(relay)` when a relay says that it keeps no place for this node any more."""
+        self._lost = lost
 
     async def reserve(self, relay: PeerId) -> Reservation:
         """Ask `relay` for a place, or renew it. Raises Refused, or another NetworkError where it does not answer."""
@@ -83,7 +97,8 @@ class Circuits:
             answer = await receive(stream, pb.HopMessage)
             if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
                 raise Refused(relay, _name(answer.status))
-            await self._swarm.upgrade_outbound_raw_conn(_raw(stream, initiator=True), ID.from_string(target))
+            raw = _raw(stream, self._carried, initiator=True)
+            await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
         except SwarmException as error:
             await stream.aclose()
             raise Unreachable(f"{target} cannot be reached through {relay}: {error}") from error
@@ -92,15 +107,19 @@ class Circuits:
             raise
 
     async def _on_stop(self, stream: Stream) -> None:
-        """A relay says that somebody dials this node."""
+        """A relay says that somebody dials this node, or that its place there is gone."""
         request = await receive(stream, pb.StopMessage)
+        if request.type == pb.StopMessage.STATUS and request.status == pb.NO_RESERVATION:
+            self._lost(stream.peer)
+            await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
+            return
         if request.type != pb.StopMessage.CONNECT or self._inbound >= MAX_INBOUND:
             status = pb.UNEXPECTED_MESSAGE if request.type != pb.StopMessage.CONNECT else pb.RESOURCE_LIMIT_EXCEEDED
             await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=status))
             return
         source = peer_in(request.peer.id)
         await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
-        raw = _raw(stream, initiator=False)
+        raw = _raw(stream, self._carried, initiator=False)
         self._inbound += 1
         try:
             await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(f"/p2p/{stream.peer}/p2p-circuit"))
@@ -115,8 +134,9 @@ class Circuits:
 class CircuitStream(ReadWriteCloser):
     """What py-libp2p reads and writes as if it were a socket: a stream to the relay."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, carried: Carried) -> None:
         self._stream = stream
+        self._carried = carried
         self._received = bytearray()
         self.ended = trio.Event()
 
@@ -126,6 +146,7 @@ class CircuitStream(ReadWriteCloser):
         except NetworkError as error:
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
+        self._carried(self._stream.peer, len(data))
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly `n` bytes, fewer only at the circuit's end; without `n` whatever is there."""
@@ -139,6 +160,7 @@ class CircuitStream(ReadWriteCloser):
             if not chunk:
                 self.ended.set()
                 break
+            self._carried(self._stream.peer, len(chunk))
             self._received += chunk
         size = len(self._received) if n is None else n
         data = bytes(self._received[:size])
@@ -157,9 +179,9 @@ class _Raw(RawConnection):
     stream: CircuitStream
 
 
-def _raw(stream: Stream, *, initiator: bool) -> _Raw:
+def _raw(stream: Stream, carried: Carried, *, initiator: bool) -> _Raw:
     address = Multiaddr(f"/p2p/{stream.peer}/p2p-circuit")
-    return _Raw(CircuitStream(stream), initiator, ConnectionType.RELAYED, [address])
+    return _Raw(CircuitStream(stream, carried), initiator, ConnectionType.RELAYED, [address])
 
 
 def _name(status: pb.Status.ValueType) -> str:

@@ -3,11 +3,13 @@
     private node -> relay   RESERVE               keep a place for me; answered with an expiry and limits
     anybody      -> relay   CONNECT(private)      answered OK once the private node took the circuit
     relay -> private node   CONNECT(anybody)      on a stream of its own, `stop`
+    relay -> private node   STATUS(NO_RESERVATION)  the same; ours: its place was given to another
 
 After OK the two streams are one pipe that carries a connection of its own, encrypted end to end: the relay sees bytes.
 A circuit ends when either side ends it, at its limit of bytes or time, or when the relay goes; then both ends find
 their connection lost. What a peer may have of this node, and all peers together, stands in `RelayLimits`; beyond it a
-request is refused with a typed status, and those who are served do not notice.
+request is refused with a typed status, and those who are served do not notice. Only where all places are taken, who has
+`AHEAD` more standing than one of their holders gets its place; circuits that this one has go on.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
 INTRODUCED_WITHIN = 1.0  # s that a peer has to become one that is served: identify or its lease are under way
+AHEAD = 0.25  # of standing, by which a peer must be ahead to get the place of another
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
 
 
@@ -76,6 +79,11 @@ class RelayServer:
         self.open_circuits = 0
         self.bytes_relayed = 0
         self.refused: Counter[str] = Counter()
+        self._standing: Callable[[PeerId], float] = lambda peer: 1.0
+
+    def prefer(self, standing: Callable[[PeerId], float]) -> None:
+        """Where places do not suffice, keep them for those of more `standing` (0 to 1); until then all are equal."""
+        self._standing = standing
 
     @property
     def reservations(self) -> tuple[PeerId, ...]:
@@ -113,21 +121,42 @@ class RelayServer:
         if not await self._admitted(peer) or self._is_relayed(peer):
             await self._refuse(stream, pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
             return
+        leaves = None
         if peer not in self._reservations and len(self.reservations) >= self._limits.reservations:
-            await self._refuse(stream, pb.RESERVATION_REFUSED, "all places are taken")
-            return
+            leaves = self._who_leaves_for(peer)
+            if leaves is None:
+                await self._refuse(stream, pb.RESERVATION_REFUSED, "all places are taken")
+                return
+            del self._reservations[leaves]
         self._reservations = {holder: until for holder, until in self._reservations.items() if until > now}
         until = self._reservations[peer] = now + self._limits.reservation_ttl
         own = tuple(_packed(address) for address in self._network.addresses)
-        await send(
-            stream,
-            pb.HopMessage(
-                type=pb.HopMessage.STATUS,
-                status=pb.OK,
-                reservation=pb.Reservation(expire=int(until), addrs=own),
-                limit=self._limit(),
-            ),
-        )
+        place = pb.Reservation(expire=int(until), addrs=own)
+        try:
+            answer = pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, reservation=place, limit=self._limit())
+            await send(stream, answer)
+        finally:
+            if leaves is not None:
+                await self._tell_displaced(leaves)
+
+    def _who_leaves_for(self, peer: PeerId) -> PeerId | None:
+        """Whose place `peer` gets: that of the least standing, if it is less by enough."""
+        held = {holder: self._standing(holder) for holder in self.reservations}
+        least = min(held, key=held.__getitem__, default=None)
+        return least if least is not None and held[least] + AHEAD <= self._standing(peer) else None
+
+    async def _tell_displaced(self, peer: PeerId) -> None:
+        """Who knows that its place is gone announces it no longer, and looks for another relay."""
+        logger.info("%s has no place any more: one of more standing needs it", peer)
+        try:
+            stream = await self._network.open_stream(peer, STOP)
+            try:
+                await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.NO_RESERVATION))
+                await receive(stream, pb.StopMessage)
+            finally:
+                await stream.aclose()
+        except NetworkError as error:
+            logger.debug("%s could not be told: %s", peer, error)
 
     async def _connect(self, stream: Stream, request: pb.HopMessage) -> None:
         source = stream.peer

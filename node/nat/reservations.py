@@ -68,6 +68,14 @@ class Reservations:
         """Where this node can be dialled through relays."""
         return tuple(address for reservation in self._held.values() for address in reservation.addresses)
 
+    def lose(self, relay: PeerId) -> None:
+        """There is no place at `relay` any more: leave it alone for a while, and look for another."""
+        if self._held.pop(relay, None) is not None:
+            logger.info("lost the relay %s; looking for another", relay)
+            self._rests[relay] = trio.current_time() + REST
+            self._changed()
+            self._wake.set()
+
     async def run(self) -> None:
         """Keep places until cancelled; then they are simply no longer announced."""
         try:
@@ -88,12 +96,9 @@ class Reservations:
     async def _notice_losses(self) -> None:
         with self._network.watch_peers() as events:
             async for event in events:
-                if not event.up and self._held.pop(event.peer, None) is not None:
-                    logger.info("lost the relay %s; looking for another", event.peer)
-                    self._rests[event.peer] = trio.current_time() + REST
-                    self._changed()
-                    self._wake.set()
-                elif event.up and len(self._held) < WANTED:
+                if not event.up:
+                    self.lose(event.peer)
+                elif len(self._held) < WANTED:
                     self._wake.set()
 
     async def _renew(self) -> None:

@@ -94,6 +94,7 @@ class NatTraversal:
             rtt=network.rtt,
             changed=self._announce,
         )
+        network.circuits.tell_lost(self._reservations.lose)
         self._ports = PortMapping(
             listens=network.dial_source,
             needed=lambda: self._state is not Reach.PUBLIC,
@@ -109,6 +110,10 @@ class NatTraversal:
     @property
     def _state(self) -> Reach:
         return self._reachability.state
+
+    def prefer(self, standing: Callable[[PeerId], float]) -> None:
+        """As a relay, keep places for those of more `standing` (0 to 1) where not all can have one."""
+        self._relay.prefer(standing)
 
     def status(self) -> NatStatus:
         reached, failed = self._reachability.counts()

@@ -1,15 +1,19 @@
-"""What peers did for this node beside the work that is judged: text and states that they served, promises that held.
+"""What peers did for this node beside the work that is judged: what they served and relayed, promises that held.
 
     favours = Favours()
     Shards(…, gave=favours.gave)                                     # each fetch tells what every provider gave
+    circuits.tell_carried(favours.served)                            # and each circuit what its relay carried
     nursery.start_soon(PromiseChecks(shards, recent, favours).run)   # and now and then a promise is tested
     watching.sources.append(favours)                                 # at the end of each epoch the ledger learns of it
 
-Whoever was served says so (`Saw.SERVED`, in whole MiB): a receipt, which nobody writes for itself. Whoever says that it
-has a shard and then does not send it breaks a promise (`Saw.KEPT`), with the shard as evidence. A promise is tested by
-asking one provider, drawn from all who say that they have one of this node's own newest shards complete, for one chunk
-drawn at random, which its proof ties to the shard's id (as in Gauntlet's and Filecoin's spot checks, without a deadline
-that would measure the link instead).
+Whoever was served says so (`Saw.SERVED`, in whole MiB): a receipt, which nobody writes for itself. What goes through a
+relay, either way, serves both ends of the circuit, and each gives a receipt for it. It moves no score, so a relay gains
+nothing by carrying what its own identities send.
+
+Whoever says that it has a shard and then does not send it breaks a promise (`Saw.KEPT`), with the shard as evidence. A
+promise is tested by asking one provider, drawn from all who say that they have one of this node's own newest shards
+complete, for one chunk drawn at random, which its proof ties to the shard's id (as in Gauntlet's and Filecoin's spot
+checks, without a deadline that would measure the link instead).
 
 Who may fail when, and what is then true:
 - a provider loses its connection, is slow, or dropped the shard meanwhile and says so: that breaks no promise;
@@ -43,16 +47,20 @@ class Favours:
     """Counts until an epoch ends. Implements `watching.Source` and what `Shards` tells."""
 
     def __init__(self) -> None:
-        self._bytes: OrderedDict[PeerId, int] = OrderedDict()  # served, for which no receipt was given yet
+        self._bytes: OrderedDict[PeerId, int] = OrderedDict()  # for which no receipt was given yet
         self._promises = Counter[tuple[PeerId, ShardId, bool]]()
 
     def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
         """A provider sent so many verified bytes of a shard in one fetch, and had what it said, or had not."""
+        self.served(peer, size)
+        if size or not kept:
+            self.promised(peer, shard, kept)
+
+    def served(self, peer: PeerId, size: int) -> None:
+        """A peer sent so many bytes of what this node asked for, or relayed so many from it or to it."""
         self._bytes[peer] = self._bytes.pop(peer, 0) + size
         if len(self._bytes) > MAX_PEERS:
             self._bytes.popitem(last=False)
-        if size or not kept:
-            self.promised(peer, shard, kept)
 
     def promised(self, peer: PeerId, shard: ShardId, kept: bool) -> None:
         """A provider had what it said it had of a shard, or had not."""

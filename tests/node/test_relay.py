@@ -19,6 +19,9 @@ from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
 from swarmnode.protocols.hello import PROTOCOL as HELLO
 from swarmnode.protocols.hello import serve_hello
 from swarmnode.protocols.network import Stream, StreamBroken
+from swarmnode.protocols.reputation.attestation import Finding, Saw
+from swarmnode.protocols.reputation.favours import Favours
+from swarmnode.protocols.reputation.ledger import Ledger
 
 ECHO = "/test/echo/1"
 
@@ -100,6 +103,28 @@ def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> None:
     trio.run(main)
 
 
+def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            receipts = {}
+            for end in (a, b):
+                receipts[end.network.me] = favours = Favours()
+                end.circuits.tell_carried(favours.served)
+            await a.circuits.reserve(at.me)
+            await b.circuits.dial(at.me, a.network.me)
+            await there_and_back(b.network, a.network.me, bytes(3 << 20))
+            assert 6 << 20 < relay.bytes_relayed < 7 << 20
+            for me, favours in receipts.items():
+                ledger = Ledger(me, now=lambda: 0)
+                favours(ledger)
+                ledger.close(4)
+                (attested,) = ledger.to_attest(members=3)
+                assert (attested.subject, attested.found) == (at.me, (Finding(Saw.SERVED, 6, 0),))
+                assert (attested.score, attested.work) == (0, 0) and ledger.standing(at.me) == 1.0
+
+    trio.run(main)
+
+
 def test_without_a_place_at_the_relay_nobody_is_reached() -> None:
     async def main() -> None:
         async with relayed() as (at, relay, a, b):
@@ -166,6 +191,35 @@ def test_full_relays_refuse_and_go_on_serving_those_they_have() -> None:
             with pytest.raises(Refused, match="resource limit"):
                 await c.circuits.dial(at.me, a.network.me)
             assert await there_and_back(b.network, a.network.me, b"still here") == b"still here"
+
+    trio.run(main)
+
+
+def test_where_all_places_are_taken_who_has_more_standing_gets_that_of_who_has_least() -> None:
+    async def main() -> None:
+        async with relayed(4, reservations=2) as (at, relay, low, fair, good, better):
+            ends = (low, fair, good, better)
+            standing = dict(zip((end.network.me for end in ends), (0.3, 0.5, 0.54, 0.9), strict=True))
+            lost = []
+            for end in ends:
+                end.circuits.tell_lost(lambda where, who=end.network.me: lost.append((who, where)))
+            await low.circuits.reserve(at.me)
+            await fair.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="reservation refused"):
+                await better.circuits.reserve(at.me)  # nothing is known of standings
+            relay.prefer(standing.__getitem__)
+            await good.circuits.dial(at.me, low.network.me)
+            with pytest.raises(Refused, match="reservation refused"):
+                await good.circuits.reserve(at.me)  # a little more does not move anybody
+            await better.circuits.reserve(at.me)
+            await until(lambda: lost == [(low.network.me, at.me)])
+            assert set(relay.reservations) == {fair.network.me, better.network.me}
+            with pytest.raises(Refused, match="no reservation"):
+                await fair.circuits.dial(at.me, low.network.me)
+            assert await there_and_back(good.network, low.network.me, b"still here") == b"still here"
+            with pytest.raises(Refused, match="reservation refused"):
+                await low.circuits.reserve(at.me)
+            assert len(lost) == 1 and not at.handler_failures()
 
     trio.run(main)
 

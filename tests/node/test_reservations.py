@@ -146,6 +146,20 @@ def test_both_relays_lost_at_once_are_both_replaced() -> None:
     run_simulation(main)
 
 
+def test_a_relay_that_gave_the_place_to_another_rests_and_is_asked_again_later() -> None:
+    async def main() -> None:
+        async with private(2) as lab:
+            await trio.sleep(1)
+            lab.reservations.lose(lab.nodes["r0"].me)
+            assert lab.held == {"r1"} and lab.changes[-1] == lab.reservations.addresses
+            await trio.sleep(REST - 1)
+            assert lab.held == {"r1"} and lab.relays.count("r0") == 1
+            await trio.sleep(10)
+            assert lab.held == {"r0", "r1"}
+
+    run_simulation(main)
+
+
 def test_a_relay_that_refuses_rests_and_is_asked_again_later() -> None:
     async def main() -> None:
         async with private(1) as lab:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -93,6 +93,9 @@ class FakeNetwork:
 
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         return ()
+
+    def tell_lost(self, lost: Callable[[PeerId], None]) -> None:
+        self.lost = lost
 
     async def reserve(self, relay: PeerId) -> Reservation:
         if relay not in self.hosts:
@@ -268,6 +271,19 @@ def test_circuit_addresses_follow_the_relays() -> None:
             lab.network.goes(lost)
             await trio.sleep(10)
             assert len(lab.announced) == 2 and not any(lost in address for address in lab.announced)
+
+    run_simulation(main)
+
+
+def test_a_relay_that_gives_the_place_to_another_is_replaced() -> None:
+    async def main() -> None:
+        async with running(None) as lab:
+            gave_up, *_ = lab.nat.status().relays
+            lab.network.lost("h7")  # where this node has no place
+            assert len(lab.announced) == 2
+            lab.network.lost(gave_up)
+            await trio.sleep(10)
+            assert len(lab.announced) == 2 and not any(gave_up in address for address in lab.announced)
 
     run_simulation(main)
 

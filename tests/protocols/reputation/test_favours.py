@@ -45,6 +45,17 @@ def test_who_is_served_gives_a_receipt_for_whole_mebibytes_and_keeps_the_rest_fo
     assert Finding(Saw.SERVED, 1, 0) in told(favours, "a")
 
 
+def test_what_a_relay_carried_is_on_its_receipt_beside_the_shards_that_it_served() -> None:
+    favours = Favours()
+    for _ in range(96):
+        favours.served("relay", 1 << 15)
+    assert told(favours, "relay") == (Finding(Saw.SERVED, 3, 0),)
+    favours.gave("relay", SHARD, (1 << 20) - 1, kept=True)
+    assert told(favours, "relay") == (Finding(Saw.KEPT, 1, 0, EVIDENCE),)
+    favours.served("relay", 1)
+    assert told(favours, "relay") == (Finding(Saw.SERVED, 1, 0),)
+
+
 def test_a_fetch_credits_each_provider_with_what_it_sent(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
         gave = []
