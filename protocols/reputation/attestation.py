@@ -55,6 +55,9 @@ class Saw(Enum):
         return self.name.lower()
 
 
+CHANCE = frozenset({Saw.ASSIGNED})  # of which a single finding says nothing, good or bad
+
+
 class InvalidAttestation(ValueError):
     """A record that no honest attester writes. The message says why."""
 

@@ -36,6 +36,7 @@ from swarmnode.protocols.reputation.account import (
     score,
 )
 from swarmnode.protocols.reputation.attestation import (
+    CHANCE,
     EVIDENCE,
     FULL,
     MAX_COUNT,
@@ -61,8 +62,7 @@ WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
-WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about conduct …
-CHANCE = frozenset({Saw.ASSIGNED})  # … or say nothing one by one
+WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about conduct, but for CHANCE
 LIE = 4.0  # offences that work is which did not hold up when it was repeated: it halves a score
 AUDITS_KEPT = 8  # of a peer, the newest
 

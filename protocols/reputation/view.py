@@ -26,7 +26,7 @@ from swarmnode.protocols.reputation.account import (
     weight,
     work,
 )
-from swarmnode.protocols.reputation.attestation import FULL, Attested, latest
+from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested, latest
 from swarmnode.protocols.reputation.chainwork import RoundWork
 from swarmnode.protocols.reputation.checking import contradicted, named
 from swarmnode.protocols.reputation.opinions import FEW, with_own
@@ -44,9 +44,11 @@ class Word:
 
     @property
     def counts(self) -> bool:
-        """Whether it is heard, and says how good the subject is: receipts and kept promises alone do not."""
+        """Whether it is heard, and says how good the subject is: receipts, kept promises and single tests do not."""
         what = self.said.what
-        return self.voice > 0 and (what.rounds > 0 or any(finding.bad for finding in what.found))
+        return self.voice > 0 and (
+            what.rounds > 0 or any(finding.bad for finding in what.found if finding.saw not in CHANCE)
+        )
 
 
 @dataclass(frozen=True)
