@@ -112,6 +112,11 @@ class Workers:
         with torch.no_grad():
             return float(task.loss(task.heldout(seed)[:sequences]))
 
+    def drawn_by(self, number: int, parameters: Vector, *, stream: str, round: int, steps: Sequence[int]) -> float:
+        """Loss on what a worker's steps draw from its own slice."""
+        self.vectors[number].numpy()[:] = parameters
+        return self._loops[number].drawn(f"{self.peers[number]}/{stream}", round, steps)
+
     def slope_on(self, number: int, parameters: Vector, *, seed: int, first: int, last: int) -> Vector:
         """Gradient (P,) at a worker, on some of the windows that a judge's seed draws."""
         self.vectors[number].numpy()[:] = parameters

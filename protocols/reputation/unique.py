@@ -2,7 +2,7 @@
 
     of_own_data([(7, 1, 1.0), (4, 0, 0.8), (3, 1, 0.9)])      # good, bad, voice -> 1.0
 
-One test says little: who works on its data passes nine of ten, who does not every other. A node alone tests each of
+One test says little: who works on its data passes four of five, who does not every other. A node alone tests each of
 sixteen peers once in a hundred short rounds, so it also takes the words of those with verified work, each for its voice
 and for at most HEARD tests; and the median of them, which liars with less than half of the voices cannot turn.
 """
@@ -16,7 +16,7 @@ from swarmnode.protocols.reputation.opinions import weighted_median
 ENOUGH = 12  # tests, of three voices at the least; before that nothing is taken
 HEARD = 4  # of one voice
 LATELY = 64  # of a peer's that a node remembers
-BY_NONE, BY_ALL = 0.5, 0.75  # share passed by who does none of its work; from the other on nothing is taken
+BY_NONE, BY_ALL = 0.5, 0.65  # share passed by who does none of its work; from the other on nothing is taken
 
 
 def of_own_data(tests: Iterable[tuple[int, int, float]]) -> float:
