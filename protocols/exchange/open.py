@@ -289,7 +289,8 @@ class Open:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.run)
             try:
-                await self.places.find(begin)
+                if not await self.places.find(begin):
+                    self._keep_silent(begin)
             except OtherHistory as error:
                 refused = error
             nursery.cancel_scope.cancel()
@@ -297,6 +298,16 @@ class Open:
             raise refused
         self.rounds.began = self.places.arrived
         self._note_place()
+
+    def _keep_silent(self, begin: Begin) -> None:
+        """Say nothing in the round of a checkpoint from which this node goes on alone, where the run has others.
+
+        The checkpoint may be a backup's: then the others went on from there with what this identity said, and nobody
+        tells it. That round ends empty here, so later ones are of another history, and nothing in them contradicts it.
+        """
+        saved = begin.saved
+        if saved is not None and saved.method == self.name and saved.extra and set(saved.members) - {self._me}:
+            self.voice.silent_after = self.held.tip
 
     def _note_place(self) -> None:
         """Tell the record of this node's work where it stands."""

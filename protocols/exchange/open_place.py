@@ -8,7 +8,7 @@
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
 from it (`open_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
-finds nobody begins the run; a node with a checkpoint goes on from it alone.
+finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`open.py`).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class OpenPlace:
         self.phase: str | None = None
         rpc.serve(TIP, TipQuery, self._on_tip)
 
-    async def find(self, begin: Begin) -> None:
-        """Stand somewhere; see `Method.find_place`. Raises OtherHistory."""
+    async def find(self, begin: Begin) -> bool:
+        """Stand somewhere, see `Method.find_place`; whether others showed where. Raises OtherHistory."""
         self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
         saved = self._chain_of(begin)
         begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
@@ -123,7 +123,7 @@ class OpenPlace:
         self.phase = "waiting"
         try:
             until = trio.current_time() + (patience if may_begin else float("inf"))
-            while not await self._join_others():
+            while not (joined := await self._join_others()):
                 if trio.current_time() >= until:
                     break
                 if self._doubted:
@@ -134,6 +134,7 @@ class OpenPlace:
             self._observer.warn("alone", None)
             if not self._held.stands:
                 await self._begin_the_run(begin)
+            return joined
         finally:
             self.phase = None
 

@@ -122,9 +122,13 @@ class Voice:
         """`secret`: 32 bytes that this identity has in this run, in every life."""
         self._sync, self._keeper, self._secret = sync, keeper, secret
         self.beacon = HashChain(secret)
+        self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
 
     async def say(self, statement: S) -> Said[S] | None:
         """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
+        if not isinstance(statement, Head) and statement.parent == self.silent_after:
+            logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
+            return None
         try:
             record = await self._sync.write(statement.key, statement.value)
         except SaidBefore:

@@ -135,6 +135,23 @@ def test_a_judge_who_seals_late_costs_no_round_where_it_is_needed(monkeypatch: p
     simulate(body)
 
 
+def test_who_finds_nobody_is_silent_in_the_round_of_its_checkpoint_and_then_goes_on(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("c", join="a")
+        await swarm.round_done(6, *"abc")
+        for name in "abc":
+            swarm.kill(name)
+        node = await swarm.start("c")
+        await swarm.until(lambda: any(event["members"] for event in node.rounds.values()), within=300)
+        first = min(node.rounds)
+        said = await method_of(swarm, "c").keeper._state.select(author=swarm.peer("c"), limit=1000)
+        rounds = {int(element.key.split("/")[1]) for element in said if element.key.startswith(("commit", "cut"))}
+        assert rounds and first not in rounds
+
+    simulate(body, names=NAMES[:2], electors=NAMES[:3])
+
+
 def test_a_run_outlives_its_only_elector() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
