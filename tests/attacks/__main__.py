@@ -77,7 +77,8 @@ no further than twice the honest norm, and is undone if it harms. Where data are
 work too little is accepted, and who offers what harms nobody stays: lines say where liars came to be half of the
 electors so, after which nothing is promised but what these 40 rounds show. Lines that do not count who lapsed where
 data are not IID are from before that was counted. Who claims 1e9 samples flips the sign as well; there undefended is
-the mean by samples.
+the mean by samples. In lines where a committee judges, 48 peers are electors, as many as a run comes to by default; a
+committee of 33 of them is drawn for each round, and a quarter lie: 95 % at IID 12/48, 80 % at Dirichlet 12/48.
 
 Offers: the same through the network: one changed node of five on simnet, all electors. A line passes where nothing of
 the liar's is accepted that is not in order, what it copied is, honest nodes have one state in every round, and no round
@@ -87,11 +88,11 @@ takes more than twice the usual time. Undefended are the same nodes without the 
 Round: five nodes on simnet in virtual time, all electors. A line passes where honest nodes have one state in every
 round (after a cut or two rosters: within 3 rounds), and no round takes more than twice the usual time, but for nodes
 that are cut off or away, where it is four times. Where a leader lied or was silent, the next one must have taken over
-in the same round; who was cut off must have work in rosters afterwards. Undefended as above. What SIGKILL and SIGSTOP
-cost real processes is in [allreduce.md](allreduce.md#when-a-member-fails) (four members, by the part of a round in
-which it strikes) and [strain.md](strain.md) (six nodes, for minutes; also the open exchange). The last table has the
-lines of offers and round that were run with sixteen nodes, each once and without the undefended nodes; of the 26 kills
-and freezes those that it names, by the statement before which they came.
+in the same round; who was cut off, or comes back from a backup, must have work in rosters afterwards. Undefended as
+above. What SIGKILL and SIGSTOP cost real processes is in [allreduce.md](allreduce.md#when-a-member-fails) (four
+members, by the part of a round in which it strikes) and [strain.md](strain.md) (six nodes, for minutes; also the open
+exchange). The last table has the lines of offers and round that were run with sixteen nodes, each once and without the
+undefended nodes; of the 26 kills and freezes those that it names, by the statement before which they came.
 
 Rollout: eight nodes learn digit tasks for 50 rounds from their own and one another's answers, two of them lie ("Hail to
 the Thief", 2511.09780); the product's learning half in one process. Rejected are liars' groups from which nothing was

@@ -1,7 +1,7 @@
 """A classification task so small that sixteen peers learn it in a second: ten clusters, a network of one hidden layer.
 
 task = Task(seed=0, alpha=0.3)             # alpha: Dirichlet's, of the classes that each peer has; None: IID
-deltas = task.train(phi, round=0)          # (PEERS, P) float32: how far each peer's steps take it, φ − θ
+deltas = task.train(phi, round=0)          # (n, P) float32 of n peers: how far each peer's steps take it, φ − θ
 task.accuracy(phi)                         # share of the test samples
 """
 
@@ -32,13 +32,14 @@ Labels = NDArray[np.int64]
 class Task:
     """What each peer has, what judges measure on, and what the result is tested on."""
 
-    def __init__(self, *, seed: int, alpha: float | None) -> None:
+    def __init__(self, *, seed: int, alpha: float | None, peers: int = PEERS) -> None:
+        self.peers = peers
         rng = np.random.default_rng([seed, 1])
         self._seed = seed
         self._centres = rng.normal(0, SPREAD, (CLASSES, FEATURES)).astype(np.float32)
-        shares = np.full((PEERS, CLASSES), 1 / CLASSES) if alpha is None else rng.dirichlet([alpha] * CLASSES, PEERS)
-        self.labels: Labels = np.stack([rng.choice(CLASSES, SAMPLES, p=share) for share in shares])  # (PEERS, S)
-        self._inputs = self._draw(rng, self.labels)  # (PEERS, S, F)
+        shares = np.full((peers, CLASSES), 1 / CLASSES) if alpha is None else rng.dirichlet([alpha] * CLASSES, peers)
+        self.labels: Labels = np.stack([rng.choice(CLASSES, SAMPLES, p=share) for share in shares])  # (n, S)
+        self._inputs = self._draw(rng, self.labels)  # (n, S, F)
         self._heldout_labels = rng.integers(0, CLASSES, HELDOUT)
         self._heldout = self._draw(rng, self._heldout_labels)
         self._test_labels = rng.integers(0, CLASSES, TESTED)
@@ -54,13 +55,13 @@ class Task:
         return phi
 
     def train(self, phi: Floats, *, round: int) -> Floats:
-        """φ − θ of each peer after its steps from `phi` on its own data, (PEERS, P)."""
+        """φ − θ of each peer after its steps from `phi` on its own data, (n, P)."""
         rng = np.random.default_rng([self._seed, 3, round])
-        theta = np.repeat(phi[None], PEERS, axis=0)
-        rows = np.arange(PEERS)[:, None]
+        theta = np.repeat(phi[None], self.peers, axis=0)
+        rows = np.arange(self.peers)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):  # where an attack has made them infinite
             for _ in range(STEPS):
-                drawn = rng.integers(0, SAMPLES, (PEERS, BATCH))
+                drawn = rng.integers(0, SAMPLES, (self.peers, BATCH))
                 theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
         return phi[None] - theta
 

@@ -1,5 +1,6 @@
-"""The gradient group: what liars offer, sixteen peers and a small task, with the rules of the open chain.
+"""The gradient group: what liars offer, some peers and a small task, with the rules of the open chain.
 
+Sixteen peers, who all judge; and as many as a run comes to have electors, of whom a committee judges each round.
 Measured: accuracy after ROUNDS rounds as a share of the same run's without liars and with the plain mean, here and with
 the plain mean; how many honest contributions were refused; what share of the weight the liars had.
 """
@@ -18,11 +19,13 @@ from clusters import PEERS, Task
 from harness import Outcome
 from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
+from swarmnode.protocols.chain.electorate import most_electors
 from swarmnode.protocols.exchange.open_scoring import MICRO
 from swarmnode.training.open_step import norm_of
 
 ROUNDS = 40
 CODEC = "fp32"
+MANY = most_electors(RULES)  # of whom RULES.committee judge
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Setting:
     alpha: float | None  # of the Dirichlet distribution; None: IID
     liars: int
     least: float  # of the accuracy of the run without liars
+    peers: int = PEERS
 
 
 SETTINGS = (
@@ -40,6 +44,10 @@ SETTINGS = (
     Setting("IID 7/16", None, 7, 0.80),
     Setting("Dirichlet 5/16", 0.3, 5, 0.80),
     Setting("Dirichlet 7/16", 0.3, 7, 0.80),
+)
+WITH_COMMITTEE = (
+    Setting(f"IID {MANY // 4}/{MANY}", None, MANY // 4, 0.95, MANY),
+    Setting(f"Dirichlet {MANY // 4}/{MANY}", 0.3, MANY // 4, 0.80, MANY),
 )
 
 
@@ -69,7 +77,7 @@ class Damage:
 
 def damage(lie: Lie, setting: Setting, *, rounds: int = ROUNDS, seed: int = 0) -> Damage:
     """One run beside two with the plain mean: without liars, and with them."""
-    task = Task(seed=seed, alpha=setting.alpha)
+    task = Task(seed=seed, alpha=setting.alpha, peers=setting.peers)
     clean = task.accuracy(undefended(task, Lie(), 0, rounds))
     broken = task.accuracy(undefended(task, lie.again(), setting.liars, rounds)) if setting.liars else clean
     course = OpenSwarm(task, lie.again(), setting.liars, codec_name=CODEC).run(rounds)
@@ -78,13 +86,21 @@ def damage(lie: Lie, setting: Setting, *, rounds: int = ROUNDS, seed: int = 0) -
 
 async def outcomes() -> AsyncIterator[Outcome]:
     """Every attack of the group in full."""
-    yield _outcome("none", [damage(Lie(), Setting(f"{name} 0/16", alpha, 0, 0.95)) for name, alpha in _DATA])
+    yield _without_liars("none", PEERS)
     for lie in adversaries.everyone():
         found = []
         for setting in SETTINGS:
             found.append(damage(lie, setting))
             await trio.lowlevel.checkpoint()
         yield _outcome(lie.name, found, lie.claims)
+    judged = f"where a committee of {RULES.committee} judges"
+    yield _without_liars(f"none, {judged}", MANY)
+    for lie in adversaries.before_a_committee():
+        found = []
+        for setting in WITH_COMMITTEE:
+            found.append(damage(lie, setting))
+            await trio.lowlevel.checkpoint()
+        yield _outcome(f"{lie.name}, {judged}", found)
     yield await trio.to_thread.run_sync(claims.outcome)
     for liars in (1, 5, 7):
         yield _struck(liars)
@@ -122,6 +138,11 @@ def _struck(liars: int) -> Outcome:
 
 
 _DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))
+
+
+def _without_liars(name: str, peers: int) -> Outcome:
+    settings = [Setting(f"{data} 0/{peers}", alpha, 0, 0.95, peers) for data, alpha in _DATA]
+    return _outcome(name, [damage(Lie(), setting) for setting in settings])
 
 
 def _outcome(name: str, found: list[Damage], claims: int = 1) -> Outcome:

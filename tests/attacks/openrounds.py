@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from chains import RUN, Offer, block, cut, quote, row, scores
 from chains import offer as offered
-from clusters import PARAMETERS, PEERS, SEQUENCE, Floats, Task
+from clusters import PARAMETERS, SEQUENCE, Floats, Task
 
 from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
 from swarmnode.protocols.chain.derive import Quoted, longest_norm
@@ -92,11 +92,11 @@ def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
     """The parameters after `rounds` of the mean of what everybody offers, by the samples that each says it has."""
     course, rng = Course(task.start()), np.random.default_rng(7)
     before = _mislabel(task, lie, liars)
-    claimed = np.repeat(np.float32([1, lie.claims]), [PEERS - liars, liars])
+    claimed = np.repeat(np.float32([1, lie.claims]), [task.peers - liars, liars])
     for number in range(rounds):
         deltas = task.train(course.phi, round=number)
         if liars and number >= lie.sleeps:
-            honest, own = deltas[: PEERS - liars], deltas[PEERS - liars :]
+            honest, own = np.split(deltas, [task.peers - liars])
             deltas = np.concatenate([honest, lie.offer(Seen(number, honest, own, course.moved, rng))])
         with np.errstate(over="ignore", invalid="ignore"):
             course.moved.append(np.average(deltas, axis=0, weights=claimed / claimed.mean()).astype(np.float32))
@@ -106,15 +106,13 @@ def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
 
 
 class OpenSwarm:
-    """The same peers on an open chain; the last `liars` of them lie. The first `electors` judge from the start."""
+    """The same peers on an open chain, all of them electors; the last `liars` of them lie."""
 
-    def __init__(
-        self, task: Task, lie: Lie, liars: int, *, electors: tuple[int, ...] = tuple(range(PEERS)), codec_name: str
-    ) -> None:
+    def __init__(self, task: Task, lie: Lie, liars: int, *, codec_name: str) -> None:
         self._task, self._lie, self._codec = task, lie, codec_name
-        self._names = [f"peer-{place:02d}" for place in range(PEERS)]
-        self._liars = set(self._names[PEERS - liars :]) if liars else set()
-        self._chain: ChainState = genesis(RUN, tuple(self._names[place] for place in electors), window=WINDOW)
+        self._names = [f"peer-{place:02d}" for place in range(task.peers)]
+        self._liars = set(self._names[task.peers - liars :])
+        self._chain: ChainState = genesis(RUN, tuple(self._names), window=WINDOW)
         self._feedback = {name: ErrorFeedback(codec(codec_name), PARAMETERS, decay=DECAY) for name in self._names}
         self._rng = np.random.default_rng(7)
         self._before: Floats | None = None
@@ -158,8 +156,8 @@ class OpenSwarm:
         course.moved.append(was - course.phi)
         self._settle({name for name, _ in counted}, deltas, lying)
         course.accepted += sum(name in lying for name, _ in counted)
-        course.honest += PEERS - len(lying)
-        course.refused += PEERS - len(lying) - sum(name not in lying for name, _ in counted)
+        course.honest += len(self._names) - len(lying)
+        course.refused += len(self._names) - len(lying) - sum(name not in lying for name, _ in counted)
         course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
         silent = {elector for elector, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
         if 2 * len(self._liars.intersection(chain.electors)) >= len(chain.electors) and course.captured is None:
@@ -268,5 +266,5 @@ def _mislabel(task: Task, lie: Lie, liars: int) -> np.ndarray:
     before = task.labels
     if liars:
         task.labels = before.copy()
-        task.labels[PEERS - liars :] = lie.labels(before[PEERS - liars :], 10)
+        task.labels[task.peers - liars :] = lie.labels(before[task.peers - liars :], 10)
     return before

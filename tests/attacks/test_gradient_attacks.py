@@ -9,12 +9,20 @@ from adversaries import gradient as adversaries
 from adversaries.gradient import GradientLie
 from adversaries.offers import CopiedReveal, Malformed, OfferAdversary
 from gradient import SETTINGS
-from openrounds import Lie
+from openrounds import RULES, Lie
 
 
 @pytest.mark.parametrize("lie", adversaries.everyone(), ids=lambda lie: type(lie).__name__)
 def test_a_third_of_liars_who_judge_and_lead_cost_the_swarm_a_twentieth_at_most(lie: GradientLie) -> None:
     assert gradient.damage(lie, SETTINGS[0]).failures() == ()
+
+
+def test_a_quarter_of_liars_costs_a_twentieth_at_most_where_a_committee_judges() -> None:
+    setting = gradient.WITH_COMMITTEE[0]
+    assert setting.peers > RULES.committee
+    found = gradient.damage(adversaries.LargerInnerProduct(), setting)
+    assert found.failures() == ()
+    assert found.undefended < setting.least * found.clean
 
 
 @pytest.mark.parametrize("lie", adversaries.breaking(), ids=lambda lie: type(lie).__name__)

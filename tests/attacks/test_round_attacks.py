@@ -1,4 +1,4 @@
-"""The round group in short: a stop of each kind, what a leader can do, and both to nodes without the defence."""
+"""The round group in short: a stop of each kind, what a leader can do, a backup; and that to nodes without defences."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 import rounds
 from adversaries import rounds as adversaries
 from adversaries.leaders import Omission, TwoRosters, WrongWeights
+from adversaries.lives import LonelyBackup, RestoredBackup
 from roundadversary import RoundAdversary
 
-SHORT = [*adversaries.stops(short=True), TwoRosters(), Omission(), WrongWeights()]
+SHORT = [*adversaries.stops(short=True), TwoRosters(), Omission(), WrongWeights(), RestoredBackup(), LonelyBackup()]
 
 
 @pytest.mark.timeout(240)
@@ -17,7 +18,7 @@ def test_honest_nodes_go_on_in_one_state_under(adversary: RoundAdversary) -> Non
     assert rounds.damage(adversary).failures() == ()
 
 
-BITES = [adversaries.stops(short=True)[0], TwoRosters()]
+BITES = [adversaries.stops(short=True)[0], TwoRosters(), RestoredBackup(), LonelyBackup()]
 
 
 @pytest.mark.parametrize("adversary", BITES, ids=lambda adversary: adversary.name)

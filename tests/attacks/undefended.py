@@ -24,6 +24,7 @@ from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
 from swarmnode.protocols.exchange import ballots, open_contributions, open_duties, open_examine, open_round
+from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.exchange.open_contributions import Contributions
 from swarmnode.protocols.exchange.open_examine import Examiner
 from swarmnode.protocols.exchange.open_scoring import Bench
@@ -239,6 +240,9 @@ NO_MEMORY = Lacking(
         (Turn, "recall", lambda self, me, work: None),
         (Voice, "derive", _of_this_life),
     ),
+)
+NEVER_SILENT = Lacking(
+    "who finds nobody goes on as if its checkpoint were its last", ((Open, "_keep_silent", lambda self, begin: None),)
 )
 NO_TWINS = Lacking(
     "leases are not compared, and nobody looks up what it said before",

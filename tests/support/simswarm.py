@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,6 +14,7 @@ from typing import Any
 import trio
 from memoryshards import MemoryShards
 
+from swarmnode.crdt.elements import Element
 from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.simnet import SimNetwork, SimWorld
@@ -160,11 +161,12 @@ class SimSwarm:
         roster: str = "",
         samples: bool = False,
         creator: bool | None = None,
+        holds: Sequence[Element] = (),
     ) -> SimNode:
         """Start a node that creates the run, or joins it through the node called `join`, by a string with `roster`.
 
         `samples`: it does nothing else, as with --role rollout. `creator`: it has the run's file, as by default who
-        joins nobody.
+        joins nobody. `holds`: what its state begins with, as on a disk.
         """
         network = self.world.node(name)
         trainer = self._trainer(name, network.me)
@@ -176,6 +178,8 @@ class SimSwarm:
         rng = random.Random(f"membership {self._lives} {name}")
         admitted = (lambda peer: True) if name in self.trusting else admits(self.spec)
         state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time, admitted=admitted)
+        if holds:
+            await state.merge(holds)
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=real_time, rng=rng)
         membership = Membership(network=network, state=state, sync=sync, now=real_time, admits=admitted, rng=rng)
         events: list[dict[str, Any]] = []

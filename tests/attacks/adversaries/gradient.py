@@ -178,6 +178,11 @@ def everyone() -> list[GradientLie]:
     ]
 
 
+def before_a_committee() -> list[GradientLie]:
+    """Those that are tried where not all electors judge."""
+    return [SignFlip(), LabelFlip(), LittleIsEnough(), LargerInnerProduct()]
+
+
 def breaking() -> list[GradientLie]:
     """Those that break the plain mean of sixteen with seven."""
     return [SignFlip(), LargeSignFlip()]
