@@ -179,6 +179,7 @@ class Open:
                 left.commit()
             else:  # work that did not count is offered again
                 left.rollback()
+                left.fade()
                 left.add(delta, norm_of(delta))
         self.offered += len(raws)
         self.counted += len(roster)

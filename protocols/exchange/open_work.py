@@ -188,6 +188,7 @@ class Work:
             self.feedback.commit()
         else:
             self.feedback.rollback()
+            self.feedback.fade()
             await self._return_difference(self._base().parameters, offer.local)
 
     def take_back(self) -> None:

@@ -258,6 +258,7 @@ class OpenSwarm:
                 feedback.commit()
             elif feedback.pending:
                 feedback.rollback()
+                feedback.fade()
                 feedback.add(deltas[place], norm_of(deltas[place]))
 
 

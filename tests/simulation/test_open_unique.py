@@ -42,7 +42,6 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setitem(METHODS, "open", build)
     monkeypatch.setattr(open_unique, "SHARE", 0.5)
-    monkeypatch.setattr(open_unique, "OWN", 8)
     yield
     LEDGERS.clear()
 

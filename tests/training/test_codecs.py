@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from swarmnode.training.codecs import CODECS, Codec, CodecError, codec
 from swarmnode.training.codecs.base import STEP
-from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.codecs.int8 import BLOCK
 
 SIZES = (0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, STEP, STEP + 1, 2 * STEP + BLOCK + 5)
@@ -266,6 +266,19 @@ def test_work_that_did_not_count_returns_up_to_one_clipped_norm() -> None:
     feedback.encode(normal(4))
     with pytest.raises(RuntimeError, match="commit or roll back"):
         feedback.add(normal(4), clip_norm=1.0)
+
+
+def test_old_residual_fades_through_rounds_that_refuse_it() -> None:
+    feedback = ErrorFeedback(codec("topk"), 4096, decay=0.95)
+    rng = np.random.default_rng(5)
+    feedback.restore(rng.standard_normal(4096).astype(np.float32))  # as after an outage
+    small = np.float32(0.01) * rng.standard_normal(4096).astype(np.float32)
+    for _ in range(100):
+        feedback.encode(small)
+        feedback.rollback()
+        feedback.fade()
+        feedback.add(small, norm_in_float64(small))
+    assert norm_in_float64(feedback.export()) <= 1.01 * norm_in_float64(small)
 
 
 def test_values_that_overflow_with_their_residual_are_refused_and_change_nothing() -> None:

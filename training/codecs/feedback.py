@@ -121,6 +121,15 @@ class ErrorFeedback:
         """The round was abandoned: nothing that was encoded since the last commit happened."""
         self._pending.clear()
 
+    def fade(self) -> None:
+        """The round refused what was encoded: what was left over before it is a round older all the same.
+
+        To be called after `rollback`. Otherwise a residual that grew large while nothing counted, as during an outage,
+        would stay as large, and be refused for its age for ever.
+        """
+        low, high = self._used
+        self._residual[low:high] *= self._decay
+
     def add(self, vector: Vector, clip_norm: float) -> None:
         """Return work of this node that did not count, (size,), to the residual.
 

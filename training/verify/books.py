@@ -46,6 +46,7 @@ def residual_after(offer: Offered, *, codec_name: str) -> Vector:
     feedback.encode(offer.delta)
     if not offer.accepted:
         feedback.rollback()
+        feedback.fade()
         _give_back(feedback, offer.delta, _norm(offer.delta))
         return feedback.export()
     feedback.commit()

@@ -193,10 +193,13 @@ def test_what_a_round_left_over_can_be_computed_by_anybody(accepted: bool, retur
     for _ in range(3):
         residual, delta = author.feedback.export(), author.vector()
         raw = author.offer(delta)
-        author.feedback.commit() if accepted else author.feedback.rollback()
-        if not accepted:
+        if accepted:
+            author.feedback.commit()
+        else:
+            author.feedback.rollback()
+            author.feedback.fade()
             author.feedback.add(delta, float(np.linalg.norm(delta.astype(np.float64))))
-        elif returned:
+        if accepted and returned:
             sent = author.feedback.codec.decode(raw, SIZE)
             author.feedback.add(sent * np.float32(returned), float(np.linalg.norm(sent.astype(np.float64))))
         left = residual_after(Offered(residual, delta, raw, accepted, returned), codec_name=CODEC)
