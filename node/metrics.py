@@ -115,6 +115,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.exchange.open_audits import show as show_audits
     from swarmnode.protocols.exchange.open_held import show as show_chain
+    from swarmnode.protocols.exchange.open_unique import show as show_unique
     from swarmnode.protocols.reputation.ledger import Ledger
     from swarmnode.protocols.reputation.watching import Watching
     from swarmnode.protocols.rollouts.pool import Pool
@@ -138,6 +139,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer, watching)
     show_chain(metrics, Counter, lambda: 0)
     show_audits(metrics, Counter(), lambda: 0.0, lambda: 0)
+    show_unique(metrics, Counter(), lambda: 0.0)
     show_rollouts(metrics, Pool(network.me, now=now_ms), Counter(), lambda: 0.0)
     return metrics
 

@@ -55,6 +55,13 @@ OUTCOMES = ("passed", "failed", "untold", "own passed", "own failed")
 TESTS = Metric("swarmnode_unique_work_total", COUNTER, "contributions held against their authors' data", "outcome")
 SECONDS = Metric("swarmnode_unique_work_seconds_total", COUNTER, "seconds that this took")
 
+
+def show(metrics: Metrics, counts: Counter[str], seconds: Callable[[], float]) -> None:
+    """Declare the metrics of these tests."""
+    metrics.show(TESTS, lambda: {outcome: counts[outcome] for outcome in OUTCOMES})
+    metrics.show(SECONDS, seconds)
+
+
 Told = Callable[[PeerId, bool, bytes], None]  # author, whether it was better on its own data, id of the commit
 
 
@@ -90,8 +97,7 @@ class UniqueWork:
 
     def measure(self, metrics: Metrics) -> None:
         """Show what came of tests, and what they took."""
-        metrics.show(TESTS, lambda: {outcome: self.counts[outcome] for outcome in OUTCOMES})
-        metrics.show(SECONDS, lambda: self.budget.spent)
+        show(metrics, self.counts, lambda: self.budget.spent)
 
     def consider(self, block: Block) -> None:
         """A roster was followed: somebody in it may be tested. Returns at once."""

@@ -211,7 +211,7 @@ class Ledger:
                 seen.totals[Saw.ASSIGNED, fine] //= 2
 
     def unique(self, peer: str) -> float:
-        """How far a peer's work comes of its own data, 0 to 1, by this node's tests and by others'."""
+        """What share of its standing a peer keeps, by whether its work comes of its own data: own tests and others'."""
         own = self._seen[peer].totals if peer in self._seen else Counter[tuple[Saw, bool]]()
         tests = [(own[Saw.ASSIGNED, True], own[Saw.ASSIGNED, False], 1.0)]
         one = (self._view or {}).get(peer)

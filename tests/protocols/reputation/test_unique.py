@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
-from swarmnode.protocols.reputation.ledger import LEAST_ROSTER_STANDING, Ledger
-from swarmnode.protocols.reputation.unique import of_own_data
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.unique import LEAST, of_own_data
 
 COMMIT = b"c" * 32
 
@@ -18,10 +18,10 @@ def test_little_is_concluded_from_few_tests_or_from_few_voices() -> None:
     assert of_own_data([(0, 500, 0.0)] * 9) == 1.0  # names without verified work
 
 
-def test_who_passes_every_other_test_has_nothing_left_and_who_passes_four_of_five_has_all() -> None:
-    assert of_own_data([(4, 4, 1.0)] * 4) == 0.0
+def test_who_passes_every_other_test_has_the_least_and_who_passes_four_of_five_has_all() -> None:
+    assert of_own_data([(4, 4, 1.0)] * 4) == LEAST
     assert of_own_data([(4, 1, 1.0)] * 4) == 1.0
-    assert of_own_data([(23, 17, 1.0)] * 4) == pytest.approx(0.5)
+    assert of_own_data([(23, 17, 1.0)] * 4) == pytest.approx((1 + LEAST) / 2)
 
 
 def test_liars_with_two_fifths_of_the_voices_turn_nothing() -> None:
@@ -48,8 +48,8 @@ def test_ledger_weighs_its_own_tests_with_others_words_and_no_single_test_is_an_
             Attested(peer, peer.encode(), 0, Attestation(2, "eve", 900, 900, 9, (Finding(Saw.ASSIGNED, 4, 4),)))
         )
     ledger.view()
-    assert ledger.unique("eve") == 0.0
-    assert ledger.roster_standing("eve") == LEAST_ROSTER_STANDING
+    assert ledger.unique("eve") == LEAST
+    assert ledger.roster_standing("eve") == round(1000 * LEAST)
     assert ledger.unique("ann") == 1.0
 
 
