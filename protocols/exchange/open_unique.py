@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 SHARE = 0.005  # of the compute, in addition to judging
 SAMPLES = 16  # on which a gain is measured
 OWN = 16  # tests of the own contributions that are remembered; others are told of from half as many on …
-TELLING = 0.7  # … of which this share passed
+TELLING = 0.8  # … of which this share passed
 NEVER = 1 << 40  # steps from here on are taken by nobody: the control is drawn by them
 
 OUTCOMES = ("passed", "failed", "untold", "own passed", "own failed")
