@@ -148,6 +148,11 @@ class StateSync:
         """Authors against whom evidence stands, or stood since this node started."""
         return frozenset(self._neighbours.equivocators)
 
+    @property
+    def remembered(self) -> bool:
+        """Whether somebody told this node what it signed before: a restored backup knows it from nobody else."""
+        return bool(self._remembered)
+
     def trusts(self, peer: PeerId) -> bool:
         """Whether the peer is told news and asked to repair when it is connected."""
         return self._neighbours.trusts(peer)

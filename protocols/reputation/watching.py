@@ -7,7 +7,7 @@
 Every EPOCH it asks its sources what they counted, ends the ledger's epoch, and notes an offence for each peer that
 `Ledger.to_contain` names: `conduct` then slows, refuses and at last disconnects it. Every ATTEST_ROUNDS rounds it
 attests. What it attests is write-once, so a restart in between says nothing again; where this node may not sign, it
-does so later.
+does so later. It waits until a peer told it what it said, which a restored backup does not know by itself.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Watching:
             await self._kept(self.ledger)
 
     async def _attest(self) -> None:
-        if self._sync is None:
+        if self._sync is None or not self._sync.remembered:  # whom nobody heard yet need not speak
             return
         for attestation in self.ledger.to_attest(self._members()):
             self._said_at = self.ledger.round

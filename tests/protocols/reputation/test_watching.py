@@ -34,6 +34,7 @@ class Writer:
 
     def __init__(self, state: MemoryState) -> None:
         self._state = state
+        self.remembered = True
 
     async def write(self, key: str, value: Any) -> Any:
         return await self._state.write(key, value)
@@ -69,6 +70,25 @@ def test_a_node_attests_what_it_saw_and_says_it_once() -> None:
             round[0] += 1
             await trio.sleep(EPOCH)
             assert len(await state.select("attestation/", limit=100)) == 2
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_a_node_whom_nobody_told_what_it_said_attests_nothing_yet() -> None:
+    async def main() -> None:
+        state, ledger = new()
+        writer = Writer(state)
+        writer.remembered = False
+        watch = Watching(ledger, state=state, sync=writer, members=lambda: 4, round=lambda: 8)  # type: ignore[arg-type]
+        watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch.run)
+            await trio.sleep(2.5 * EPOCH)
+            assert not await state.select("attestation/", limit=100)
+            writer.remembered = True
+            await trio.sleep(EPOCH)
+            assert len(await state.select("attestation/", limit=100)) == 1
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
