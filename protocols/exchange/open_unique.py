@@ -12,10 +12,10 @@ piece of work among them (Gauntlet, 2505.21684, compares with random data in the
 node's own contribution, and while those do not pass, nothing is told of others. What comes of it goes to the ledger, in
 which single tests count for nothing.
 
-No author is asked for anything, and nobody but the auditor computes: which shards a node trains on and which windows a
-step reads follows from its identity, the round and the step. Steps are drawn after the work was committed, among all
-that a round asks for, so who does a part of them passes in part. Who trains on text of its own in a run of shards
-cannot show this.
+Nobody but the auditor computes, and an author is asked for no more than text that the auditor lacks: which shards a
+node trains on and which windows a step reads follows from its identity, the round and the step. Steps are drawn after
+the work was committed, among all that a round asks for, so who does a part of them passes in part. Who trains on text
+of its own in a run of shards cannot show this.
 """
 
 from __future__ import annotations
@@ -153,11 +153,10 @@ class UniqueWork:
         root, state = held.books[block.parent].reveals[commit].what.root, held.before(block)
         if root not in held.contributions or state is None or block.parent not in held.tree:
             return None
+        contribution, longest = held.contributions[root], longest_norm(held.tree[block.parent].chain, held.rules)
         steps = drawn_steps(block.chain.seed, self._me, author, self._steps, count)
         never = tuple(NEVER + step for step in steps)
         own, control = [await self._with_text(Batches(author, block.chain.round - 1, each)) for each in (steps, never)]
-        contribution = held.contributions[root]
-        longest = longest_norm(held.tree[block.parent].chain, held.rules)
         shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
 
         def taken() -> Vector:
