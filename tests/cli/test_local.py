@@ -321,9 +321,10 @@ def test_without_json_people_get_a_line_a_round_and_a_summary(tmp_path, fake, ca
 
 
 DRIVER = """
-    import sys
+    import signal, sys
     from pathlib import Path
     from swarmnode.cli.local_run import LocalOptions, run_local
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who began the tests in the background ignores it
     folder = Path(sys.argv[1])
     options = LocalOptions(nodes=3, rounds=6, json=True, report=folder / "report", data_dir=folder / "nodes")
     sys.exit(run_local(options, command=[sys.executable, "-S", sys.argv[2]], measure=lambda _: 2.5))
