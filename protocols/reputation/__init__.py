@@ -12,6 +12,7 @@ quoted scores (`chain/derive.py`), in which a judge's view is one vote.
     opinions.py     others' attestations, weighed by their authors' own verified work
     shares.py       weights: probation for who was not verified, and caps
     view.py         all of it together: a peer's standing, with the reasons
+    unique.py       what tests of whether a peer works on its own data come to
     favours.py      what peers served and relayed, and whether what they promised to have could be had
     ledger.py       the one object with a life: takes in what a node sees, attests, and answers who may have how much
 """
