@@ -156,7 +156,10 @@ class UniqueWork:
         contribution, longest = held.contributions[root], longest_norm(held.tree[block.parent].chain, held.rules)
         steps = drawn_steps(block.chain.seed, self._me, author, self._steps, count)
         never = tuple(NEVER + step for step in steps)
-        own, control = [await self._with_text(Batches(author, block.chain.round - 1, each)) for each in (steps, never)]
+        shelf = await self._runner(lambda: Shelf(self._texts, self._texts.assigned(author)))
+        own, control = [
+            await self._with_text(Batches(author, block.chain.round - 1, each), shelf) for each in (steps, never)
+        ]
         shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
 
         def taken() -> Vector:
@@ -180,14 +183,10 @@ class UniqueWork:
         self._able = loss is not None
         return math.nan if loss is None else loss
 
-    async def _with_text(self, batches: Batches) -> Batches:
-        """These with what they read of their author's text. Raises ShardError, TrainerDied."""
-        if not self._texts.shared:
+    async def _with_text(self, batches: Batches, shelf: Shelf) -> Batches:
+        """These with what they read of their author's text, if it is known. Raises ShardError, TrainerDied."""
+        if not shelf.size:
             return batches
-        try:
-            shelf = Shelf(self._texts, self._texts.assigned(batches.author))
-        except ValueError as error:
-            raise ShardError(str(error)) from error
         sized = replace(batches, size=shelf.size)
         return replace(sized, pieces=await shelf.pieces(batches.author, await self._trainer.places(sized)))
 
