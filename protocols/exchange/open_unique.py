@@ -129,7 +129,7 @@ class UniqueWork:
             turn += 1
             try:
                 passed = await self._test(block, author, measured[author], count, cost)
-            except (ShardError, TrainerDied) as reason:
+            except (ShardError, TrainerDied, ValueError) as reason:  # ValueError: shards that the run does not name
                 logger.info("round %d: the data of %s cannot be looked at: %s", block.chain.round, author, reason)
                 passed = None
             self._conclude(author, measured[author], passed)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import pytest
 import trio
+from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.node.toytrainer import SimTrainer
-from swarmnode.protocols.exchange.method import Method, Parts
-from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.trainer import Trainer
 from swarmnode.protocols.verification import Audit, Verdict
 from swarmnode.training.codecs import codec
@@ -79,21 +77,10 @@ class AuditedSwarm(SimSwarm):
         return Counter(audit.verdict for audit in self.audits(name) if audit.round > after)
 
 
-LEDGERS: dict[str, Ledger] = {}
-
-
 @pytest.fixture(autouse=True)
-def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A ledger for each node that is started, by peer id."""
-    plain = METHODS["open"]
-
-    def build(parts: Parts) -> Method:
-        LEDGERS[parts.me] = Ledger(parts.me, now=parts.now)
-        return plain(replace(parts, ledger=LEDGERS[parts.me]))
-
-    monkeypatch.setitem(METHODS, "open", build)
-    yield
-    LEDGERS.clear()
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger for each node that is started."""
+    keep_ledgers(monkeypatch)
 
 
 def simulate(body: Body, toys: dict[str, Callable[[str], ToyModel]] | None = None) -> None:

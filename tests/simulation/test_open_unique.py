@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 import pytest
 import trio
+from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.node.toytrainer import SimTrainer
 from swarmnode.protocols.exchange import open_unique
-from swarmnode.protocols.exchange.method import Method, Parts
-from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.exchange.open_unique import NEVER, drawn_steps
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.trainer import Trainer
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.toy import ToyModel
@@ -28,22 +25,13 @@ NAMES = ("a", "b", "c", "d", "e")
 SHARER = "e"  # offers what it trained on the data of "d": two names, one piece of work
 STEPS = 16
 ROUNDS = 40
-LEDGERS: dict[str, Ledger] = {}
 
 
 @pytest.fixture(autouse=True)
-def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A ledger for each node, by peer id; and tests in most rounds instead of in one of thirty."""
-    plain = METHODS["open"]
-
-    def build(parts: Parts) -> Method:
-        LEDGERS[parts.me] = Ledger(parts.me, now=parts.now)
-        return plain(replace(parts, ledger=LEDGERS[parts.me]))
-
-    monkeypatch.setitem(METHODS, "open", build)
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger for each node; and tests in most rounds instead of in one of thirty."""
+    keep_ledgers(monkeypatch)
     monkeypatch.setattr(open_unique, "SHARE", 0.5)
-    yield
-    LEDGERS.clear()
 
 
 class DenseSwarm(SimSwarm):
