@@ -14,10 +14,13 @@ from simswarm import SimSwarm
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.node.toytrainer import SimTrainer
 from swarmnode.protocols.exchange import open_unique
+from swarmnode.protocols.exchange.methods import METHODS
 from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.exchange.open_unique import NEVER, drawn_steps
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.trainer import Trainer
+from swarmnode.protocols.texts import NoTexts
+from swarmnode.protocols.trainer import Batches, Trainer
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.toy import ToyModel
 
@@ -81,6 +84,54 @@ def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_b
             nursery.cancel_scope.cancel()
 
     swarms: list[DenseSwarm] = []
+    run_simulation(main)
+
+
+class Withheld(NoTexts):
+    """Text of which its holders send nothing."""
+
+    shared = True
+
+    def assigned(self, author: PeerId) -> tuple[bytes, ...]:
+        return (b"shard",)
+
+    def size(self, shard: bytes) -> int | None:
+        return 100
+
+
+class ReadingTrainer(SimTrainer):
+    """Says that its batches are drawn from text."""
+
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
+        await trio.lowlevel.checkpoint()
+        return [(0, 10)]
+
+
+def test_text_that_cannot_be_had_tells_nothing_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_ledgers = METHODS["open"]
+    monkeypatch.setitem(METHODS, "open", lambda parts: with_ledgers(replace(parts, texts=Withheld())))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = DenseSwarm(
+                nursery,
+                world=SimWorld(latency=0.05),
+                method="open",
+                electors=NAMES[:3],
+                steps=STEPS,
+                trainer=lambda name, peer: ReadingTrainer(ToyModel(dimension=64, peer_id=peer), seconds_per_step=0.2),
+            )
+            await swarm.start("a", wait_peers=2)
+            for name in NAMES[1:3]:
+                await swarm.start(name, join="a")
+            await swarm.round_done(6, *NAMES[:3])
+            for name in NAMES[:3]:
+                method = swarm.nodes[name].method
+                assert isinstance(method, Open)
+                assert method.unique is not None
+                assert method.unique.counts["untold"] == method.unique.counts.total() > 0
+            nursery.cancel_scope.cancel()
+
     run_simulation(main)
 
 
