@@ -94,7 +94,7 @@ def _evidence(one: Standing, ledger: Ledger) -> dict[str, Any]:
 
     account = one.account
     return {
-        "reasons": list(reasons(one)),
+        "reasons": list(reasons(one, unique=ledger.unique(one.peer))),
         "rating": {"mu": round(account.rating.mu, 3), "sigma": round(account.rating.sigma, 3)},
         "offences": round(account.offences, 3),
         "strikes": account.strikes,

@@ -106,8 +106,11 @@ def disproved(attested: Iterable[Attested], works: Iterable[RoundWork]) -> froze
     return frozenset(one.attester for one in attested if contradicted(one, rounds))
 
 
-def reasons(standing: Standing) -> tuple[str, ...]:
-    """Why a peer stands where it does, for a person; the evidence itself is in `account` and `words`."""
+def reasons(standing: Standing, *, unique: float = 1.0) -> tuple[str, ...]:
+    """Why a peer stands where it does, for a person; the evidence itself is in `account` and `words`.
+
+    `unique`: the share of its standing that tests of its work on its own data leave it (`of_own_data`).
+    """
     own, told = standing.account, []
     if own.rounds:
         told.append(f"its work was looked at in {_count(own.rounds, 'round')} and helped in {own.helped}")
@@ -118,6 +121,11 @@ def reasons(standing: Standing) -> tuple[str, ...]:
         told.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
     if own.offences > 0.05:
         told.append(f"it broke rules: that takes {100 * (1 - conduct(own)):.0f} % of its score")
+    if unique < 1.0:
+        told.append(
+            "its work is hardly better on the data it is to work on than on their like, as if it were not its own: "
+            f"a judge here says {100 * unique:.0f} % of its standing"
+        )
     heard = [word for word in standing.words if word.counts]
     if heard:
         outvoted = ", outvoted by what was seen here" if own.rounds >= FEW else ""

@@ -7,6 +7,7 @@ import pytest
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.unique import LEAST, of_own_data
+from swarmnode.protocols.reputation.view import reasons
 
 COMMIT = b"c" * 32
 
@@ -51,6 +52,8 @@ def test_ledger_weighs_its_own_tests_with_others_words_and_no_single_test_is_an_
     assert ledger.unique("eve") == LEAST
     assert ledger.roster_standing("eve") == round(1000 * LEAST)
     assert ledger.unique("ann") == 1.0
+    told = {peer: reasons(ledger.view()[peer], unique=ledger.unique(peer)) for peer in ("ann", "eve")}
+    assert [peer for peer, lines in told.items() if any("50 % of its standing" in line for line in lines)] == ["eve"]
 
 
 def test_old_tests_fade() -> None:
