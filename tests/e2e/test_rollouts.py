@@ -19,7 +19,9 @@ def test_two_policies_learn_from_one_another(tmp_path: Path) -> None:
                 assert learned["learned"]["authors"] == 1
             listed = other.command_line("rollouts", "ls", "--author", one.ready["peer_id"])["groups"]
             shown = other.command_line("rollouts", "show", listed[0]["id"])
-            assert len(shown["answers"]) == 8
+            # Eight were written; what the author's own gate refuses it does not share.
+            assert len(shown["answers"]) == listed[0]["answers"]
+            assert all(2 <= group["answers"] <= 8 for group in listed)
             assert len({answer["reward"] for answer in shown["answers"]}) > 1, "only what teaches is shared"
             assert other.command_line("rollouts", "stats")["alone"] is False
             assert other.command_line("rollouts", "pool")["authors"][0]["author"] == one.ready["peer_id"]
