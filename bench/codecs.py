@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs import CODECS, Codec
+from swarmnode.training.codecs import CODECS, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.codecs.topk import CHUNK, KEEP, TopK
 from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, exact_norm
@@ -91,21 +91,26 @@ def feedback(chosen: argparse.Namespace) -> Iterator[Line]:
         line: Line = {
             "codec": name,
             "rounds": len(vectors),
-            "plain": round(relative_rms(meant, sent(codec, vectors)), 5),
+            "plain": round(relative_rms(meant, sent(name, vectors)), 5),
         }
         for decay in (1.0, 0.95):
             carried = ErrorFeedback(codec, meant.size, decay=decay)
-            line[f"feedback_{decay:g}"] = round(relative_rms(meant, sent(codec, vectors, carried)), 5)
+            line[f"feedback_{decay:g}"] = round(relative_rms(meant, sent(name, vectors, carried)), 5)
         yield line
 
 
-def sent(codec: Codec, vectors: list[Vector], carried: ErrorFeedback | None = None) -> NDArray[np.float64]:
-    """The sum of what arrives of `vectors`, with error feedback where there is one."""
+def sent(name: str, vectors: list[Vector], carried: ErrorFeedback | None = None) -> NDArray[np.float64]:
+    """The sum of what arrives of `vectors`, one a round, with error feedback where there is one."""
     total = np.zeros(vectors[0].size)
-    for vector in vectors:
-        total += codec.decode(codec.encode(vector) if carried is None else carried.encode(vector), vector.size)
-        if carried is not None:
+    for turn, vector in enumerate(vectors):
+        encoding = codec_in(turn, name)
+        if carried is None:
+            raw = encoding.encode(vector)
+        else:
+            carried.codec = encoding
+            raw = carried.encode(vector)
             carried.commit()
+        total += encoding.decode(raw, vector.size)
     return total
 
 

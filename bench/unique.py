@@ -48,7 +48,7 @@ class Rounds:
 
     def contributions(self, round: int) -> list[bytes]:
         """What each worker offers."""
-        deltas = self.workers.train(self.state.parameters, round=round, steps=self.steps)
+        deltas = self.workers.train([self.state.parameters] * len(self.workers.peers), round=round, steps=self.steps)
         raws = [bytes(left.encode(delta)) for left, delta in zip(self._left, deltas, strict=True)]
         for left in self._left:
             left.commit()

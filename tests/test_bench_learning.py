@@ -62,7 +62,7 @@ def test_a_synchronous_gradient_is_that_of_all_workers_windows_together(workers:
 def test_one_step_of_diloco_without_loss_moves_like_the_mean_of_the_workers(workers: Workers) -> None:
     arm = Arm("diloco", steps=1, lr=1e-2, codec="fp32")
     workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=1), stream="test")
-    deltas = workers.train(workers.initial, round=0, steps=1)
+    deltas = workers.train([workers.initial] * len(workers.peers), round=0, steps=1)
     np.testing.assert_allclose(_run(arm, workers).parameters, workers.initial - np.mean(deltas, axis=0), atol=1e-6)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs import CODECS, codec
+from swarmnode.training.codecs import CODECS, codec, codec_in
 from swarmnode.training.layout import Layout
 from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
 from swarmnode.training.outer import OuterState, outer_step, state_hash, weighted_sum
@@ -90,6 +90,14 @@ def _open_step(name: str) -> Iterable[bytes]:
         yield struct.pack("<d", exact_norm(raw, SIZE, codec_name=name))
 
 
+def _open_steps_in_turns() -> Iterable[bytes]:
+    state, factors = _state(), [Factor(5, CLIP_UNIT, 12), Factor(7, CLIP_UNIT - 1, 12)]
+    for round in range(4):
+        raws = [bytes(codec_in(round, "sign3").encode(vector(f"turn {round} {i}"))) for i in range(2)]
+        state = apply_contributions(state, raws, factors, lr=0.7, momentum=0.8, codec_name="sign3")
+    return state.parameters.tobytes(), state.momentum.tobytes()
+
+
 def _clip_units() -> Iterable[bytes]:
     norms = [norm_of(vector(f"norm {i}", 100 * (i + 1))) for i in range(6)] + [0.0, 1e-300, 1e300]
     yield struct.pack(f"<{len(norms)}d", *norms)
@@ -108,6 +116,7 @@ CHECKS: dict[str, Callable[[], Iterable[bytes]]] = {
     **{f"codec {name}": partial(_codec, name) for name in CODECS},
     "open_step topk": partial(_open_step, "topk"),
     "open_step int8": partial(_open_step, "int8"),
+    "open_step sign3 in turns, with momentum": _open_steps_in_turns,
     "clip_units": _clip_units,
     "state_hash": _state_hash,
 }
@@ -124,9 +133,11 @@ EXPECTED: dict[str, str] = {
     "codec int4": "2b7a00379ddd8be50a4b98bc523e6055a006dbaae1566fe3a3ec5c15f00dceed",
     "codec e3m0": "aed255e9b836c334463b464bd95f98a25ad2a493393a255747920a5d33791d4c",
     "codec sign": "211a7101f43bed002937b69c9c69b7248390993d4e5854ad138524d9235ec04a",
+    "codec sign3": "7beed26e0c10c01f4180df0619759727e74e5617478432cf6af915c1ab8eb385",
     "codec topk": "686ad9267d4ec2cbf2e79355162fb9e150c4d7a9b19ab52300b7864bfe49b751",
     "open_step topk": "ade79e33769d329fbf281f59b3eadcbac18d14b9f4786efe007eaa93b45d0244",
     "open_step int8": "f15f226db1c08b7614fb977235eeeaebf92c36b86f63b0cd6c087812c27c368f",
+    "open_step sign3 in turns, with momentum": "a5c8152a073855426a6620749cb4ccc9144166cc0ea664dc3b379b56a553c29d",
     "clip_units": "551fc0ec210c5f3248c3b1b27fbfb855f43762a8470e3439135481d51c07ef9c",
     "state_hash": "8be92aaeb3463bf48dfb9a3f3ec87261de59be2a583bf384330372e33b186f12",
 }

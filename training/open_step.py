@@ -66,10 +66,12 @@ def apply_contributions(
         acc = 0;  for i in order: acc <- acc + (f_i * x_i)
         phi', m' = outer_step(phi, m, acc)        without momentum: phi' = phi - (lr * acc)
 
+    Elements of which acc is 0 rest: neither they nor their momentum move (`outer_step`). So momentum counts in the
+    turns of an element, not in rounds, whatever share of the vector the contributions of a round name.
+
     Every product and every sum is rounded to float32 on its own. Where x_i is sparse, elements that it does not name
     are left alone, which gives the bits that adding its zeros would give: acc is never -0. Another order may give other
-    bits. An empty roster gives the same parameters (and with momentum, one step along it). SparseLoCo (2508.15706) is
-    `topk`, lr 1 and no momentum.
+    bits. An empty roster gives the same state. SparseLoCo (2508.15706) is `topk`, lr 1 and no momentum.
 
     Raises CodecError for a contribution that no encoder makes, naming its place in the roster; ValueError where counts
     differ or the new parameters would not be finite. All of them depend on the arguments alone: who holds the roster
@@ -84,7 +86,7 @@ def apply_contributions(
                 _add(total, raw, factor.rounded, codec_name)
             except CodecError as error:
                 raise CodecError(f"contribution {place} of the roster: {error}") from error
-    return outer_step(state, total, lr=lr, momentum=momentum)
+    return outer_step(state, total, lr=lr, momentum=momentum, resting=True)
 
 
 def exact_norm(raw: Raw, elements: int, *, codec_name: str = DEFAULT_CODEC) -> float:

@@ -35,13 +35,17 @@ class OuterState:
         return cls(_frozen(parameters.astype(np.float32)), _frozen(np.zeros(parameters.size, np.float32)))
 
 
-def outer_step(state: OuterState, mean_pseudo_gradient: Vector, *, lr: float, momentum: float) -> OuterState:
+def outer_step(
+    state: OuterState, mean_pseudo_gradient: Vector, *, lr: float, momentum: float, resting: bool = False
+) -> OuterState:
     """One outer step along g = `mean_pseudo_gradient` (P,), mean of phi - theta over members.
 
     With mu = `momentum`, Nesterov's as in torch.optim.SGD(nesterov=True); lr and mu are rounded to float32 first:
 
         mu > 0:  m <- (mu * m) + g;  phi <- phi - (lr * (g + (mu * m)))
         mu = 0:  phi <- phi - (lr * g);  m stays
+
+    With `resting`, elements whose g is 0 stay as they are, and so does their m: of a sparse g, the others had no turn.
 
     Returns a new state with read-only arrays; the old one stays valid for readers. Raises ValueError where shapes or
     dtypes differ, or new parameters would not be finite.
@@ -63,6 +67,10 @@ def outer_step(state: OuterState, mean_pseudo_gradient: Vector, *, lr: float, mo
                 np.multiply(mu, m, out=delta)
                 np.add(g, delta, out=delta)
                 np.multiply(rate, delta, out=delta)
+                if resting:
+                    still = g == 0
+                    np.copyto(m, state.momentum[part], where=still)
+                    np.copyto(delta, np.float32(0), where=still)
             else:
                 np.multiply(rate, g, out=delta)
             np.subtract(state.parameters[part], delta, out=parameters[part])

@@ -20,10 +20,10 @@ import torch
 
 from learned.workers import DataParallel, Vector, Workers
 from swarmnode.protocols.exchange.roster import Roster, Seat, parts
-from swarmnode.training.codecs import codec
+from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop
-from swarmnode.training.open_step import Factor, apply_contributions, clip_units, exact_norm, norm_of
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
 from swarmnode.training.outer import OuterState, outer_step, weighted_sum
 from swarmnode.training.robust import gate
 from swarmnode.training.runspec import RunSpec
@@ -120,7 +120,7 @@ class Diloco:
 
     def advance(self, round: int) -> Vector:
         workers, roster = self._workers, self._roster
-        deltas = workers.train(self._state.parameters, round=round, steps=self._arm.interval)
+        deltas = workers.train([self._state.parameters] * len(workers.peers), round=round, steps=self._arm.interval)
         cut = parts(roster, workers.parameters)
 
         def encode(given: tuple[ErrorFeedback, Vector]) -> list[memoryview]:
@@ -149,7 +149,8 @@ class Diloco:
 class Open:
     """Rounds of the open exchange among honest nodes: contribute, gate, clip, apply in the roster's order.
 
-    Every contribution is fetched by everybody else, so that a node sends and receives R - 1 of them on average.
+    With outer momentum, workers begin where their residual has them (protocols/exchange/open_work.py). Every
+    contribution is fetched by everybody else, so that a node sends and receives R - 1 of them on average.
     """
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
@@ -161,7 +162,11 @@ class Open:
 
     def advance(self, round: int) -> Vector:
         workers, size, arm = self._workers, self._workers.parameters, self._arm
-        deltas = workers.train(self._state.parameters, round=round, steps=arm.interval)
+        shared = self._state.parameters
+        starts = [left.taken_from(shared) if arm.momentum > 0 else shared for left in self._left]
+        deltas = workers.train(starts, round=round, steps=arm.interval)
+        for left in self._left:
+            left.codec = codec_in(round, arm.codec)
         raws = workers.map(lambda pair: pair[0].encode(pair[1]), zip(self._left, deltas, strict=True))
         accepted = gate(self._gains(round, raws), NOISE)
         roster = [raw for raw, good in zip(raws, accepted, strict=True) if good]
@@ -174,9 +179,12 @@ class Open:
             momentum=arm.momentum,
             codec_name=arm.codec,
         )
-        for left, delta, good in zip(self._left, deltas, accepted, strict=True):
+        clip_of = iter(clips)
+        for left, raw, delta, good in zip(self._left, raws, deltas, accepted, strict=True):
             if good:
                 left.commit()
+                sent = left.codec.decode(raw, size)
+                left.add(sent * np.float32(1 - next(clip_of) / CLIP_UNIT), norm_of(sent))  # what was clipped
             else:  # work that did not count is offered again
                 left.rollback()
                 left.fade()

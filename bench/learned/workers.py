@@ -2,7 +2,7 @@
 
     workers = Workers(Size(), seed=1)
     workers.begin(spec, stream="continued")                  # fresh optimizers, as a node that joins has
-    deltas = workers.train(phi, round=0, steps=30)           # what each of them would offer
+    deltas = workers.train([phi] * 8, round=0, steps=30)     # what each of them would offer
 
 Workers train in threads of one torch thread each: on a machine with other work they wait for nobody at barriers. What a
 worker computes does not depend on how many threads there are.
@@ -79,14 +79,14 @@ class Workers:
             for task, peer, vector in zip(self.tasks, self.peers, self.vectors, strict=True)
         ]
 
-    def train(self, shared: Vector, *, round: int, steps: int) -> list[Vector]:
-        """Each worker's pseudo-gradient, phi - theta, float32 (P,), after `steps` inner steps from `shared`."""
+    def train(self, starts: Sequence[Vector], *, round: int, steps: int) -> list[Vector]:
+        """Each worker's pseudo-gradient, start - theta, float32 (P,), after `steps` inner steps from its start."""
 
         def work(number: int) -> Vector:
             vector = self.vectors[number].numpy()
-            vector[:] = shared
+            vector[:] = starts[number]
             self._loops[number].train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
-            return shared - vector
+            return starts[number] - vector
 
         return self.map(work, range(len(self._loops)))
 

@@ -76,17 +76,17 @@ def lie_in_open(method: Open, name: str, *, me: PeerId) -> None:
 
 def _offer_in_open(method: Open, lie: Lie) -> None:
     work, rng = method.work, np.random.default_rng()
-    encoding, elements = work.feedback.codec, work.feedback.size
+    feedback, elements = work.feedback, work.feedback.size
     contribute, move = work.contribute, work.move
     moved: list[np.ndarray] = []
 
-    async def lying_contribute(parent: bytes) -> bytes | None:
-        raw = await contribute(parent)
+    async def lying_contribute(parent: bytes, round: int) -> bytes | None:
+        raw = await contribute(parent, round)
         if raw is None:
             return None
-        own = encoding.decode(raw, elements)
+        own = feedback.codec.decode(raw, elements)
         told = lie(Seen(own, moved[-1] if moved else None, rng))
-        return bytes(encoding.encode(np.nan_to_num(told)))
+        return bytes(feedback.codec.encode(np.nan_to_num(told)))
 
     async def noting_move(state: Any) -> float:
         if work.base is not None:
@@ -99,8 +99,8 @@ def _offer_in_open(method: Open, lie: Lie) -> None:
 def _offer_nan(method: Open) -> None:
     contributions, contribute = method.contributions, method.work.contribute
 
-    async def lying_contribute(parent: bytes) -> bytes | None:
-        raw = await contribute(parent)
+    async def lying_contribute(parent: bytes, round: int) -> bytes | None:
+        raw = await contribute(parent, round)
         return None if raw is None else NOT_A_NUMBER + raw[len(NOT_A_NUMBER) :]
 
     async def keep(raw: bytes, round: int) -> bytes:
@@ -127,8 +127,8 @@ def _copy(method: Open, me: PeerId) -> None:
             copied[:] = [contributions[here[0]].raw]
             await commit(turn)
 
-    async def copying_contribute(parent: bytes) -> bytes | None:
-        return copied[0] if await contribute(parent) is not None else None
+    async def copying_contribute(parent: bytes, round: int) -> bytes | None:
+        return copied[0] if await contribute(parent, round) is not None else None
 
     duties.commit = late_commit  # type: ignore[method-assign]
     method.work.contribute = copying_contribute  # type: ignore[method-assign]

@@ -210,12 +210,20 @@ class Open:
     def _make_work(self, parts: Parts) -> Work:
         """Local training; with a record of it, and audits of others', where the run has them and the trainer can."""
         spec, trainer, codec_name = parts.spec, parts.trainer, parts.spec.exchange.codec
+        carries = spec.outer.momentum > 0
         longest = stretch_steps(spec.inner.steps, trainer.layout.parameters) if spec.trust.audit_share > 0 else 0
         if not longest or not isinstance(trainer, AuditedTrainer):
             if spec.trust.audit_share > 0:
                 logger.warning("the model is too large for audits, or this trainer cannot take part in them")
-            return Work(trainer, parts.runner, codec_name=codec_name, steps=spec.inner.steps)
-        work = TracedWork(trainer, parts.runner, codec_name=codec_name, steps=spec.inner.steps, texts=parts.texts.given)
+            return Work(trainer, parts.runner, codec_name=codec_name, steps=spec.inner.steps, carries=carries)
+        work = TracedWork(
+            trainer,
+            parts.runner,
+            codec_name=codec_name,
+            steps=spec.inner.steps,
+            texts=parts.texts.given,
+            carries=carries,
+        )
         self.audits = Audits(
             me=parts.me,
             run_id=parts.run_id,

@@ -32,7 +32,7 @@ from swarmnode.protocols.shard_wire import ShardError
 from swarmnode.protocols.texts import Shelf, Texts
 from swarmnode.protocols.trainer import AuditedTrainer, Batches, Slice, TrainerDied, Vector
 from swarmnode.protocols.verification import Audit, Desk, NotShown, ShowQuery, Verdict
-from swarmnode.training.codecs import CodecError
+from swarmnode.training.codecs import CodecError, codec_in
 from swarmnode.training.verify.books import NEAR, Offered, Wrong, apart, explains, residual_after, walk
 from swarmnode.training.verify.distance import Distance, calibrated
 from swarmnode.training.verify.draw import Budget, which, whom
@@ -260,27 +260,30 @@ class Audits:
         if not all(vector.size == self._work.feedback.size for vector in vectors.values()):
             raise Wrong("states of another model")
         states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
-        phi = self._state(work.reveal.parent)
+        residual = vectors[trace.residual]
+        starts = {base: self._start(shared, residual) for base, shared in states.items()}
         earlier = None
         if before is not None:
+            kept = vectors[before[1].residual]
             earlier = Offered(
-                vectors[before[1].residual],
-                self._state(before[0].reveal.parent) - vectors[trace.start],
+                kept,
+                self._start(self._state(before[0].reveal.parent), kept) - vectors[trace.start],
                 self._contribution(before[0].reveal.root),
+                codec_in(before[0].reveal.round, self._codec_name),
                 before[2].verdict == ACCEPTED,
                 1 - before[2].clip / ONE if before[2].verdict == ACCEPTED else 0.0,
             )
 
         def check() -> None:
-            residual = vectors[trace.residual]
             if earlier is not None:
-                left = residual_after(earlier, codec_name=self._codec_name)
+                left = residual_after(earlier)
                 if not apart(residual, left) <= NEAR:
                     raise Wrong("what it says was left over is not what the round before left")
-            elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace, phi.size):
+            elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace, residual.size):
                 raise Wrong("it does not begin as new")
-            offered = walk(trace, vectors[trace.start], ends=vectors, states=states)
-            explains(raw, phi - offered, residual, codec_name=self._codec_name)
+            offered = walk(trace, vectors[trace.start], ends=vectors, states=starts)
+            encoding = codec_in(work.reveal.round, self._codec_name)
+            explains(raw, starts[work.reveal.parent] - offered, residual, encoding)
 
         await self._runner(check)
         return True
@@ -317,6 +320,10 @@ class Audits:
             return self._held.states[roster].parameters
         except KeyError:
             raise Unknown("a shared state is kept no more") from None
+
+    def _start(self, shared: Vector, residual: Vector) -> Vector:
+        """Where training from a shared state began, as in `Work`."""
+        return shared - residual if self._work.carries else shared
 
     def _contribution(self, root: bytes) -> bytes:
         if root not in self._held.contributions:

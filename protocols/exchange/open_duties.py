@@ -90,7 +90,7 @@ class Duties:
         """Encode what was trained, and say that it is bound to that."""
         turn.ready = False
         chain = turn.chain
-        encoded = await self._work.contribute(chain.tip)
+        encoded = await self._work.contribute(chain.tip, chain.round)
         if encoded is None:
             return
         root = await self._held.contributions.keep(encoded, chain.round)

@@ -49,9 +49,10 @@ class TracedWork(Work):
         codec_name: str,
         steps: int,
         texts: Callable[[], tuple[bytes, ...]],
+        carries: bool = False,
     ) -> None:
         """`texts`: the shards that the trainer was given, in that order."""
-        super().__init__(trainer, runner, codec_name=codec_name, steps=steps)
+        super().__init__(trainer, runner, codec_name=codec_name, steps=steps, carries=carries)
         self._audited, self._texts = trainer, texts
         self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
         self._origin, self._previous, self._began = Origin.UNLINKED, b"", b""
@@ -116,9 +117,9 @@ class TracedWork(Work):
         self._origin, self._previous, self._began = Origin.UNLINKED, b"", self._tip
         self._legs = [_FIRST]
 
-    async def contribute(self, parent: bytes) -> bytes | None:
+    async def contribute(self, parent: bytes, round: int) -> bytes | None:
         residual, self._offered = self.feedback.export(), None
-        encoded = await super().contribute(parent)
+        encoded = await super().contribute(parent, round)
         if encoded is None or self.offer is None:
             self.unlink()
             return None
@@ -173,7 +174,7 @@ class TracedWork(Work):
         await super().stand_on(state)
         self.unlink()
         self._tip = self._began = b""
-        self._start = state.parameters
+        self._start = self.start
         if not self._trained and not self.feedback.export().any():
             self._origin = Origin.FRESH
 

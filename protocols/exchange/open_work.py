@@ -1,9 +1,13 @@
 """What this node trains, and what becomes of it: local training goes on while contributions are exchanged.
 
-    θ ← inner steps from φ                        until the round asks for a contribution
-    Δ ← φ − θ_c                                   at that moment; encoded with error feedback, and offered
+    θ ← inner steps from φ - e                    until the round asks for a contribution
+    Δ ← φ - e − θ_c                               at that moment; encoded with error feedback, and offered
     θ ← further inner steps                       while the others judge
-    θ ← φ' + (θ − θ_c)                            when the next shared state φ' is there
+    θ ← φ' - e' + (θ − θ_c)                       when the next shared state φ' is there
+
+e is the residual, what encodings left out, in a run with outer momentum; else 0. As long as it is out of θ, inner steps
+do again and again what was done and not yet sent, and all of that is sent: SparseLoCo (2508.15706) goes without outer
+momentum and lives by that; with momentum it swings (docs/results.md).
 
 So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted contribution keeps only what the encoding
 left out (SparseLoCo 2508.15706, decay 0.95) and what was clipped; one that was refused returns to the residual, at most
@@ -23,7 +27,7 @@ import trio
 
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.trainer import NOTHING, Trainer, TrainerDied, Vector, Worked
-from swarmnode.training.codecs import codec
+from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.outer import OuterState
 
@@ -40,7 +44,7 @@ class Offer:
     """What this node offered in a round and does not know the end of yet."""
 
     parent: bytes  # the roster that the round builds on
-    local: Vector  # (P,), θ_c; the pseudo-gradient is φ − θ_c
+    local: Vector  # (P,), θ_c; the pseudo-gradient is φ - e − θ_c
     worked: Worked  # since the offer before
     root: bytes = b""  # id of the contribution
 
@@ -48,11 +52,13 @@ class Offer:
 class Work:
     """The local parameters, the residual, and who may touch the trainer."""
 
-    def __init__(self, trainer: Trainer, runner: Runner, *, codec_name: str, steps: int) -> None:
-        """`steps`: H, inner steps of a round."""
+    def __init__(self, trainer: Trainer, runner: Runner, *, codec_name: str, steps: int, carries: bool = False) -> None:
+        """`steps`: H, inner steps of a round; `carries`: the local parameters carry the residual."""
         self._trainer, self._runner, self._steps = trainer, runner, steps
+        self._codec_name, self.carries = codec_name, carries
         self.feedback = ErrorFeedback(codec(codec_name), trainer.layout.parameters, decay=DECAY)
         self.base: OuterState | None = None  # φ
+        self._away: Vector | None = None  # (P,), φ - e, where that stands beside φ
         self.offer: Offer | None = None
         self.since_offer = NOTHING
         self.trained = NOTHING  # in this life, in all
@@ -66,6 +72,13 @@ class Work:
     def enough(self) -> bool:
         """Whether H inner steps are done since the last contribution."""
         return self.since_offer.steps >= self._steps
+
+    @property
+    def start(self) -> Vector:
+        """Where training for the next contribution began, (P,): φ, or φ - e. Raises RuntimeError before that."""
+        if self.base is None:
+            raise RuntimeError("this node stands on no state yet")
+        return self.base.parameters if self._away is None else self._away
 
     @property
     def trace(self) -> bytes:
@@ -147,23 +160,24 @@ class Work:
 
     # --- contributions ----------------------------------------------------------------------------------------------
 
-    async def contribute(self, parent: bytes) -> bytes | None:
+    async def contribute(self, parent: bytes, round: int) -> bytes | None:
         """Encode what was trained since the last contribution, for the round on `parent`; None where that is nothing.
 
         What the round makes of it is told to `settle`. Training goes on meanwhile.
         """
-        base = self._base()
+        start = self.start
         local = await self._parameters()
         worked, self.since_offer = self.since_offer, NOTHING
         if not await self._runner(lambda: bool(np.isfinite(local).all())):
             logger.warning("local training diverged to NaN or infinity; its work is dropped")
             async with self.held():
-                self._trainer.load(base.parameters)
+                self._trainer.load(start)
             return None
+        self.feedback.codec = codec_in(round, self._codec_name)
         self.offer = Offer(parent, local, worked)
 
         def encode() -> bytes | None:
-            delta = base.parameters - local
+            delta = start - local
             return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
 
         return await self._runner(encode)
@@ -189,7 +203,7 @@ class Work:
         else:
             self.feedback.rollback()
             self.feedback.fade()
-            await self._return_difference(self._base().parameters, offer.local)
+            await self._return_difference(self.start, offer.local)
 
     def take_back(self) -> None:
         """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
@@ -229,14 +243,15 @@ class Work:
 
     async def move(self, state: OuterState) -> float:
         """Go on from a new shared state with what was trained since the offer; the held-out loss of that state."""
-        since = self.offer.local if self.offer is not None else self._base().parameters
+        since = self.offer.local if self.offer is not None else self.start
         async with self.held():
+            start = await self._runner(lambda: self._start_on(state))
 
             def further() -> Vector:
                 local = self._trainer.parameters()
                 np.subtract(local, since, out=local)
-                np.add(state.parameters, local, out=local)
-                return local if np.isfinite(local).all() else state.parameters
+                np.add(start, local, out=local)
+                return local if np.isfinite(local).all() else start
 
             onwards = await self._runner(further)
             self._trainer.load(state.parameters)
@@ -247,25 +262,28 @@ class Work:
                 loss = float("nan")
             finally:
                 self._trainer.load(onwards)
-                self.base, self.offer = state, None
+                self._stand(state, start)
+                self.offer = None
         return loss
 
     async def stand_on(self, state: OuterState) -> None:
         """Go to a state that does not follow from where this node stood: what was trained goes to the residual."""
         await self.leave()
         async with self.held():
-            self._trainer.load(state.parameters)
-        self.base = state
+            start = await self._runner(lambda: self._start_on(state))
+            self._trainer.load(start)
+        self._stand(state, start)
 
     async def leave(self) -> None:
         """Put all that is in no result into the residual; the local parameters are then the shared ones."""
         if self.base is None:
             return
         await self.settle(accepted=False)
-        since = self.offer.local if self.offer is not None else self.base.parameters
+        since = self.offer.local if self.offer is not None else self.start
         async with self.held():
             local = self._trainer.parameters()
             self._trainer.load(self.base.parameters)
+        self._stand(self.base, self.base.parameters)
         self.offer = None
         self.since_offer = NOTHING
         await self._return_difference(since, local)
@@ -285,10 +303,11 @@ class Work:
         async with self.held():
             return await self._runner(self._trainer.parameters)
 
-    def _base(self) -> OuterState:
-        if self.base is None:
-            raise RuntimeError("this node stands on no state yet")
-        return self.base
+    def _start_on(self, state: OuterState) -> Vector:
+        return self.feedback.taken_from(state.parameters) if self.carries else state.parameters
+
+    def _stand(self, state: OuterState, start: Vector) -> None:
+        self.base, self._away = state, None if start is state.parameters else start
 
 
 def _together(one: Worked, other: Worked) -> Worked:

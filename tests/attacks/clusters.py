@@ -55,15 +55,15 @@ class Task:
         return phi
 
     def train(self, phi: Floats, *, round: int) -> Floats:
-        """φ − θ of each peer after its steps from `phi` on its own data, (n, P)."""
+        """φ − θ of each peer after its steps on its own data, (n, P), from `phi`, (P,) or (n, P)."""
         rng = np.random.default_rng([self._seed, 3, round])
-        theta = np.repeat(phi[None], self.peers, axis=0)
+        theta = np.array(np.broadcast_to(phi, (self.peers, PARAMETERS)))
         rows = np.arange(self.peers)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):  # where an attack has made them infinite
             for _ in range(STEPS):
                 drawn = rng.integers(0, SAMPLES, (self.peers, BATCH))
                 theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
-        return phi[None] - theta
+        return phi - theta
 
     def losses(self, vectors: Floats, *, seed: int, samples: int = JUDGED) -> NDArray[np.float64]:
         """Mean cross-entropy in bits of each of `vectors`, (k, P) -> (k,), on held-out samples that `seed` draws."""

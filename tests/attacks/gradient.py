@@ -8,8 +8,9 @@ the plain mean; how many honest contributions were refused; what share of the we
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
 import claims
 import numpy as np
@@ -25,6 +26,7 @@ from swarmnode.training.open_step import norm_of
 
 ROUNDS = 40
 CODEC = "fp32"
+TURNS = {"codec_name": "sign3", "lr": 0.7, "momentum": 0.8}
 MANY = most_electors(RULES)  # of whom RULES.committee judge
 
 
@@ -37,6 +39,7 @@ class Setting:
     liars: int
     least: float  # of the accuracy of the run without liars
     peers: int = PEERS
+    turns: bool = False  # contributions are those of `sign3`, with outer momentum
 
 
 SETTINGS = (
@@ -45,6 +48,7 @@ SETTINGS = (
     Setting("Dirichlet 5/16", 0.3, 5, 0.80),
     Setting("Dirichlet 7/16", 0.3, 7, 0.80),
 )
+IN_TURNS = tuple(replace(setting, turns=True) for setting in SETTINGS)
 WITH_COMMITTEE = (
     Setting(f"IID {MANY // 4}/{MANY}", None, MANY // 4, 0.95, MANY),
     Setting(f"Dirichlet {MANY // 4}/{MANY}", 0.3, MANY // 4, 0.80, MANY),
@@ -80,19 +84,21 @@ def damage(lie: Lie, setting: Setting, *, rounds: int = ROUNDS, seed: int = 0) -
     task = Task(seed=seed, alpha=setting.alpha, peers=setting.peers)
     clean = task.accuracy(undefended(task, Lie(), 0, rounds))
     broken = task.accuracy(undefended(task, lie.again(), setting.liars, rounds)) if setting.liars else clean
-    course = OpenSwarm(task, lie.again(), setting.liars, codec_name=CODEC).run(rounds)
+    how: dict[str, Any] = TURNS if setting.turns else {"codec_name": CODEC}
+    course = OpenSwarm(task, lie.again(), setting.liars, **how).run(rounds)
     return Damage(setting, clean, task.accuracy(course.phi), broken, course)
 
 
 async def outcomes() -> AsyncIterator[Outcome]:
     """Every attack of the group in full."""
-    yield _without_liars("none", PEERS)
-    for lie in adversaries.everyone():
-        found = []
-        for setting in SETTINGS:
-            found.append(damage(lie, setting))
-            await trio.lowlevel.checkpoint()
-        yield _outcome(lie.name, found, lie.claims)
+    for settings, how in ((SETTINGS, ""), (IN_TURNS, ", with sign3 and outer momentum")):
+        yield _without_liars(f"none{how}", PEERS, turns=bool(how))
+        for lie in adversaries.everyone():
+            found = []
+            for setting in settings:
+                found.append(damage(lie, setting))
+                await trio.lowlevel.checkpoint()
+            yield _outcome(f"{lie.name}{how}", found, lie.claims)
     judged = f"where a committee of {RULES.committee} judges"
     yield _without_liars(f"none, {judged}", MANY)
     for lie in adversaries.before_a_committee():
@@ -140,8 +146,8 @@ def _struck(liars: int) -> Outcome:
 _DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))
 
 
-def _without_liars(name: str, peers: int) -> Outcome:
-    settings = [Setting(f"{data} 0/{peers}", alpha, 0, 0.95, peers) for data, alpha in _DATA]
+def _without_liars(name: str, peers: int, *, turns: bool = False) -> Outcome:
+    settings = [Setting(f"{data} 0/{peers}", alpha, 0, 0.95, peers, turns) for data, alpha in _DATA]
     return _outcome(name, [damage(Lie(), setting) for setting in settings])
 
 

@@ -25,7 +25,7 @@ from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.exchange.open_contributions import id_of
 from swarmnode.protocols.exchange.open_scoring import MICRO, batch_seed
 from swarmnode.protocols.exchange.open_work import DECAY
-from swarmnode.training.codecs import codec
+from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.judging import TRIAL, Step, draw_for, gain_of, quieting
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm, norm_of
@@ -108,16 +108,21 @@ def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
 class OpenSwarm:
     """The same peers on an open chain, all of them electors; the last `liars` of them lie."""
 
-    def __init__(self, task: Task, lie: Lie, liars: int, *, codec_name: str) -> None:
+    def __init__(
+        self, task: Task, lie: Lie, liars: int, *, codec_name: str, lr: float = 1.0, momentum: float = 0.0
+    ) -> None:
+        """`lr`, `momentum`: of the outer step; with momentum, local parameters carry residuals, as they do in nodes."""
         self._task, self._lie, self._codec = task, lie, codec_name
+        self._lr, self._momentum = lr, momentum
         self._names = [f"peer-{place:02d}" for place in range(task.peers)]
         self._liars = set(self._names[task.peers - liars :])
         self._chain: ChainState = genesis(RUN, tuple(self._names), window=WINDOW)
         self._feedback = {name: ErrorFeedback(codec(codec_name), PARAMETERS, decay=DECAY) for name in self._names}
         self._rng = np.random.default_rng(7)
-        self._before: Floats | None = None
+        self._before: OuterState | None = None
         self._struck = -1  # round of the one strike
         self.course = Course(task.start())
+        self._moving = OuterState.start(self.course.phi)
 
     def run(self, rounds: int) -> Course:
         before = _mislabel(self._task, self._lie, len(self._liars))
@@ -129,7 +134,8 @@ class OpenSwarm:
     def _round(self, number: int) -> None:
         chain, course = self._chain, self.course
         lying = self._lying(number)
-        deltas = self._task.train(course.phi, round=number)
+        starts = [self._feedback[n].taken_from(course.phi) if self._momentum else course.phi for n in self._names]
+        deltas = self._task.train(np.stack(starts), round=number)
         raws = self._encode(deltas, lying, number)
         offers = {name: self._offer(name, raws[name]) for name in self._names}
         values = {offers[name].id: codec(self._codec).decode(raws[name], PARAMETERS) for name in offers}
@@ -138,22 +144,25 @@ class OpenSwarm:
         assert made.roster is not None
         by_id = {offers[name].id: name for name in offers}
         counted = [(by_id[entry.commit], entry) for entry in made.roster.accepted]
-        was = course.phi
+        was = self._moving
         if made.roster.revert:
             assert self._before is not None
-            course.phi, course.reverts = self._before, course.reverts + 1
+            self._moving, course.reverts = self._before, course.reverts + 1
         else:
-            state = apply_contributions(
-                OuterState.start(course.phi),
+            self._moving = apply_contributions(
+                self._moving,
                 [raws[name] for name, _ in counted],
                 [Factor(entry.weight, entry.clip, made.roster.total) for _, entry in counted],
-                lr=1.0,
+                lr=self._lr,
+                momentum=self._momentum,
                 codec_name=self._codec,
             )
-            course.phi = state.parameters
-        self._note_strike(number, was, [offers[name].norm for name in offers if name not in lying], made.roster.revert)
+        course.phi = self._moving.parameters
+        self._note_strike(
+            number, was.parameters, [offers[name].norm for name in offers if name not in lying], made.roster.revert
+        )
         self._before = was
-        course.moved.append(was - course.phi)
+        course.moved.append(was.parameters - course.phi)
         self._settle({name for name, _ in counted}, deltas, lying)
         course.accepted += sum(name in lying for name, _ in counted)
         course.honest += len(self._names) - len(lying)
@@ -188,13 +197,16 @@ class OpenSwarm:
     def _encode(self, deltas: Floats, lying: set[str], number: int) -> dict[str, bytes]:
         """What each peer offers, as bytes."""
         honest = [name for name in self._names if name not in lying]
+        encoding = codec_in(number, self._codec)
+        for feedback in self._feedback.values():
+            feedback.codec = encoding
         raws = {name: bytes(self._feedback[name].encode(deltas[self._names.index(name)])) for name in honest}
         if lying:
             theirs = np.stack([codec(self._codec).decode(raws[name], PARAMETERS) for name in honest])
             seen = Seen(number, theirs, deltas[len(honest) :], self.course.moved, self._rng)
             with np.errstate(over="ignore"):
                 lies = self._lie.offer(seen).astype(np.float32)
-            raws |= {name: bytes(codec(self._codec).encode(lie)) for name, lie in zip(sorted(lying), lies, strict=True)}
+            raws |= {name: bytes(encoding.encode(lie)) for name, lie in zip(sorted(lying), lies, strict=True)}
         return raws
 
     def _offer(self, name: str, raw: bytes) -> Offer:
@@ -232,10 +244,12 @@ class OpenSwarm:
     def _measure(self, judge: str, values: dict[bytes, Floats]) -> tuple[dict[bytes, int], int]:
         """What an honest judge measures: the gain of each contribution, and what the last roster cost."""
         task, phi = self._task, self.course.phi
-        before = self._before if self._before is not None else phi
+        before = self._before.parameters if self._before is not None else phi
         seed, longest = batch_seed(judge.encode(), self._chain.seed), longest_norm(self._chain, RULES)
         draw = draw_for(contributions=len(values), trained=TRAINED)
-        steps = [Step(np.float32(TRIAL * min(1.0, longest / max(norm_of(x), 1e-30))) * x) for x in values.values()]
+        steps = [
+            Step(np.float32(self._lr * TRIAL * min(1.0, longest / max(norm_of(x), 1e-30))) * x) for x in values.values()
+        ]
         with np.errstate(over="ignore", invalid="ignore"):
             tried = np.stack([phi, *(step.taken_from(phi) for step in steps)])
             few, *after = task.losses(tried, seed=seed, samples=draw.each * SEQUENCE)

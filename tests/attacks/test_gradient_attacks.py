@@ -17,6 +17,13 @@ def test_a_third_of_liars_who_judge_and_lead_cost_the_swarm_a_twentieth_at_most(
     assert gradient.damage(lie, SETTINGS[0]).failures() == ()
 
 
+@pytest.mark.parametrize(
+    "lie", [adversaries.SignFlip(), adversaries.LittleIsEnough()], ids=lambda lie: type(lie).__name__
+)
+def test_so_it_is_where_contributions_come_in_turns_and_have_momentum(lie: GradientLie) -> None:
+    assert gradient.damage(lie, gradient.IN_TURNS[0]).failures() == ()
+
+
 def test_a_quarter_of_liars_costs_a_twentieth_at_most_where_a_committee_judges() -> None:
     setting = gradient.WITH_COMMITTEE[0]
     assert setting.peers > RULES.committee

@@ -19,7 +19,6 @@ from swarmnode.protocols.exchange.open import Open
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.trainer import Trainer
 from swarmnode.protocols.verification import Audit, Verdict
-from swarmnode.training.codecs import codec
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.toy import ToyModel
 from swarmnode.training.verify.recorder import stretch_steps
@@ -51,7 +50,9 @@ class AuditedSwarm(SimSwarm):
     share = 0.5
     liar = ""
 
-    def __init__(self, nursery: trio.Nursery, toys: dict[str, Callable[[str], ToyModel]]) -> None:
+    def __init__(self, nursery: trio.Nursery, toys: dict[str, Callable[[str], ToyModel]], turns: bool) -> None:
+        self._turns = turns
+
         def trainer(name: str, peer: str) -> Trainer:
             toy = toys.get(name, lambda peer: ToyModel(dimension=64, peer_id=peer))(peer)
             made = SimTrainer(toy, seconds_per_step=0.2)
@@ -65,7 +66,11 @@ class AuditedSwarm(SimSwarm):
     @cached_property
     def spec(self) -> RunSpec:
         spec = super().spec
-        return replace(spec, trust=replace(spec.trust, audit_share=self.share))
+        spec = replace(spec, trust=replace(spec.trust, audit_share=self.share))
+        if not self._turns:
+            return spec
+        exchange = replace(spec.exchange, codec="sign3")
+        return replace(spec, exchange=exchange, outer=replace(spec.outer, lr=0.7, momentum=0.8))
 
     def audits(self, name: str) -> list[Audit]:
         """What the honest among the others found of a node's work."""
@@ -83,10 +88,12 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_ledgers(monkeypatch)
 
 
-def simulate(body: Body, toys: dict[str, Callable[[str], ToyModel]] | None = None) -> None:
+def simulate(body: Body, toys: dict[str, Callable[[str], ToyModel]] | None = None, *, turns: bool = False) -> None:
+    """`turns`: with `sign3` and outer momentum, so that local parameters carry residuals."""
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = AuditedSwarm(nursery, toys or {})
+            swarm = AuditedSwarm(nursery, toys or {}, turns)
             await swarm.start("a", wait_peers=len(NAMES) - 1)
             for name in NAMES[1:]:
                 await swarm.start(name, join="a")
@@ -102,7 +109,8 @@ def method_of(swarm: SimSwarm, name: str) -> Open:
     return method
 
 
-def test_honest_work_holds_up_and_costs_no_more_than_the_share() -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> None:
     async def body(swarm: AuditedSwarm) -> None:
         await swarm.round_done(12, *NAMES)
         for name in NAMES:
@@ -116,24 +124,24 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share() -> None:
             assert audits is not None
             assert audits.budget.spent <= audits.budget.earned
 
-    simulate(body)
+    simulate(body, turns=turns)
 
 
 def offers(lie: Callable[[np.ndarray, list[np.ndarray]], np.ndarray]) -> Cheat:
     """Offers something else than what its steps came to."""
 
     def cheat(method: Open) -> None:
-        work, encoding = method.work, codec("topk")
+        work = method.work
         contribute, before = work.contribute, list[np.ndarray]()
 
-        async def lying(parent: bytes) -> bytes | None:
-            raw = await contribute(parent)
+        async def lying(parent: bytes, round: int) -> bytes | None:
+            raw = await contribute(parent, round)
             if raw is None:
                 return None
-            own = encoding.decode(raw, work.feedback.size)
+            own = work.feedback.codec.decode(raw, work.feedback.size)
             told = lie(own, before)
             before.append(own)
-            return bytes(encoding.encode(told.astype(np.float32)))
+            return bytes(work.feedback.codec.encode(told.astype(np.float32)))
 
         work.contribute = lying  # type: ignore[method-assign]
 
@@ -157,8 +165,10 @@ TOYS: dict[str, Callable[[str], ToyModel]] = {
 }
 
 
-@pytest.mark.parametrize("cheat", [*OFFERS, *TOYS])
-def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str) -> None:
+@pytest.mark.parametrize(
+    ("cheat", "turns"), [*((cheat, False) for cheat in [*OFFERS, *TOYS]), ("scaled", True), ("fewer steps", True)]
+)
+def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: bool) -> None:
     async def body(swarm: AuditedSwarm) -> None:
         if cheat in OFFERS:
             OFFERS[cheat](method_of(swarm, LIAR))
@@ -179,4 +189,4 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str) -> None:
                 assert seen[Saw.AUDIT].evidence
                 assert ledger.roster_standing(swarm.peer(LIAR)) < 600
 
-    simulate(body, {LIAR: TOYS[cheat]} if cheat in TOYS else None)
+    simulate(body, {LIAR: TOYS[cheat]} if cheat in TOYS else None, turns=turns)

@@ -24,7 +24,7 @@ def normal(size: int, seed: int = 0) -> np.ndarray:
 
 
 def test_the_registry_names_what_it_knows() -> None:
-    names = ["fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "topk"]
+    names = ["fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"]
     assert [codec(name).name for name in names] == list(CODECS)
     with pytest.raises(ValueError, match="fp32, fp16, bf16, int8"):
         codec("int5")
@@ -55,7 +55,7 @@ def test_any_finite_vector_decodes_to_a_finite_one_and_is_then_a_fixed_point(c: 
 def test_wire_sizes_of_a_large_vector() -> None:
     assert {name: codec(name).encoded_size(1 << 20) / (1 << 20) for name in CODECS} == {
         "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.00390625, "int4": 0.53125, "e3m0": 0.53125,
-        "sign": 0.12890625, "topk": 0.0205078125,
+        "sign": 0.12890625, "sign3": 0.043053627014160156, "topk": 0.0205078125,
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from swarmnode.training.codecs import CODECS, CodecError, codec
+from swarmnode.training.codecs import CODECS, CodecError, codec, codec_in
 from swarmnode.training.codecs.topk import CHUNK
 from swarmnode.training.open_step import (
     CLIP_UNIT,
@@ -53,7 +53,7 @@ def test_sparse_and_dense_contributions_give_the_bits_of_the_written_formula(nam
     for raw, factor in zip(raws, FACTORS, strict=True):
         share = np.float32(float(Fraction(factor.weight * factor.clip, factor.total << 20)))
         total = total + share * codec(name).decode(raw, SIZE)
-    expected = outer_step(STATE, total, lr=0.7, momentum=momentum)
+    expected = outer_step(STATE, total, lr=0.7, momentum=momentum, resting=True)
     assert bits(expected) != bits(STATE)
     got = apply_contributions(STATE, raws, FACTORS, lr=0.7, momentum=momentum, codec_name=name)
     assert bits(got) == bits(expected)
@@ -94,9 +94,25 @@ def test_two_contributions_commute() -> None:
 
 
 def test_an_empty_roster_and_one_of_no_weight_change_nothing() -> None:
-    assert bits(apply_contributions(STATE, [], [], lr=1.0)) == bits(STATE)
+    moving = apply_contributions(STATE, contributions("topk"), FACTORS, lr=0.7, momentum=0.9)
+    assert moving.momentum.any()
+    for state, momentum in ((STATE, 0.0), (moving, 0.9)):
+        assert bits(apply_contributions(state, [], [], lr=1.0, momentum=momentum)) == bits(state)
     nothing = [Factor(0, CLIP_UNIT, 1), Factor(1, 0, 1)]
     assert bits(apply_contributions(STATE, contributions("topk", 2), nothing, lr=1.0)) == bits(STATE)
+
+
+def test_an_element_rests_with_its_momentum_until_its_turn() -> None:
+    """Three rounds in which each element has one turn are one round in which all have it."""
+    values, factor = [normal(1), normal(2)], [Factor(1, CLIP_UNIT, 1)]
+    in_turns = at_once = STATE
+    for cycle, gradient in enumerate(values):
+        turns = [bytes(codec_in(3 * cycle + turn, "sign3").encode(gradient)) for turn in range(3)]
+        for raw in turns:
+            in_turns = apply_contributions(in_turns, [raw], factor, lr=0.7, momentum=0.8, codec_name="sign3")
+        whole = sum(codec("sign3").decode(raw, SIZE) for raw in turns)
+        at_once = outer_step(at_once, whole, lr=0.7, momentum=0.8)
+    assert bits(in_turns) == bits(at_once)
 
 
 def test_a_factor_is_rounded_once_from_integers_of_any_size() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from swarmnode.training.codecs import CodecError, codec
+from swarmnode.training.codecs import CODECS, CodecError, codec, codec_in
 from swarmnode.training.codecs.base import STEP
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.codecs.nibbles import BLOCK
@@ -110,6 +110,31 @@ def test_sign_refuses_magnitudes_and_bits_that_no_encoder_makes() -> None:
             codec("sign").decode(np.array([magnitude], "<f4").tobytes() + b"\x00", 3)
     with pytest.raises(CodecError, match="beyond"):
         codec("sign").decode(np.array([1.0], "<f4").tobytes() + b"\x08", 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1023, 3071, 3072, 3073, 10_000, STEP + 5])
+def test_three_turns_of_sign3_send_everything_as_sign_does_a_third_at_a_time(size: int) -> None:
+    x = normal(size)
+    turns = [codec("sign3").decode(codec_in(round, "sign3").encode(x), size) for round in (6, 7, 8)]
+    assert (np.sign(sum(turns)) == np.sign(x)).all()
+    assert (np.count_nonzero(turns, axis=0) == 1).all()
+    if size >= 3 * 1024:
+        assert (turns[1][1024:2048] == there_and_back("sign", x[1024:2048])).all()
+        assert all(np.count_nonzero(turn) == pytest.approx(size / 3, abs=1024) for turn in turns)
+
+
+def test_sign3_refuses_turns_and_bits_that_no_encoder_makes() -> None:
+    raw = bytes(codec_in(1, "sign3").encode(normal(4000)))
+    assert raw[0] == 1 and raw[-1] == 0  # the last piece is of the first turn
+    for wrong, what in ((b"\x03" + raw[1:], "turns"), (raw[:-1] + b"\x01", "beyond"), (raw[1:], "expected")):
+        with pytest.raises(CodecError, match=what):
+            codec("sign3").decode(wrong, 4000)
+    with pytest.raises(CodecError, match="NaN or infinity"):
+        codec_in(0, "sign3").encode(np.array([1, 2, np.nan], np.float32))  # though another's turn
+
+
+def test_only_sign3_takes_turns() -> None:
+    assert [name for name in CODECS if codec_in(1, name) is not codec(name)] == ["sign3"]
 
 
 def test_topk_keeps_the_greatest_of_every_chunk_in_their_places() -> None:

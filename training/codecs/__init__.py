@@ -13,11 +13,23 @@ from swarmnode.training.codecs.fp32 import Fp32
 from swarmnode.training.codecs.int8 import Int8
 from swarmnode.training.codecs.nibbles import E3M0, Int4
 from swarmnode.training.codecs.sign import Sign
+from swarmnode.training.codecs.sign3 import Sign3
 from swarmnode.training.codecs.topk import TopK
 
-__all__ = ["CODECS", "Codec", "CodecError", "codec"]
+__all__ = ["CODECS", "Codec", "CodecError", "codec", "codec_in"]
 
-CODECS: dict[str, Codec] = {c.name: c for c in (Fp32(), Fp16(), Bf16(), Int8(), Int4(), E3M0(), Sign(), TopK())}
+CODECS: dict[str, Codec] = {
+    c.name: c for c in (Fp32(), Fp16(), Bf16(), Int8(), Int4(), E3M0(), Sign(), Sign3(), TopK())
+}
+
+
+def codec_in(round: int, name: str) -> Codec:
+    """The codec by which contributions of a round are encoded: that of `name`, in its turn. What they are needs none.
+
+    Raises ValueError as `codec` does.
+    """
+    found = codec(name)
+    return Sign3(round) if isinstance(found, Sign3) else found
 
 
 def codec(name: str) -> Codec:

@@ -21,6 +21,8 @@ from swarmnode.training.codecs.topk import TopK
 class ErrorFeedback:
     """The residual of one vector of `size` elements that is encoded with `codec`, whole or in ranges.
 
+    `codec` may be another one in each round, as where rounds take turns (`sign3`).
+
     Not safe for use from several threads at once.
     """
 
@@ -159,6 +161,10 @@ class ErrorFeedback:
         self._used = max(start, low), min(stop, high)
         if self._used[0] >= self._used[1]:
             self._used = (0, 0)
+
+    def taken_from(self, vector: Vector) -> Vector:
+        """`vector` (size,) less what is left over: where whoever sends pseudo-gradients from it has really come to."""
+        return vector - self._residual
 
     def is_zero(self) -> bool:
         """Whether nothing is left over from earlier rounds."""

@@ -1,8 +1,8 @@
 """Whether a contribution is what the record of its author's work leads to: encoding and error feedback done again.
 
-    left = residual_after(offer_before, codec_name=…)           # what the round before left over
+    left = residual_after(offer_before)                         # what the round before left over
     end = walk(trace, start, ends=…, states=…)                  # through all legs, to what was offered
-    explains(raw, base - end, residual, codec_name=…)           # whether the contribution is that
+    explains(raw, start - end, residual, codec)                 # whether the contribution is that
 
 All of it is elementwise arithmetic that the author did as well, so it agrees to the last bit but for one factor: the
 norm to which a residual is clipped is a sum, whose order machines choose. NEAR is far above that and far below a lie.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmnode.training.codecs import codec
+from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.verify.trace import Trace, Vector, vector_id
 
@@ -35,14 +35,15 @@ class Offered:
     residual: Vector  # (P,), before it
     delta: Vector  # (P,), the pseudo-gradient
     raw: bytes  # as it was offered
+    codec: Codec  # by which it was to be encoded
     accepted: bool
     returned: float  # share of it that was clipped off, 0 to 1
 
 
-def residual_after(offer: Offered, *, codec_name: str) -> Vector:
+def residual_after(offer: Offered) -> Vector:
     """What error feedback keeps after that round, (P,). Raises Wrong where the contribution does not follow itself."""
-    feedback = _feedback(offer.residual, codec_name)
-    explains(offer.raw, offer.delta, offer.residual, codec_name=codec_name)
+    feedback = _feedback(offer.residual, offer.codec)
+    explains(offer.raw, offer.delta, offer.residual, offer.codec)
     feedback.encode(offer.delta)
     if not offer.accepted:
         feedback.rollback()
@@ -77,9 +78,9 @@ def walk(trace: Trace, start: Vector, *, ends: Mapping[bytes, Vector], states: M
     return at
 
 
-def explains(raw: bytes, delta: Vector, residual: Vector, *, codec_name: str) -> None:
+def explains(raw: bytes, delta: Vector, residual: Vector, codec: Codec) -> None:
     """Whether these bytes encode the pseudo-gradient with what was left over. Raises Wrong."""
-    feedback = _feedback(residual, codec_name)
+    feedback = _feedback(residual, codec)
     expected = feedback.codec.decode(bytes(feedback.encode(delta)), feedback.size)
     told = feedback.codec.decode(raw, feedback.size)
     if apart(told, expected) > NEAR:
@@ -92,8 +93,8 @@ def apart(told: Vector, expected: Vector) -> float:
     return 0.0 if off == 0 else off / length if length > 0 else float("inf")
 
 
-def _feedback(residual: Vector, codec_name: str) -> ErrorFeedback:
-    feedback = ErrorFeedback(codec(codec_name), residual.size, decay=DECAY)
+def _feedback(residual: Vector, codec: Codec) -> ErrorFeedback:
+    feedback = ErrorFeedback(codec, residual.size, decay=DECAY)
     feedback.restore(np.asarray(residual, np.float32))
     return feedback
 

@@ -68,8 +68,8 @@ class Malformed(OfferAdversary):
         contributions, size = method.contributions, method.contributions.size
         honest = method.work.contribute
 
-        async def contribute(parent: bytes) -> bytes | None:
-            encoded = await honest(parent)
+        async def contribute(parent: bytes, round: int) -> bytes | None:
+            encoded = await honest(parent, round)
             made[0] += 1
             return None if encoded is None else bad(encoded, size, made[0] % 7)
 

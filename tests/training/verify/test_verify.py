@@ -202,7 +202,7 @@ def test_what_a_round_left_over_can_be_computed_by_anybody(accepted: bool, retur
         if accepted and returned:
             sent = author.feedback.codec.decode(raw, SIZE)
             author.feedback.add(sent * np.float32(returned), float(np.linalg.norm(sent.astype(np.float64))))
-        left = residual_after(Offered(residual, delta, raw, accepted, returned), codec_name=CODEC)
+        left = residual_after(Offered(residual, delta, raw, author.feedback.codec, accepted, returned))
         np.testing.assert_allclose(left, author.feedback.export(), rtol=1e-6, atol=1e-7)
 
 
@@ -211,14 +211,14 @@ def test_a_contribution_that_is_not_the_work_does_not_follow_from_it() -> None:
     author.feedback.restore(author.vector())
     residual, delta = author.feedback.export(), author.vector()
     raw = author.offer(delta)
-    explains(raw, delta, residual, codec_name=CODEC)
+    explains(raw, delta, residual, codec(CODEC))
     told = author.feedback.codec.decode(raw, SIZE)
     lies = {"scaled": 1.1 * told, "noise": author.vector(), "flipped": -told, "nothing": 0 * told}
     for lie in lies.values():
         with pytest.raises(Wrong):
-            explains(bytes(codec(CODEC).encode(lie.astype(np.float32))), delta, residual, codec_name=CODEC)
+            explains(bytes(codec(CODEC).encode(lie.astype(np.float32))), delta, residual, codec(CODEC))
     with pytest.raises(Wrong):
-        explains(raw, delta, 0 * residual, codec_name=CODEC)
+        explains(raw, delta, 0 * residual, codec(CODEC))
 
 
 def test_the_legs_lead_to_what_was_offered_and_nowhere_else() -> None:
