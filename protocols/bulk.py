@@ -9,6 +9,8 @@ Messages on a stream, which the fetcher opened and uses again for one fetch afte
 
 A buffer may be offered and fetched while it grows (`growing.py`): its bytes are sent as they become ready, and handed
 on chunk by chunk. It has no hash, since nobody knows its end; that the bytes are the peer's is what the link promises.
+It may have a name in place of one: a fetch goes on behind what came of a buffer of that name before, and begins anew
+where the peer states another.
 
 Who may fail when, and what is then true:
 - the key is not offered, or not to this peer: NotOffered, and the stream stays good;
@@ -35,7 +37,7 @@ from collections.abc import Callable
 import trio
 
 from swarmnode.protocols.bulk_desk import Desk, Offer
-from swarmnode.protocols.bulk_fetch import Channel, Fetch, LeftBehind, Request, Stalled
+from swarmnode.protocols.bulk_fetch import Channel, Fetch, LeftBehind, OtherContents, Request, Stalled
 from swarmnode.protocols.bulk_wire import (
     CHUNK,
     MAX_KEY,
@@ -177,8 +179,8 @@ class Bulk:
         The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones,
         where many wait for their turn there. `digest` (blake3, 32 bytes) and `dtype`, where given, must be
         what the peer states. `progress(n)` is told the bytes in hand so far. Into a Growing, a buffer of just its size
-        is fetched, which may itself still grow; whole chunks of it become ready, and no hash is checked. Raises
-        NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
+        is fetched, which may itself still grow, from what is `kept` on; whole chunks of it become ready, and no hash is
+        checked. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
         """
         growing = into if isinstance(into, Growing) else None
         room = growing.buffer if growing is not None else into.cast("B") if isinstance(into, memoryview) else None
@@ -238,6 +240,8 @@ class Bulk:
                 raise Corrupt(f"{peer} broke the rules of {PROTOCOL}: {error}") from None
             except Stalled:
                 raise
+            except OtherContents:
+                log.debug("what was kept of %s is not what %s offers now", fetch.request.key, peer)
             except LeftBehind:
                 log.debug("fetching %s from %s goes on over a better path", fetch.request.key, peer)
             except StreamBroken:

@@ -45,9 +45,9 @@ class Offer:
             self.growing.end()
 
     async def hash(self, runner: Runner) -> bytes:
-        """The blake3, computed once; none of what grows."""
+        """The blake3, computed once; of what grows, its name."""
         if self.growing is not None:
-            return b""
+            return self.growing.name
         self.hashing = self.hashing or trio.Lock()
         async with self.hashing:
             if self.digest is None:

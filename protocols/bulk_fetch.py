@@ -23,6 +23,10 @@ class LeftBehind(StreamBroken):
     """The stream is whole, and on a path that another has replaced."""
 
 
+class OtherContents(StreamBroken):
+    """What is offered does not continue what is kept: the stream would go on in the middle of it."""
+
+
 class Stalled(StreamBroken):
     """Nothing came for too long: asking again would wait as long."""
 
@@ -59,7 +63,7 @@ class Fetch:
         self.request = request
         self.target = bytearray()  # what arrived, where the caller gave no memory; grows with what arrives
         self.header: Header | None = None
-        self._received = 0
+        self._received = request.growing.kept if request.growing is not None else 0
         self._heard_at = 0.0  # trio time
         self._hashed = 0  # bytes, whole chunks until the fetch is finished
         self._hasher = blake3()
@@ -113,8 +117,11 @@ class Fetch:
     async def attempt(self, channel: Channel) -> None:
         """Fetch what is missing over one stream."""
         request = self.request
-        self._received -= self._received % CHUNK
-        del self.target[self._received :]
+        if request.growing is None:
+            self._received -= self._received % CHUNK
+            del self.target[self._received :]
+        else:
+            self._received = max(request.growing.ready, request.growing.kept)
         wait = max(0.0, request.wait_until - trio.current_time())
         with trio.move_on_after(wait + request.stall) as scope:
             await channel.stream.send_all(frame(encode(Want(request.key, self._received, wait))))
@@ -124,6 +131,8 @@ class Fetch:
         if raw is None:
             raise StreamBroken("the peer ended the stream")
         self.header = self._checked(decode(Header, raw, limit=MAX_MESSAGE))
+        if request.growing is not None:
+            request.growing.grow(self._received)
         self._heard_at = trio.current_time()
         size = self.header.size
         while self._received < size:
@@ -145,8 +154,15 @@ class Fetch:
             raise WireError(f"Header: {header.size} bytes with a hash of {len(header.digest)}")
         if header.size > request.max_size:
             raise Corrupt(f"{request.key} has {header.size} bytes, at most {request.max_size} are allowed")
-        if request.growing is not None and header.size != request.growing.size:
-            raise Corrupt(f"{request.key} has {header.size} bytes, not {request.growing.size}")
+        if request.growing is not None:
+            if header.size != request.growing.size:
+                raise Corrupt(f"{request.key} has {header.size} bytes, not {request.growing.size}")
+            if len(header.digest) > DIGEST:
+                raise WireError(f"Header: a name of {len(header.digest)} bytes")
+            if self.header is None and (header.digest != request.growing.name or not header.digest):
+                kept, request.growing.kept, request.growing.name = request.growing.kept, 0, header.digest
+                if kept:
+                    raise OtherContents(f"{request.key} is not what {kept} bytes were kept of")
         if request.digest is not None and header.digest != request.digest:
             raise Corrupt(f"{request.key} is offered with another hash than the one asked for")
         if request.dtype is not None and header.dtype != request.dtype:

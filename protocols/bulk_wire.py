@@ -47,7 +47,7 @@ class Want:
 
 @dataclass(frozen=True)
 class Header:
-    """What follows: `size` is that of the whole buffer in bytes, `digest` its blake3, empty while it grows."""
+    """What follows: `size` is that of the whole buffer in bytes, `digest` its blake3, or its name while it grows."""
 
     found: bool
     size: int = 0

@@ -12,12 +12,19 @@ import trio
 
 
 class Growing:
-    """`ready` bytes at the head of `buffer` are good and stay as they are. One task makes it grow, any number wait."""
+    """`ready` bytes at the head of `buffer` are good and stay as they are. One task makes it grow, any number wait.
 
-    def __init__(self, buffer: bytearray | memoryview) -> None:
+    What is offered may have a `name` that nothing else has: whoever fetched a part of it can go on from there later,
+    under another key too. The `kept` bytes at the head of a buffer to fetch into came so, from an offer of that `name`;
+    they become good when the source says that it is the same.
+    """
+
+    def __init__(self, buffer: bytearray | memoryview, *, name: bytes = b"", kept: int = 0) -> None:
         self.buffer = memoryview(buffer).cast("B")
         self.size = self.buffer.nbytes
         self.ready = 0
+        self.name = name
+        self.kept = kept
         self._ended = False
         self._awaited = math.inf  # the least that somebody waits for
         self._waiting = trio.lowlevel.ParkingLot()

@@ -267,6 +267,49 @@ def test_what_grows_is_resumed_where_it_broke_and_what_was_handed_on_stays(simul
     simulated(main, bandwidth=1_000_000)
 
 
+def test_what_grows_under_one_name_is_fetched_on_from_what_is_kept_of_it(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        for kept in (0, 1, 2 * CHUNK + 5, len(CONTENT)):
+            made = Growing(bytearray(CONTENT), name=b"one")
+            made.grow(3 * CHUNK)
+            bob.offer(("x", kept), made)
+            got = Growing(bytearray(len(CONTENT)), name=b"one", kept=kept)
+            seen: list[int] = []
+            nursery.start_soon(made_whole_after, 5.0, made)
+            await alice.fetch(peer, ("x", kept), into=got, max_size=got.size, stall=60.0, progress=seen.append)
+            assert got.ready == got.size and got.buffer[kept:] == CONTENT[kept:]
+            assert not any(got.buffer[:kept])  # it was not sent again
+            assert all(done > kept for done in seen)
+
+    simulated(main)
+
+
+async def made_whole_after(seconds: float, made: Growing) -> None:
+    await trio.sleep(seconds)
+    made.grow(made.size)
+
+
+@pytest.mark.parametrize("name", [b"", b"two"])
+def test_what_is_kept_of_something_else_is_fetched_anew(simulated: Simulated, name: bytes) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        made = Growing(bytearray(CONTENT), name=name)
+        made.grow(made.size)
+        bob.offer(("x",), made)
+        got = Growing(bytearray(len(CONTENT)), name=b"one", kept=2 * CHUNK + 5)
+        ready: list[int] = []
+        async with trio.open_nursery() as both:
+            both.start_soon(lambda: alice.fetch(peer, ("x",), into=got, max_size=got.size))
+            await got.reach(1)
+            ready.append(got.ready)
+        assert got.buffer == CONTENT and got.name == name
+        assert ready == [CHUNK]  # nobody read what was kept
+        assert alice.offences.count(peer) == 0
+
+    simulated(main)
+
+
 def test_an_offer_that_is_withdrawn_while_it_grows_ends_its_fetches(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
