@@ -276,6 +276,7 @@ class Agreement:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
 
     async def _reduce(self, roster: Roster, ready: Ready, reduce: Reduce) -> Report:
+        self._standing.cut_by = roster.cutters
         if self._me not in roster.peers:
             return self._report(ready)
         began = trio.current_time()

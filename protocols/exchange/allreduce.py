@@ -24,18 +24,23 @@ first, after `within` seconds, and members on owners after twice that, those bet
 complaint names the one that held all up. In cells whose values cannot be encoded, because they and the residual
 overflow, the values count as zeros and the residual ends.
 
+Where all are one group, the next attempt at the round goes on from what is there: whoever owned a part keeps it
+(`recut.py`), with what the others sent of it, and what was encoded stands (`attempt.py`). Only the sums and means are
+made anew, and the parts of those who are gone.
+
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
 Wire, per parameter and member: 2 (N−1)/N times the codec's bytes, in a full grid too. Memory: beside values, mean and
-residuals, the encoded vector and the encoded means twice, for two rounds; all of it is used again.
+residuals, the encoded vector and the encoded means twice, for two rounds, and what arrived, for one; all of it is used
+again.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -45,12 +50,13 @@ import trio
 from swarmnode.protocols.bulk import Bulk, Key
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.exchange.arrivals import Arrivals, silence_allowed
+from swarmnode.protocols.exchange.attempt import Attempt, Stream
 from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
 from swarmnode.protocols.exchange.flow import all_or_missing, next_batch, pass_on
 from swarmnode.protocols.exchange.grid import Column, Grid, grid_of
 from swarmnode.protocols.exchange.outcomes import PartsMissing
 from swarmnode.protocols.exchange.reduction import Reduction, Summing, Undecodable, Vector
-from swarmnode.protocols.exchange.roster import Part, Roster, Seat
+from swarmnode.protocols.exchange.roster import Part, Roster
 from swarmnode.protocols.growing import Growing
 from swarmnode.protocols.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -62,26 +68,7 @@ logger = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None]]
 
-
-@dataclass(frozen=True)
-class _Attempt:
-    """One reduction under way. Times are trio's, by which to give up on peers that live."""
-
-    roster: Roster
-    grid: Grid
-    group: tuple[Seat, ...]  # this node's
-    shares: dict[PeerId, np.float32]  # of those whose values count, in the roster's order
-    values: Vector
-    mean: Vector
-    sent: tuple[Growing, ...]  # this node's values, encoded, one a column; none where it has no weight
-    sent_by: float
-    sums_by: float
-    parts_by: float
-    means_by: float
-
-    def owner(self, column: Column) -> PeerId:
-        """Who takes in a column for this node's group."""
-        return column.owners[self.grid.groups.index(self.group)]
+NAME = 16  # bytes of the name of an encoding: random, so that nothing else has it
 
 
 class AllReduce:
@@ -116,6 +103,7 @@ class AllReduce:
         self._reduction = Reduction(codec, parameters)
         self.sent = self._reduction.sent  # the residual of this node's own work
         self._attempt: str | None = None  # roster id of what is pending
+        self._before: Attempt | None = None  # the last at the round at hand: what it left the next may use
         self._offered: list[Roster] = []  # attempts whose offers stand
         self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
         self._pool = Pool()
@@ -125,16 +113,16 @@ class AllReduce:
     async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
         """The weighted mean of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
 
-        It is valid until the next call, which writes over it. `within`: seconds for each member's values to reach
-        their owners, and again for the means to come back. Raises PartsMissing. Until `commit(roster)`, the attempt
-        has left no trace but offers to others.
+        It is valid until the next call, which writes over it. `values` stay as they are until the round is decided:
+        what was encoded of them may be used again. `within`: seconds for each member's values to reach their owners,
+        and again for the means to come back. Raises PartsMissing. Until `commit(roster)`, the attempt has left no trace
+        but offers to others.
         """
-        self.rollback()
         self._withdraw(lambda old: old.round >= roster.round)
-        self._attempt = roster.roster_id
-        self._offered.append(roster)
         self.rates = {p: rate for p, rate in self.rates.items() if p in roster.peers}
         if not any(seat.weight for seat in roster.seats):
+            self.rollback()
+            self._attempt = roster.roster_id
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
         attempt = self._begin(roster, values, min(self._patience, within if within is not None else self._patience))
         began = trio.current_time()
@@ -148,24 +136,55 @@ class AllReduce:
         self._pace.observe(trio.current_time() - began)
         return attempt.mean
 
-    def _begin(self, roster: Roster, values: Vector, allowed: float) -> _Attempt:
-        """Offer what is going to be encoded."""
+    def _begin(self, roster: Roster, values: Vector, allowed: float) -> Attempt:
+        """Take up what an earlier attempt left, and offer what is going to be encoded."""
         now = trio.current_time()
         grid = grid_of(roster, self._parameters, self._group_size)
         group = grid.groups[grid.group_of(self._me)]
+        encoded, arrived = self._left_for(roster, grid, values)
+        self._attempt = roster.roster_id
+        self._offered.append(roster)
         working = [seat for seat in roster.seats if seat.weight > 0]
         shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
         if self._mean.size != self._parameters:
             self._mean = np.empty(self._parameters, np.float32)
-        columns = grid.columns if self._me in shares else ()
-        sent = tuple(self._lend(roster, self._cells(column).size) for column in columns)
+        owners = {column.owners[grid.groups.index(group)]: self._cells(column) for column in grid.columns}
+        sent, taken = [], {}
+        if self._me in shares:
+            name = secrets.token_bytes(NAME)
+            for owner, cells in owners.items():
+                stream = encoded.pop(owner, None)
+                sent.append(stream.encoded_on(cells, self._pool) if stream else Stream.new(cells, self._pool, name))
+        if self._me in owners:
+            cells = owners[self._me]
+            for peer in (seat.peer for seat in group if seat.peer in shares and seat.peer != self._me):
+                stream = arrived.pop(peer, None)
+                taken[peer] = stream.fetched_on(cells, self._pool) if stream else Stream.new(cells, self._pool)
+        self._give(*encoded.values(), *arrived.values())
         by = (now + allowed * factor for factor in (1, 4 / 3, 5 / 3, 2))
-        attempt = _Attempt(roster, grid, group, shares, values, self._mean, sent, *by)
-        for index, (column, growing) in enumerate(zip(grid.columns, sent, strict=False)):
-            self._offer(attempt, ("sent", index), growing, (attempt.owner(column),))
+        self._before = attempt = Attempt(roster, grid, group, shares, values, self._mean, tuple(sent), taken, *by)
+        for index, (owner, stream) in enumerate(zip(owners, sent, strict=False)):
+            self._offer(attempt, ("sent", index), stream.growing, (owner,))
         return attempt
 
-    def _work_of(self, attempt: _Attempt) -> Iterator[Work]:
+    def _left_for(
+        self, roster: Roster, grid: Grid, values: Vector
+    ) -> tuple[dict[PeerId, Stream], dict[PeerId, Stream]]:
+        """What goes on in an attempt by `roster`, read by nobody now: own values by owner, others' by sender."""
+        before = self._before
+        if before is None or not before.leads_to(roster, grid):
+            self.rollback()
+            return {}, {}
+        self._before = None
+        encoded = {column.owners[0]: stream for column, stream in zip(before.grid.columns, before.sent, strict=False)}
+        stands = before.values is values and before.is_cut_as(roster) and self._weight_in(roster) > 0
+        self._reduction.rollback(also_sent=not stands)
+        if not stands:
+            self._give(*encoded.values())
+            encoded = {}
+        return encoded, dict(before.taken)
+
+    def _work_of(self, attempt: Attempt) -> Iterator[Work]:
         """What has to be done at once."""
         if attempt.sent:
             yield partial(self._encode, attempt)
@@ -180,16 +199,16 @@ class AllReduce:
 
     # -- this node's values
 
-    async def _encode(self, attempt: _Attempt) -> None:
+    async def _encode(self, attempt: Attempt) -> None:
         """Encode the columns side by side, so that all owners have something to reduce from the start."""
         columns = attempt.grid.columns
         mine = next((i for i, column in enumerate(columns) if attempt.owner(column) == self._me), 0)
         order = [(mine + 1 + i) % len(columns) for i in range(len(columns))]
-        cut = [self._cells(column) for column in columns]
         lost = 0
-        for first in range(0, max(cells.count for cells in cut), BATCH):
-            for cells, growing in ((cut[i], attempt.sent[i]) for i in order):
-                batch = range(first, min(first + BATCH, cells.count))
+        while any(stream.growing.ready < stream.cells.size for stream in attempt.sent):
+            for cells, growing in ((attempt.sent[i].cells, attempt.sent[i].growing) for i in order):
+                done = cells.whole_in(growing.ready)
+                batch = range(done, min(done + BATCH, cells.count))
                 if batch:
                     lost += await self._runner(
                         partial(self._reduction.encode, cells, batch, attempt.values, growing.buffer)
@@ -200,17 +219,17 @@ class AllReduce:
 
     # -- my part, where all are one group
 
-    def _own_part(self, attempt: _Attempt, index: int, column: Column) -> Iterator[Work]:
+    def _own_part(self, attempt: Attempt, index: int, column: Column) -> Iterator[Work]:
         """Take the mean of everybody's values of my part, and hand it out."""
-        (part,) = column.parts
-        means = self._lend(attempt.roster, self._cells(column).size)
+        cells = self._cells(column)
+        means = self._lend(attempt.roster, cells.size)
         self._offer(attempt, ("mean", index), means, attempt.roster.peers)
-        self._reduction.means.own(part.start, part.stop)
-        yield partial(self._take_in, attempt, index, column, [means], self._reduction.means, attempt.mean)
+        self._reduction.means.own(*column.stretches)
+        yield partial(self._take_in, attempt, index, [(cells, means)], self._reduction.means, attempt.mean)
 
     # -- my column, where there are several
 
-    def _own_column(self, attempt: _Attempt, index: int, column: Column) -> Iterator[Work]:
+    def _own_column(self, attempt: Attempt, index: int, column: Column) -> Iterator[Work]:
         """Add my group's values up for the owners of the parts; take the mean of my part; pass all means on."""
         means = self._lend(attempt.roster, self._cells(column).size)
         self._offer(attempt, ("mean", index), means, [seat.peer for seat in attempt.group])
@@ -221,14 +240,15 @@ class AllReduce:
             sums = [self._lend(attempt.roster, piece.size) for piece in pieces]
             for number, (part, growing) in enumerate(zip(column.parts, sums, strict=True)):
                 self._offer(attempt, ("sum", index, number), growing, (part.owner,))
-            self._reduction.sums.own(column.start, column.stop)
-            yield partial(self._take_in, attempt, index, column, sums, self._reduction.sums, None)
+            self._reduction.sums.own(*column.stretches)
+            outs = [(self._cells(part), growing) for part, growing in zip(column.parts, sums, strict=True)]
+            yield partial(self._take_in, attempt, index, outs, self._reduction.sums, None)
         checked: list[Growing] = []
         for number, (part, piece) in enumerate(zip(column.parts, pieces, strict=True)):
             key = ("part", index, number)
             if part.owner == self._me:
                 self._offer(attempt, key, piece, column.owners)
-                self._reduction.means.own(part.start, part.stop)
+                self._reduction.means.own((part.start, part.stop))
                 own = sums[number] if sums else None
                 yield partial(self._take_sums, attempt, (index, number), column, part, own, piece)
                 checked.append(piece)
@@ -239,44 +259,32 @@ class AllReduce:
 
     async def _take_in(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         index: int,
-        column: Column,
-        outs: Sequence[Growing],
+        outs: Sequence[tuple[Cells, Growing]],
         summing: Summing,
         into: Vector | None,
     ) -> None:
-        """Fetch my group's values of a column, and add them up in `outs`, one for each of its parts."""
+        """Fetch my group's values of a column, and add them up in `outs`, which follow one another."""
         working = [seat.peer for seat in attempt.group if seat.peer in attempt.shares]
-        others = [peer for peer in working if peer != self._me]
-        with self._borrow(self._cells(column).size, len(others)) as borrowed:
-            place = dict(zip(others, borrowed, strict=True))
-            arriving = {peer: place[peer] if peer in place else attempt.sent[index] for peer in working}
+        streams = {peer: attempt.taken[peer] if peer != self._me else attempt.sent[index] for peer in working}
+        arriving = {peer: stream.growing for peer, stream in streams.items()}
 
-            async def add_up() -> None:
-                at = 0
-                for part, out in zip(column.parts, outs, strict=True):
-                    await self._add_up(
-                        attempt.roster,
-                        summing,
-                        part,
-                        arriving,
-                        [attempt.shares[peer] for peer in working],
-                        out,
-                        into,
-                        at,
-                    )
-                    at += out.size
+        async def add_up() -> None:
+            shares, at = [attempt.shares[peer] for peer in working], 0
+            for cells, out in outs:
+                await self._add_up(attempt.roster, summing, cells, arriving, shares, out, into, at)
+                at += out.size
 
-            async with all_or_missing() as start:
-                key = self._key(attempt.roster, "sent", index)
-                for peer, growing in place.items():
-                    start(partial(self._fetch, peer, key, growing, attempt.sent_by, measured=True))
-                start(add_up)
+        async with all_or_missing() as start:
+            key = self._key(attempt.roster, "sent", index)
+            for peer, stream in attempt.taken.items():
+                start(partial(self._fetch, peer, key, stream.growing, attempt.sent_by, measured=True))
+            start(add_up)
 
     async def _take_sums(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         place: tuple[int, int],
         column: Column,
         part: Part,
@@ -296,10 +304,11 @@ class AllReduce:
                     start(partial(self._fetch, owner, key, growing, attempt.sums_by))
                 whole = [np.float32(1)] * len(sums)
                 means = self._reduction.means
-                start(partial(self._add_up, attempt.roster, means, part, sums, whole, out, attempt.mean, 0))
+                cells = self._cells(part)
+                start(partial(self._add_up, attempt.roster, means, cells, sums, whole, out, attempt.mean, 0))
 
     async def _take_mean(
-        self, attempt: _Attempt, key: tuple[str, int, int], part: Part, piece: Growing, checked: Growing
+        self, attempt: Attempt, key: tuple[str, int, int], part: Part, piece: Growing, checked: Growing
     ) -> None:
         """Fetch another owner's part of my column; what could be decoded is `checked`."""
         async with all_or_missing() as start:
@@ -310,15 +319,15 @@ class AllReduce:
         self,
         roster: Roster,
         summing: Summing,
-        part: Part,
+        cells: Cells,
         arriving: Mapping[PeerId, Growing],
         shares: Sequence[np.float32],
         out: Growing,
         into: Vector | None,
         at: int,
     ) -> None:
-        """Add up each cell of a part that all have sent, which begins `at` bytes into what arrives."""
-        cells, sources = self._cells(part), list(arriving.values())
+        """Add up each of the cells that all have sent; they begin `at` bytes into what arrives."""
+        sources = list(arriving.values())
         raw = [growing.buffer[at : at + cells.size] for growing in sources]
         done = lost = 0
         while done < cells.count:
@@ -334,7 +343,7 @@ class AllReduce:
 
     # -- the others' means
 
-    async def _gather(self, attempt: _Attempt, index: int, owner: PeerId, cells: Cells) -> None:
+    async def _gather(self, attempt: Attempt, index: int, owner: PeerId, cells: Cells) -> None:
         """Fetch the means of a column from its owner in my group, and keep each cell as it comes."""
         with self._borrow(cells.size, 1) as (arriving,):
             async with all_or_missing() as start:
@@ -343,7 +352,7 @@ class AllReduce:
                 start(partial(self._decode, attempt, cells, owner, arriving, None))
 
     async def _decode(
-        self, attempt: _Attempt, cells: Cells, sender: PeerId, arriving: Growing, checked: Growing | None
+        self, attempt: Attempt, cells: Cells, sender: PeerId, arriving: Growing, checked: Growing | None
     ) -> None:
         done = 0
         while done < cells.count:
@@ -394,6 +403,7 @@ class AllReduce:
         reduced = self._attempt == roster.roster_id
         if reduced:
             self._reduction.commit()
+            self._let_go()
         else:
             self.rollback()
         self._attempt = None
@@ -402,9 +412,22 @@ class AllReduce:
         return reduced and self._weight_in(roster) > 0
 
     def rollback(self) -> None:
-        """Forget the pending residuals of an attempt that did not count."""
+        """Forget the pending residuals of an attempt that did not count; no later one goes on from it."""
         self._reduction.rollback()
         self._attempt = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """No attempt goes on from the one before; what it offers stands."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        self._give(*before.taken.values())
+        if before.roster in self._offered:
+            lent = self._lent.setdefault(before.roster.roster_id, [])
+            lent += [stream.growing.buffer for stream in before.sent]
+        else:
+            self._give(*before.sent)
 
     def _withdraw(self, which: Callable[[Roster], bool]) -> None:
         for old in [r for r in self._offered if which(r)]:
@@ -421,6 +444,10 @@ class AllReduce:
         self._lent.setdefault(roster.roster_id, []).append(memory)
         return Growing(memory)
 
+    def _give(self, *streams: Stream) -> None:
+        for stream in streams:
+            self._pool.give(stream.growing.buffer)
+
     @contextmanager
     def _borrow(self, size: int, count: int) -> Iterator[list[Growing]]:
         """Memory for the block alone."""
@@ -432,13 +459,12 @@ class AllReduce:
                 self._pool.give(memory)
 
     def _cells(self, part: Part | Column) -> Cells:
-        cuts = tuple(piece.start for piece in part.parts[1:]) if isinstance(part, Column) else ()
-        return Cells(part.start, part.stop, self._codec, cuts)
+        return Cells(part.stretches if isinstance(part, Column) else ((part.start, part.stop),), self._codec)
 
     def _weight_in(self, roster: Roster) -> int:
         return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
 
-    def _offer(self, attempt: _Attempt, name: tuple[str | int, ...], growing: Growing, to: Iterable[PeerId]) -> None:
+    def _offer(self, attempt: Attempt, name: tuple[str | int, ...], growing: Growing, to: Iterable[PeerId]) -> None:
         peers = frozenset(to) - {self._me}
         if peers:
             self._bulk.offer(self._key(attempt.roster, *name), growing, dtype=self._codec.name, to=peers)

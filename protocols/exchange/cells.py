@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +23,26 @@ BATCH = 8  # cells that are worth waking a thread for: about 2 ms of work
 
 @dataclass(frozen=True)
 class Cells:
-    """Elements `start` to `stop` of the vector, cut into cells of CELL elements; the last may be shorter.
+    """Stretches of the vector, one after another, each cut into cells of CELL elements; its last may be shorter."""
 
-    So may those before one of the `cuts`, elements at which cells begin as well: what lies between two of them is
-    encoded as if it stood alone.
-    """
-
-    start: int
-    stop: int
+    stretches: tuple[tuple[int, int], ...]  # elements from and to which each goes
     codec: Codec
-    cuts: tuple[int, ...] = ()  # ascending, between start and stop
 
     @cached_property
-    def _edges(self) -> list[int]:
-        """The elements at which cells begin, and `stop`."""
-        stretches = pairwise((self.start, *self.cuts, self.stop))
-        return [edge for first, end in stretches for edge in range(first, end, CELL)] + [self.stop]
+    def _places(self) -> list[tuple[int, int]]:
+        """The elements at which each cell begins and ends."""
+        return [
+            (first, min(first + CELL, stop)) for start, stop in self.stretches for first in range(start, stop, CELL)
+        ]
 
     @cached_property
     def _offsets(self) -> list[int]:
         """The bytes at which encoded cells begin, and `size`."""
-        sizes = (self.codec.encoded_size(end - first) for first, end in pairwise(self._edges))
-        return [0, *accumulate(sizes)]
+        return [0, *accumulate(self.codec.encoded_size(stop - start) for start, stop in self._places)]
 
     @property
     def count(self) -> int:
-        return len(self._edges) - 1
+        return len(self._places)
 
     @property
     def size(self) -> int:
@@ -65,11 +59,17 @@ class Cells:
 
     def elements(self, cell: int) -> slice:
         """The elements of a cell, in the vector."""
-        return slice(self._edges[cell], self._edges[cell + 1])
+        return slice(*self._places[cell])
 
     def raw(self, cell: int, encoded: memoryview) -> memoryview:
         """The bytes of a cell within those of the part."""
         return encoded[self._offsets[cell] : self._offsets[cell + 1]]
+
+    def begins_like(self, other: Cells) -> int:
+        """How many bytes hold the cells with which both begin."""
+        pairs = enumerate(zip(self._places, other._places, strict=False))
+        alike = next((cell for cell, (one, two) in pairs if one != two), min(self.count, other.count))
+        return self.bytes_until(alike)
 
 
 class Pool:
@@ -90,6 +90,16 @@ class Pool:
             return np.empty(size + size // 2, np.uint8).data[:size]
         best = min(fitting, key=lambda i: self._free[i][1].nbytes)
         return self._free.pop(best)[1].data[:size]
+
+    def enlarge(self, view: memoryview, size: int, *, used: int) -> memoryview:
+        """`size` bytes in place of what `take` handed out, the first `used` of them as they are."""
+        memory: NDArray[np.uint8] = view.obj  # type: ignore[assignment]
+        if size <= memory.nbytes:
+            return memory.data[:size]
+        larger = self.take(size)
+        larger[:used] = view[:used]
+        self.give(view)
+        return larger
 
     def give(self, view: memoryview) -> None:
         """Take back what `take` handed out; nobody reads or writes it any more."""

@@ -25,7 +25,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.protocols.exchange.roster import Part, Roster, Seat, cut, parts
+from swarmnode.protocols.exchange.recut import parts_by_owner
+from swarmnode.protocols.exchange.roster import Part, Roster, Seat, cut
 from swarmnode.protocols.network import PeerId
 
 
@@ -34,15 +35,12 @@ class Column:
     """Elements of the vector, which one owner in each group takes in."""
 
     owners: tuple[PeerId, ...]  # of group 0, 1, 2, …
-    parts: tuple[Part, ...]  # what each owner takes the mean of, without gaps; an owner may have none
+    parts: tuple[Part, ...]  # what each owner takes the mean of; it may have none, or several where it is alone
 
     @property
-    def start(self) -> int:
-        return self.parts[0].start
-
-    @property
-    def stop(self) -> int:
-        return self.parts[-1].stop
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """The elements from and to which each part goes."""
+        return tuple((part.start, part.stop) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,13 @@ def grid_of(roster: Roster, parameters: int, group_size: int) -> Grid:
     """How the seats of a roster reduce `parameters` elements in groups of at most `group_size`.
 
     Groups are larger where too few own anything to have one owner each. Deterministic in its arguments. Raises
-    ValueError where nobody owns a part.
+    ValueError where nobody owns a part. Where all are one group, owners keep the parts of an earlier attempt
+    (`recut.py`); several groups are cut anew.
     """
     owners = sorted((s for s in roster.seats if s.share > 0), key=lambda seat: (-seat.share, seat.peer))
     count = min(-(-len(roster.seats) // group_size), len(owners))
     if count <= 1:
-        alone = tuple(Column((part.owner,), (part,)) for part in parts(roster, parameters))
+        alone = tuple(Column((parts[0].owner,), parts) for parts in parts_by_owner(roster, parameters))
         return Grid((roster.seats,), alone)
     full = len(owners) // count * count
     columns = [sorted(owners[at : at + count], key=lambda seat: seat.peer) for at in range(0, full, count)]

@@ -32,6 +32,7 @@ from swarmnode.protocols.exchange.ballots import (
 from swarmnode.protocols.exchange.bounds import MAX_SEATS
 from swarmnode.protocols.exchange.messages import Decision, Head, Ready, Report, Ruling, Summon, Verdict
 from swarmnode.protocols.exchange.outcomes import Behind
+from swarmnode.protocols.exchange.recut import cut_to_keep
 from swarmnode.protocols.exchange.roster import Roster, majority
 from swarmnode.protocols.exchange.standing import Desk, Standing
 from swarmnode.protocols.liveness import Liveness
@@ -253,8 +254,9 @@ class Leader:
         room = MAX_SEATS - len(members)
         joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)
+        cut_by = cut_to_keep(standing.cut_by, seats)
         return Verdict(
-            "roster", roster=Roster(standing.run_id, here.round, ballot, here.parent, seats, joiners, window)
+            "roster", roster=Roster(standing.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by)
         )
 
     async def _collect(self, desk: Desk, verdict: Verdict, within: float) -> Decision | None:

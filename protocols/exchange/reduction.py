@@ -57,14 +57,15 @@ class Summing:
     def __init__(self, codec: Codec, parameters: int) -> None:
         self._codec = codec
         self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
-        self._owned: tuple[int, int] | None = None  # range that it belongs to
+        self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
         self._scratch = np.empty((2, min(CELL, parameters)), np.float32)
 
-    def own(self, start: int, stop: int) -> None:
+    def own(self, *ranges: tuple[int, int]) -> None:
         """This node sums these elements now: of its residual, what lies elsewhere is dropped."""
-        if self._owned != (start, stop):
-            self.residual.keep_only(start, stop)
-            self._owned = (start, stop)
+        owned = tuple(sorted(ranges))
+        if self._owned != owned:
+            self.residual.keep_only(*owned)
+            self._owned = owned
 
     def sum(
         self,
@@ -131,9 +132,9 @@ class Reduction:
         for residual in (self.sent, self.sums.residual, self.means.residual):
             residual.commit()
 
-    def rollback(self) -> None:
-        """The attempt did not count: its encodings never happened."""
-        for residual in (self.sent, self.sums.residual, self.means.residual):
+    def rollback(self, *, also_sent: bool = True) -> None:
+        """The attempt did not count: its encodings never happened; those of this node's values only if `also_sent`."""
+        for residual in (self.sums.residual, self.means.residual, *((self.sent,) if also_sent else ())):
             residual.rollback()
 
 

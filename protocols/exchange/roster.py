@@ -14,6 +14,7 @@ from statistics import median, median_low
 from swarmnode.protocols import wire
 from swarmnode.protocols.exchange.bounds import (
     MAX_ROUND,
+    MAX_SEATS,
     MAX_SHARE,
     MAX_WEIGHT,
     check_hash,
@@ -36,6 +37,14 @@ class Seat:
 
 
 @dataclass(frozen=True)
+class Owner:
+    """Somebody by whom the vector was cut in an earlier attempt at the round."""
+
+    peer: PeerId
+    share: int
+
+
+@dataclass(frozen=True)
 class Roster:
     """What a round's result rests on. Two rosters with equal `roster_id` are equal."""
 
@@ -46,6 +55,7 @@ class Roster:
     seats: tuple[Seat, ...]  # in the order in which contributions are summed
     joiners: tuple[PeerId, ...]  # may take part from the next round on, without a vote in it
     window: float  # seconds that members should train in the next round at the most
+    cut_by: tuple[Owner, ...] = ()  # those of an earlier attempt whose cut stays (`recut.py`); none in a first one
 
     def __post_init__(self) -> None:
         check_range("Roster.round", self.round, 0, MAX_ROUND)
@@ -59,10 +69,19 @@ class Roster:
             check_range("Seat.share", seat.share, 0, MAX_SHARE)
         if not any(seat.share for seat in self.seats):
             raise wire.WireError("Roster.seats has nobody who reduces a part")
+        check_peers("Roster.cut_by", tuple(owner.peer for owner in self.cut_by))
+        check_range("Roster.cut_by", len(self.cut_by), 0, MAX_SEATS)
+        for owner in self.cut_by:
+            check_range("Owner.share", owner.share, 1, MAX_SHARE)
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(seat.peer for seat in self.seats)
+
+    @property
+    def cutters(self) -> tuple[Owner, ...]:
+        """The owners by whom the vector is cut: those of the first attempt at the round, where their cut stays."""
+        return self.cut_by or owners_of(self.seats)
 
     @property
     def roster_id(self) -> str:
@@ -138,13 +157,15 @@ def parts(roster: Roster, parameters: int) -> tuple[Part, ...]:
 
     Parts follow the order of peer ids, not of seats, so that they stay where they are while membership does.
     """
-    owners = sorted((seat for seat in roster.seats if seat.share > 0), key=lambda seat: seat.peer)
-    if not owners:
-        raise ValueError(f"roster of round {roster.round} has no seat that owns a part")
-    return cut(owners, 0, parameters)
+    return cut(owners_of(roster.seats), 0, parameters)
 
 
-def cut(owners: Sequence[Seat], start: int, stop: int) -> tuple[Part, ...]:
+def owners_of(seats: Iterable[Seat]) -> tuple[Owner, ...]:
+    """Those who reduce something, in the order in which parts follow."""
+    return tuple(Owner(seat.peer, seat.share) for seat in sorted(seats, key=lambda s: s.peer) if seat.share > 0)
+
+
+def cut(owners: Sequence[Seat | Owner], start: int, stop: int) -> tuple[Part, ...]:
     """Elements `start` to `stop`, a part for each owner, sized by share, at multiples of PART_ALIGNMENT from `start`.
 
     An owner has none where there are fewer blocks than owners.

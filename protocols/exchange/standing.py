@@ -31,7 +31,7 @@ from swarmnode.protocols.exchange.messages import (
     Summon,
     Verdict,
 )
-from swarmnode.protocols.exchange.roster import Roster, leader_order
+from swarmnode.protocols.exchange.roster import Owner, Roster, leader_order
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import Refuse, Rpc
@@ -123,6 +123,7 @@ class Standing:
         self._bell = trio.Event()  # set, and replaced, on any news
         self.ballot = 0  # grows within a round; what was promised for it holds
         self.accepted: Accepted | None = None
+        self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
         self.attempt = trio.CancelScope()  # of the ballot in hand
         self.desks: dict[int, Desk] = {}  # by ballot, of this round
         self._waits_at: dict[PeerId, int] = {}  # the ballot at whose desk a peer waits
@@ -162,6 +163,7 @@ class Standing:
             self._waits_at.clear()
             self.ballot = 0
             self.accepted = None
+            self.cut_by = ()
             if before is not None and position.round != before.round + 1:
                 self._history.clear()  # rounds are missing in between, or another history was adopted
             self._history.append(Step(position.round - 1, position.parent))
@@ -261,7 +263,7 @@ class Standing:
             self.continues(roster)
             and roster.ballot == ballot
             and len(roster.seats) <= MAX_SEATS
-            and all(p in known for p in roster.peers)
+            and all(p in known for p in (*roster.peers, *(owner.peer for owner in roster.cut_by)))
         )
 
     def ends(self, decision: Decision) -> bool:

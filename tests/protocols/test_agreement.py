@@ -33,7 +33,7 @@ from swarmnode.protocols.exchange.messages import (
     Summon,
     Verdict,
 )
-from swarmnode.protocols.exchange.roster import Roster, Seat, leader_order
+from swarmnode.protocols.exchange.roster import Owner, Roster, Seat, leader_order
 from swarmnode.protocols.liveness import Liveness
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.rpc import PeerGone, Refused, Rpc
@@ -378,6 +378,18 @@ def test_joiners_are_counted(simulated: Simulated) -> None:
         for i in range(1000):
             standing._wishes_to_join(f"peer{i}")
         assert len(swarm.members[0].agreement.waiting_to_join()) == 64
+
+    simulate(simulated, body)
+
+
+def test_a_vector_is_cut_by_candidates_only(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        standing = swarm.members[0].agreement._standing
+        seats = tuple(Seat(m.me, 1, 4) for m in swarm.members[:2])
+        gone = Owner(swarm.members[2].me, 4)
+        for cut_by, fits in (((), True), ((gone,), True), ((gone, Owner("a stranger", 4)), False)):
+            assert standing.is_for(Roster(RUN, 0, 1, PARENT, seats, (), 1.0, cut_by), 1) is fits
 
     simulate(simulated, body)
 

@@ -7,82 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import trio
+from reducing import P, a_roster, peers, reduce_all
 
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.agreement import PartsMissing
-from swarmnode.protocols.exchange.allreduce import AllReduce, Vector
+from swarmnode.node.simnet import SimWorld
+from swarmnode.protocols.exchange.allreduce import Vector
 from swarmnode.protocols.exchange.cells import BATCH, CELL, Cells, Pool
 from swarmnode.protocols.exchange.grid import grid_of
-from swarmnode.protocols.exchange.roster import Roster, Seat, parts
-from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.rpc import Rpc
-from swarmnode.protocols.runner import inline
+from swarmnode.protocols.exchange.outcomes import PartsMissing
+from swarmnode.protocols.exchange.roster import parts
 from swarmnode.training.codecs import CODECS, codec
 from swarmnode.training.outer import weighted_sum
 
 Simulated = Callable[..., None]
-RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
-
-
-class Peer:
-    def __init__(self, network: SimNetwork, codec_name: str, size: int, group_size: int) -> None:
-        self.me, self.rpc = network.me, Rpc(network)
-        self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
-        self.allreduce = AllReduce(
-            me=network.me,
-            run_id=RUN,
-            bulk=self.bulk,
-            liveness=self.liveness,
-            runner=inline,
-            codec=codec(codec_name),
-            parameters=size,
-            patience=30.0,
-            group_size=group_size,
-        )
-        self.values: Vector = (
-            np.random.default_rng(len(network.me) + ord(network.me[-1])).normal(size=size).astype("f4")
-        )
-
-
-async def peers(
-    world: SimWorld,
-    nursery: trio.Nursery,
-    count: int,
-    codec_name: str = "int8",
-    size: int = P,
-    group_size: int = 16,
-) -> list[Peer]:
-    found = []
-    for i in range(count):
-        network = world.node(i)
-        peer = Peer(network, codec_name, size, group_size)
-        for part in (network.run, peer.rpc.run, peer.bulk.run, peer.liveness.run):
-            await nursery.start(part)
-        found.append(peer)
-    return found
-
-
-def a_roster(members: list[Peer], *, round: int = 0, ballot: int = 0, weights: tuple[int, ...] = ()) -> Roster:
-    seats = tuple(Seat(p.me, w, 4) for p, w in zip(members, weights or (1,) * len(members), strict=True))
-    return Roster(RUN, round, ballot, PARENT, seats, (), 1.0)
-
-
-async def reduce_all(
-    members: list[Peer], roster: Roster, within: float = 10.0, results: dict[str, Vector | PartsMissing] | None = None
-) -> dict[str, Vector | PartsMissing]:
-    results = {} if results is None else results
-
-    async def reduce(peer: Peer) -> None:
-        try:
-            results[peer.me] = await peer.allreduce.reduce(roster, peer.values, within=within)
-        except PartsMissing as error:
-            results[peer.me] = error
-
-    async with trio.open_nursery() as nursery:
-        for member in members:
-            nursery.start_soon(reduce, member)
-    return results
 
 
 @pytest.mark.parametrize("codec_name", ["fp32", "fp16", "int8"])
@@ -180,7 +116,7 @@ def test_a_vector_of_many_cells_is_reduced_as_the_definition_says(simulated: Sim
         roster = a_roster(members, weights=weights)
         exact = np.empty(size, np.float32)
         for part in parts(roster, size):
-            cells = Cells(part.start, part.stop, chosen)
+            cells = Cells(((part.start, part.stop),), chosen)
             for place in map(cells.elements, range(cells.count)):
                 exact[place] = through(weighted_sum([through(m.values[place]) for m in members], weights))
         for result in (await reduce_all(members, roster)).values():

@@ -128,6 +128,32 @@ def test_a_member_that_freezes_in_an_exchange_costs_it_a_part_of_its_time(moment
     simulate(body)
 
 
+@pytest.mark.parametrize(("moment", "most"), [(0.5, 1.2), (0.65, 0.85), (0.8, 0.85)])
+def test_after_a_late_freeze_the_others_go_on_from_what_they_have(moment: float, most: float) -> None:
+    """All over again without the frozen one would take 1.3 usual rounds or more, as its links cannot be used."""
+
+    async def body(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await swarm_of(world, nursery, 4)
+        usual = min([await round_of(members) for _ in range(WARM)])
+        victim, *rest = members
+        nursery.start_soon(victim.round)
+
+        async def freeze() -> None:
+            await trio.sleep(moment * usual)
+            world.freeze(victim.me)
+
+        nursery.start_soon(freeze)
+        await round_of(rest)
+        for member in rest:
+            assert member.decision is not None and len(member.attempts) == 2
+            roster = member.decision.roster
+            assert {owner.peer for owner in roster.cut_by} == {m.me for m in members}
+            assert set(roster.peers) == {m.me for m in rest}
+        assert trio.current_time() - rest[0].attempts[-1] < most * usual
+
+    simulate(body)
+
+
 def test_a_member_behind_a_slow_link_with_jitter_is_never_given_up() -> None:
     """A quarter of the others' bandwidth, 20 to 150 ms of latency, and now and then a packet that is sent again."""
 

@@ -153,14 +153,15 @@ class ErrorFeedback:
         self._residual, self._next = total, self._residual
         self._used = (0, self.size)
 
-    def keep_only(self, start: int, stop: int) -> None:
-        """Drop the residual outside `start:stop`: the owner of a part does so when ownership moves."""
+    def keep_only(self, *ranges: tuple[int, int]) -> None:
+        """Drop the residual outside these ranges, which are ascending: owners of parts do so when ownership moves."""
         low, high = self._used
-        self._residual[low : max(start, low)] = 0
-        self._residual[min(stop, high) : high] = 0
-        self._used = max(start, low), min(stop, high)
-        if self._used[0] >= self._used[1]:
-            self._used = (0, 0)
+        kept = [(max(start, low), min(stop, high)) for start, stop in ranges if start < high and stop > low]
+        done = low
+        for start, stop in [*kept, (high, high)]:
+            self._residual[done:start] = 0
+            done = stop
+        self._used = (kept[0][0], kept[-1][1]) if kept else (0, 0)
 
     def taken_from(self, vector: Vector) -> Vector:
         """`vector` (size,) less what is left over: where whoever sends pseudo-gradients from it has really come to."""
