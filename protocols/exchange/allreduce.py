@@ -133,7 +133,8 @@ class AllReduce:
             for work in self._work_of(attempt):
                 start(work)
         self._failed.pop()
-        self._pace.observe(trio.current_time() - began)
+        if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
+            self._pace.observe(trio.current_time() - began)
         return attempt.mean
 
     def _begin(self, roster: Roster, values: Vector, allowed: float) -> Attempt:
@@ -155,6 +156,8 @@ class AllReduce:
             for owner, cells in owners.items():
                 stream = encoded.pop(owner, None)
                 sent.append(stream.encoded_on(cells, self._pool) if stream else Stream.new(cells, self._pool, name))
+        for stream in sent:
+            stream.encoded_from(encoded.values())
         if self._me in owners:
             cells = owners[self._me]
             for peer in (seat.peer for seat in group if seat.peer in shares and seat.peer != self._me):

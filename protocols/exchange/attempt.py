@@ -7,6 +7,7 @@ name sees to it that a receiver goes on only with what it began with.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,21 @@ class Stream:
         stream = Stream(cells, Growing(memory, name=self.growing.name))
         stream.growing.grow(kept)
         return stream
+
+    def encoded_from(self, others: Iterable[Stream]) -> None:
+        """At the sender: take cells that come next from those encoded for others, as far as they are there."""
+        there = {
+            (place.start, place.stop): stream.cells.raw(cell, stream.growing.buffer)
+            for stream in others
+            for cell in range(stream.cells.whole_in(stream.growing.ready))
+            for place in (stream.cells.elements(cell),)
+        }
+        for cell in range(self.cells.whole_in(self.growing.ready), self.cells.count):
+            place = self.cells.elements(cell)
+            if (place.start, place.stop) not in there:
+                break
+            self.cells.raw(cell, self.growing.buffer)[:] = there[place.start, place.stop]
+            self.growing.grow(self.cells.bytes_until(cell + 1))
 
     def fetched_on(self, cells: Cells, pool: Pool) -> Stream:
         """At the owner: with these cells to be fetched, less what came. It takes this one's memory."""

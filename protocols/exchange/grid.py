@@ -61,9 +61,8 @@ class Grid:
 def grid_of(roster: Roster, parameters: int, group_size: int) -> Grid:
     """How the seats of a roster reduce `parameters` elements in groups of at most `group_size`.
 
-    Groups are larger where too few own anything to have one owner each. Deterministic in its arguments. Raises
-    ValueError where nobody owns a part. Where all are one group, owners keep the parts of an earlier attempt
-    (`recut.py`); several groups are cut anew.
+    Groups are larger where too few own anything to have one owner each. Where all are one group, owners keep the parts
+    of an earlier attempt (`recut.py`); several groups are cut anew. Deterministic in its arguments.
     """
     owners = sorted((s for s in roster.seats if s.share > 0), key=lambda seat: (-seat.share, seat.peer))
     count = min(-(-len(roster.seats) // group_size), len(owners))

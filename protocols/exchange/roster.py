@@ -155,7 +155,8 @@ def shares_by_rate(rates: Mapping[PeerId, float | None]) -> dict[PeerId, int]:
 def parts(roster: Roster, parameters: int) -> tuple[Part, ...]:
     """Cut `parameters` elements into one part per seat that owns any, sized by share, at multiples of PART_ALIGNMENT.
 
-    Parts follow the order of peer ids, not of seats, so that they stay where they are while membership does.
+    Parts follow the order of peer ids, not of seats, so that they stay where they are while membership does. What was
+    cut in an earlier attempt plays no part here, but in `recut.py`.
     """
     return cut(owners_of(roster.seats), 0, parameters)
 

@@ -136,6 +136,7 @@ def test_after_a_late_freeze_the_others_go_on_from_what_they_have(moment: float,
         members = await swarm_of(world, nursery, 4)
         usual = min([await round_of(members) for _ in range(WARM)])
         victim, *rest = members
+        known = [(m.allreduce._pace.usual, m.agreement._reducing.usual) for m in rest]
         nursery.start_soon(victim.round)
 
         async def freeze() -> None:
@@ -150,6 +151,7 @@ def test_after_a_late_freeze_the_others_go_on_from_what_they_have(moment: float,
             assert {owner.peer for owner in roster.cut_by} == {m.me for m in members}
             assert set(roster.peers) == {m.me for m in rest}
         assert trio.current_time() - rest[0].attempts[-1] < most * usual
+        assert known == [(m.allreduce._pace.usual, m.agreement._reducing.usual) for m in rest]  # it was not usual
 
     simulate(body)
 
