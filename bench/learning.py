@@ -55,7 +55,7 @@ class Plan:
     continued: tuple[Arm, ...] = (SYNCHRONOUS, DILOCO, OPEN)
     every: int = 60  # steps between two evaluations after a checkpoint
     scratch: tuple[Arm, ...] = tuple(
-        replace(arm, interval=interval, steps=600, lr=3e-3) for arm in (INT8, OPEN) for interval in (5, 20, 50)
+        replace(arm, interval=interval, steps=600, lr=3e-3) for arm in (INT8, SPARSE, OPEN) for interval in (5, 20, 50)
     )
     scratch_every: int = 100  # steps between two evaluations from scratch
     trials: tuple[Arm, ...] = (

@@ -31,7 +31,7 @@ from swarmnode.training.open_step import Raw, Vector
 
 TRIAL = 0.125  # of a contribution is tried
 SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the median of judges does not
-JUDGE_SHARE = 0.04  # of the work of a round's own training that a judge means to spend on judging
+JUDGE_SHARE = 0.036  # of the work of a round's own training that a judge means to spend on judging
 ENOUGH = 8  # sequences, of contributions or of a gradient, whose noise the median of judges bears easily …
 LEAST_SLOPE = 4  # … and the fewest of a gradient, which thirty judges bear
 CURVED = 0.5  # of the linear part of a gain, that curvature may take off it; a quarter refused work on rare classes
@@ -61,7 +61,7 @@ def draw_for(*, contributions: int, trained: int) -> Draw:
 
     Each on ENOUGH or more where that costs at most JUDGE_SHARE of its training. Else by a gradient, and each on as many
     as are left beside it, one at the least: nothing counts that was not itself looked at. With one each, sixty cost
-    more than twice the share in rounds of 320 sequences. In rounds of fewer than SHORT they are measured as if nothing
+    three times the share in rounds of 320 sequences. In rounds of fewer than SHORT they are measured as if nothing
     were to be saved: the share would be less than a look at each.
     """
     if trained < SHORT:

@@ -89,8 +89,8 @@ class ExchangeSection:
     )
     codec: str = option(
         "auto",
-        "encoding of pseudo-gradients on the wire; auto is topk for open, int8 for diloco; sign3, with outer lr 0.7 "
-        "and momentum 0.8, learns more in open at twice the bytes",
+        "encoding of pseudo-gradients on the wire; auto is topk for open, int8 for diloco. In open, sign3 with "
+        "outer lr 0.7 and momentum 0.8 comes nearer to synchronous training, where a run goes on from a trained state",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"),
     )
     group_size: int = option(

@@ -11,7 +11,7 @@ from typing import Any
 
 Line = dict[str, Any]  # of results.jsonl
 
-COLOURS = {"synchronous": "black", "diloco": "tab:blue", "open": "tab:orange"}
+COLOURS = {"synchronous": "black", "diloco": "tab:blue", "open": "tab:orange", "sign3": "tab:green"}
 USUAL_RATE = 1e-3  # of the inner optimizer; others are named
 STYLES = ("-", "--", ":", "-.")
 
@@ -99,12 +99,12 @@ def scratch_table(lines: Sequence[Line]) -> str:
         return ""
     baseline = curve_of(lines[0])
     steps = [step for step in baseline if step > 0]
-    rows = [("synchronous", "", *(f"{baseline[step]:.3f}" for step in steps))]
+    rows = [("synchronous", "", "", *(f"{baseline[step]:.3f}" for step in steps))]
     for line in lines[1:]:
         curve, gaps = curve_of(line), gap(curve_of(line), baseline)
         at = [f"{curve[step]:.3f} ({gaps[step]:+.1f} %)" if step in gaps else "" for step in steps]
-        rows.append((method_of(line), str(line["arm"]["interval"]), *at))
-    return _markdown(("method", "H", *(f"{step} steps" for step in steps)), rows)
+        rows.append((method_of(line), f"`{line['arm']['codec']}`", str(line["arm"]["interval"]), *at))
+    return _markdown(("method", "codec", "H", *(f"{step} steps" for step in steps)), rows)
 
 
 def trials_table(lines: Sequence[Line]) -> str:
@@ -174,7 +174,11 @@ def draw_scratch(file: Path, synchronous: Line, lines: Sequence[Line]) -> None:
         for line in lines:
             steps, losses = zip(*line["curve"][1:], strict=True)
             style = STYLES[intervals.index(line["arm"]["interval"]) % len(STYLES)]
-            drawn = {"color": COLOURS[method_of(line)], "ls": style, "label": _label(line["arm"])}
+            drawn = {
+                "color": COLOURS.get(line["arm"]["codec"], COLOURS[method_of(line)]),
+                "ls": style,
+                "label": _label(line["arm"]),
+            }
             loss_axes.plot(steps, losses, **drawn)
             gaps = gap(curve_of(line), baseline)
             gap_axes.plot(list(gaps)[1:], list(gaps.values())[1:], **drawn)
