@@ -6,7 +6,9 @@ much longer as there are more, up to the kind's ttl, so that leases cost a node 
 are told within 20 s all the same. Leases live in the replicated state (`statesync`), which carries them to everybody
 within seconds; this module writes this node's and folds those of others. A lease is signed by its author, so nobody can
 announce addresses for another. What is then true: members that can reach one another, through anybody, learn one
-another's addresses within seconds, and connect; one that died is forgotten by everybody when its lease has run out.
+another's addresses within seconds, and connect; one that died is no member any more when its lease has run out. Whose
+lease ran out without a goodbye is called now and then for an hour yet: both parts of a swarm that was cut in two for
+longer than leases last would else wait for one another for ever.
 
 A lease also tells two daemons with one key apart, see `twins`.
 
@@ -45,6 +47,8 @@ ANSWERED_AFTER = (1.0, 2.0, 4.0, 8.0)  # seconds between looks for the answer of
 MAX_LEASES = 4096  # looked at when this node starts or was too slow to follow
 MAX_ADDRESSES = 8  # in a lease
 MAX_ADDRESS_BYTES = 600  # of all addresses in a lease: it has 1 KiB for everything
+CALLED_FOR = 3600.0  # seconds after its lease ran out, that one who said no goodbye is called now and then
+MAX_GONE = 256  # of them at the most, those who went last
 CONNECT_TO = 48  # members to keep connections to; beyond that a round's group is reached when it is needed
 
 
@@ -98,6 +102,7 @@ class Membership:
         self._rng = rng or random.Random()
         self._twins = Twins(self._rng.getrandbits(63), now())
         self._leases: dict[PeerId, Record] = {}
+        self._gone: dict[PeerId, float] = {}  # whose leases ran out, in that order, and when, trio time
         self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
         self._told: tuple[Address, ...] = ()  # addresses in it
         self._displaced: KeyInUse | None = None
@@ -177,8 +182,16 @@ class Membership:
             due = trio.current_time() - self._renewed >= self._lasts / RENEWALS - RENEW_EVERY / 2
             if due or self.complaint or self._addresses() != self._told:
                 await self._renew()
-            now = self._now()
-            self._leases = {peer: lease for peer, lease in self._leases.items() if lease_end(lease) > now}
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Leases that have run out are no more; their authors are called now and then."""
+        now, moment = self._now(), trio.current_time()
+        for peer in [peer for peer, lease in self._leases.items() if lease_end(lease) <= now]:
+            del self._leases[peer]
+            self._gone[peer] = moment
+        recent = [(peer, at) for peer, at in self._gone.items() if moment - at < CALLED_FOR]
+        self._gone = dict(recent[-MAX_GONE:])
 
     async def _look_for_answers(self) -> None:
         """Fetch what another daemon with this key answers: to peers both are one, and what they push reaches one."""
@@ -220,6 +233,7 @@ class Membership:
         elif self._admits(element.author):
             standing = self._leases.get(element.author)
             if standing is None or standing.order <= element.order:
+                self._gone.pop(element.author, None)
                 self._leases[element.author] = element
                 self._learn(element)
                 if element.tombstone:
@@ -233,9 +247,8 @@ class Membership:
 
     def _connect_to_members(self, nursery: trio.Nursery) -> None:
         here = {view.peer for view in self._network.peers()}
-        if len(here) >= CONNECT_TO:
-            return
-        lacking = [p for p in self.members() if p not in here]
+        lacking = [p for p in self.members() if p not in here] if len(here) < CONNECT_TO else []
+        gone = [p for p in self._gone if p not in here]
 
         async def dial(peer: PeerId) -> None:
             try:
@@ -243,7 +256,7 @@ class Membership:
             except NetworkError as error:
                 logger.debug("member %s cannot be reached: %s", peer, error)
 
-        for peer in self._rng.sample(lacking, min(len(lacking), 4)):
+        for peer in (*self._rng.sample(lacking, min(len(lacking), 4)), *self._rng.sample(gone, min(len(gone), 1))):
             nursery.start_soon(dial, peer)
 
 

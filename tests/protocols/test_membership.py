@@ -147,6 +147,51 @@ def test_one_that_leaves_is_gone_at_once_and_one_that_dies_within_a_minute(simul
     simulated(main)
 
 
+def test_two_halves_find_one_another_though_the_cut_outlasted_their_leases(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        found = await nodes(world, nursery, 5)
+        for node in found[1:]:
+            await found[0].network.connect(node.me)
+            await node.membership.announce()
+        await trio.sleep(10)
+        halves = found[:3], found[3:]
+        world.partition([[node.me for node in half] for half in halves])
+        await trio.sleep(200)
+        for half in halves:
+            assert all(set(node.membership.members()) < {other.me for other in half} for node in half)
+        world.heal()
+        await trio.sleep(40)
+        everybody = {node.me for node in found}
+        assert all({*node.membership.members(), node.me} == everybody for node in found)
+
+    simulated(main)
+
+
+def test_one_that_left_in_order_is_not_called(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        stays, leaves, dies = await nodes(world, nursery, 3)
+        for node in (leaves, dies):
+            await stays.network.connect(node.me)
+            await node.membership.announce()
+        await trio.sleep(5)
+        leaves.scope.cancel()
+        await trio.sleep(2)
+        world.kill(leaves.me)
+        world.kill(dies.me)
+        called: list[str] = []
+        connect = stays.network.connect
+
+        async def noting(peer: str, *, timeout: float) -> object:
+            called.append(peer)
+            return await connect(peer, timeout=timeout)
+
+        stays.network.connect = noting  # type: ignore[method-assign, assignment]
+        await trio.sleep(180)
+        assert dies.me in called and leaves.me not in called
+
+    simulated(main)
+
+
 @given(st.integers(0, 1 << 20))
 def test_leases_last_as_long_as_a_node_hears_no_more_of_them_in_a_larger_swarm(members: int) -> None:
     lasts = lease_of(members)
