@@ -112,7 +112,7 @@ def test_a_task_without_gradients_is_judged_all_the_same() -> None:
     judge = trainer(Flat)
     (gain,) = judged(judge, [downhill()])
     assert gain > 0
-    assert judge.passes == 12 * (1 + 2)
+    assert judge.passes == 11 * (1 + 2)
 
 
 def test_what_leads_down_gains_and_what_leads_up_does_not() -> None:
