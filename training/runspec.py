@@ -165,6 +165,11 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"{source} [exchange]: codec = {spec.exchange.codec!r} is too coarse for method = 'btard', whose members "
             f"check what others rounded; use {', '.join(CHECKABLE_CODECS)}, or leave codec out"
         )
+    if spec.exchange.codec == "sign3" and spec.exchange.method != "open":
+        raise SettingError(
+            f"{source} [exchange]: codec = 'sign3' sends another third of the model in each round, which only method = "
+            f"'open' does, not {spec.exchange.method!r}: two thirds would never be sent; use sign, or leave codec out"
+        )
     if spec.run.trust == "open" and spec.exchange.method not in ("open", "sapo"):
         raise SettingError(
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "

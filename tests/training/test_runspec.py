@@ -180,3 +180,10 @@ def test_a_layout_has_no_gaps_and_its_digest_tells_shapes_apart() -> None:
     assert layout.parameters == 11
     assert layout.digest != Layout.of([("a", (3, 2)), ("b", ()), ("c", (4,))]).digest
     assert Layout.of([]).parameters == 0
+
+
+def test_turns_are_taken_in_open_rounds_only() -> None:
+    taken = {"exchange": {"codec": "sign3"}}
+    assert parse_runspec({"run": {"name": "t", "trust": "open"}, **taken}, source="r").exchange.method == "open"
+    with pytest.raises(SettingError, match="two thirds would never be sent"):
+        parse_runspec({"run": {"name": "t"}, **taken}, source="r")
