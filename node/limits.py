@@ -14,7 +14,6 @@ from swarmnode.protocols.bulk import CHUNK as BULK_CHUNK
 from swarmnode.protocols.bulk import BulkLimits
 from swarmnode.protocols.conduct import ConductLimits
 from swarmnode.protocols.rollouts.sharing import RolloutLimits
-from swarmnode.protocols.rpc_flows import WINDOW
 from swarmnode.protocols.rpc_frames import RpcLimits
 from swarmnode.protocols.shard_wire import RUN_BYTES, ShardLimits
 
@@ -91,7 +90,6 @@ class Limits:
             "unread": conn.unread,
             "calls: half a frame each": rpc.streams * rpc.frame,
             "calls: requests, and answers without room": rpc.held,
-            "calls: items of uploads": rpc.uploads * WINDOW,
             "calls: answers queued, and one beyond": rpc.streams * (rpc.queued + rpc.frame),
             "bulk: a chunk each": bulk.serves * (BULK_CHUNK + WANT),
             "shards: an answer each": shards.streams * (RUN_BYTES + WANT),

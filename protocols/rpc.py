@@ -3,18 +3,12 @@
 Protocol `/swarmnode/rpc/1`. Who wants to call opens one stream to the peer and keeps it; the callee answers on the same
 stream. For calls in the other direction the other node opens a stream of its own.
 
-Three styles: a call has one request and one answer; a feed has one request and then items from the callee; an upload
-has one request, items from the caller and one answer to them all.
-
 Messages, each a `Frame` behind its varint length, at most `RpcLimits.frame` bytes:
-- caller: CALL(id, method, timeout, body, style), and CANCEL(id) when the caller no longer wants the answer;
-- callee: REPLY(id, body) or FAIL(id, code, text), exactly one for each CALL that was not cancelled, after all items;
-- who sends items: ITEM(id, body); the caller after its last one END(id);
-- who takes items: CREDIT(id, credit), the bytes that may be sent beyond what was allowed before (`rpc_flows`). A feed's
-  first credit travels in its CALL; an upload's first is sent when its handler starts, so no item travels unasked for.
+- caller: CALL(id, method, timeout, body), and CANCEL(id) when the caller no longer wants the answer;
+- callee: REPLY(id, body) or FAIL(id, code, text), exactly one for each CALL that was not cancelled.
 
-Order: ids grow by one; calls are started in the order of sending and answered when they are done; items let all other
-frames pass. The timeout travels as seconds left, so clocks need not agree; each side ends the call by its own clock.
+Order: ids grow by one; calls are started in the order of sending and answered when they are done. The timeout travels
+as seconds left, so clocks need not agree; each side ends the call by its own clock.
 
 Who may fail when, and what is then true:
 - the stream breaks or the peer goes: every call on it raises PeerGone at once; whether it was carried out is unknown.
@@ -23,14 +17,12 @@ Who may fail when, and what is then true:
   blocks is given up when no call waits for it, and the stream with it; the next call opens a new one;
 - the peer moves to a better path: calls from then on go over a new stream; those in flight are answered on the old
   one, which is closed after the last;
-- who takes items reads slowly: who sends them waits, with at most a window of them under way;
-- the caller is cancelled, or leaves a feed or an upload: the handler is cancelled when CANCEL arrives;
-- the handler of an upload answers before the last item: the caller's next `send` says so, and nothing more is sent;
+- the caller is cancelled: the handler is cancelled when CANCEL arrives;
 - the handler raises Refuse: the caller gets Refused with its code; anything else it raises is logged here and is
   Refused(code="internal") there;
-- a peer breaks the rules (no msgpack, false lengths, answers to calls never made, items without credit, too many
-  streams): its stream is closed and it is counted. One that calls too much is refused as "busy"; one that does not read
-  its answers is not read from, and after `write_stall` loses the stream.
+- a peer breaks the rules (no msgpack, false lengths, answers to calls never made, too many streams): its stream is
+  closed and it is counted. One that calls too much is refused as "busy"; one that does not read its answers is not read
+  from, and after `write_stall` loses the stream.
 """
 
 from __future__ import annotations
@@ -44,19 +36,16 @@ import trio
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, Stream
 from swarmnode.protocols.offences import Kind, Offences
-from swarmnode.protocols.rpc_callee import Desk, Items, Method, Office
-from swarmnode.protocols.rpc_caller import Feed, Line, Upload, check_answer, read_body
+from swarmnode.protocols.rpc_callee import Desk, Method, Office
+from swarmnode.protocols.rpc_caller import Line, check_answer, read_body
 from swarmnode.protocols.rpc_errors import CallError, DeadlineExceeded, PeerGone, Refuse, Refused
 from swarmnode.protocols.rpc_frames import (
     CALL,
     CANCEL,
     FAIL,
-    FEED,
     HEADROOM,
     PROTOCOL,
     REPLY,
-    UNARY,
-    UPLOAD,
     Frame,
     RpcLimits,
     close,
@@ -71,16 +60,12 @@ __all__ = [
     "REPLY",
     "CallError",
     "DeadlineExceeded",
-    "Feed",
     "Frame",
-    "Items",
     "PeerGone",
     "Refuse",
     "Refused",
     "Rpc",
     "RpcLimits",
-    "Send",
-    "Upload",
 ]
 
 PING = "ping"  # the method that every Rpc serves
@@ -93,8 +78,6 @@ STREAMS = Metric("swarmnode_call_streams", GAUGE, "streams that carry calls", "d
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-I = TypeVar("I")  # noqa: E741 (an item)
-Send = Callable[[Any], Awaitable[None]]  # what a feed's handler sends its items with
 
 
 @dataclass(frozen=True)
@@ -123,17 +106,9 @@ class Rpc:
 
     def serve(self, method: str, request: type[Q], handler: Callable[[PeerId, Q], Awaitable[Any]]) -> None:
         """Answer calls of `method` with `handler(peer, request)`, whose result is a message dataclass."""
-        self._add(method, Method(UNARY, request, handler))
-
-    def serve_feed(self, method: str, request: type[Q], handler: Callable[[PeerId, Q, Send], Awaitable[None]]) -> None:
-        """Answer feeds of `method` with `handler(peer, request, send)`; `await send(item)` waits for a slow reader."""
-        self._add(method, Method(FEED, request, handler))
-
-    def serve_upload(
-        self, method: str, request: type[Q], item: type[I], handler: Callable[[PeerId, Q, Items[I]], Awaitable[Any]]
-    ) -> None:
-        """Answer uploads of `method` with `handler(peer, request, items)`, which iterates over the items it wants."""
-        self._add(method, Method(UPLOAD, request, handler, item))
+        if method in self._office.methods:
+            raise ValueError(f"{method} is served already")
+        self._office.methods[method] = Method(request, handler)
 
     async def call(self, peer: PeerId, method: str, request: Any, reply: type[A], *, timeout: float) -> A:
         """The peer's answer, within `timeout` seconds from now, connecting included.
@@ -152,16 +127,6 @@ class Rpc:
             check_answer(answer, peer, method)
             return read_body(answer.body, peer, method, reply)
         raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
-
-    def feed(self, peer: PeerId, method: str, request: Any, item: type[I], *, timeout: float) -> Feed[I]:
-        """Items from the peer, for at most `timeout` seconds in all; see `Feed`. Holds one of the peer's `calls`."""
-        return Feed(lambda: self._line(peer, method), method, self._encoded(request), item, timeout)
-
-    def upload(
-        self, peer: PeerId, method: str, request: Any, item: type[I], reply: type[A], *, timeout: float
-    ) -> Upload[I, A]:
-        """Items to the peer, for at most `timeout` seconds in all; see `Upload`. Holds one of the peer's `calls`."""
-        return Upload(lambda: self._line(peer, method), method, self._encoded(request), item, reply, timeout)
 
     async def ping(self, peer: PeerId, *, timeout: float) -> float:
         """Seconds from asking to the answer. Raises as `call` does."""
@@ -191,11 +156,6 @@ class Rpc:
         metrics.show(REFUSED, lambda: {why: office.refused[why] for why in ("closed", "over its limits")})
         metrics.show(STREAMS, lambda: {"in": len(self._serving), "out": len(self._lines)})
         self.offences.measure(metrics)
-
-    def _add(self, name: str, method: Method) -> None:
-        if name in self._office.methods:
-            raise ValueError(f"{name} is served already")
-        self._office.methods[name] = method
 
     def _encoded(self, request: Any) -> bytes:
         body = encode(request)

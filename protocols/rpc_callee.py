@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import trio
 
@@ -18,20 +18,13 @@ from swarmnode.protocols.frames import FrameReader
 from swarmnode.protocols.network import NetworkError, PeerId, Stream
 from swarmnode.protocols.offences import Kind, Offences
 from swarmnode.protocols.rpc_errors import Refuse
-from swarmnode.protocols.rpc_flows import WINDOW, Inflow, Outflow
 from swarmnode.protocols.rpc_frames import (
     CALL,
     CANCEL,
-    CREDIT,
-    END,
     FAIL,
-    FEED,
     HEADROOM,
-    ITEM,
     MAX_TEXT,
     REPLY,
-    UNARY,
-    UPLOAD,
     Frame,
     Outbox,
     RpcLimits,
@@ -40,21 +33,15 @@ from swarmnode.protocols.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
-I = TypeVar("I")  # noqa: E741 (an item)
-
-Handler = Callable[..., Awaitable[Any]]
 RESTING = 4  # tasks of one stream that wait for calls
-STYLES = {UNARY: "a call", FEED: "a feed", UPLOAD: "an upload"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """What is served under a name: the handler's arguments depend on the style (see `Rpc`)."""
+    """What is served under a name."""
 
-    style: int
     request: type[Any]
-    handler: Handler
-    item: type[Any] | None = None  # of an upload
+    handler: Callable[[PeerId, Any], Awaitable[Any]]
 
 
 @dataclass(eq=False)
@@ -65,7 +52,6 @@ class Office:
     offences: Offences
     methods: dict[str, Method] = field(default_factory=dict)
     carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
-    uploads: Counter[PeerId] = field(default_factory=Counter)  # those of them that are uploads
     held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
     refused: Counter[str] = field(default_factory=Counter)  # calls, by why
     failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
@@ -87,44 +73,16 @@ class Office:
         limits = self.limits
         if self.carried_out[peer] >= limits.serves:
             return f"more than {limits.serves} calls at once"
-        if call.style == UPLOAD and self.uploads[peer] >= limits.uploads:
-            return f"more than {limits.uploads} uploads at once"
         if self.held[peer] + len(call.body) > limits.held:
             return f"requests in progress of more than {limits.held} bytes"
         return None
 
     def admit(self, peer: PeerId, call: Frame, sign: int = 1) -> None:
         """Account for a call that begins (`sign` 1) or has ended (-1)."""
-        for account, amount in (
-            (self.carried_out, 1),
-            (self.uploads, int(call.style == UPLOAD)),
-            (self.held, len(call.body)),
-        ):
+        for account, amount in ((self.carried_out, 1), (self.held, len(call.body))):
             account[peer] += sign * amount
             if not account[peer]:
                 del account[peer]
-
-
-class Items(Generic[I]):
-    """What an upload's handler iterates over: `async for item in items`."""
-
-    def __init__(self, inflow: Inflow, kind: type[I], complain: Callable[[str], None]) -> None:
-        self._inflow = inflow
-        self._kind = kind
-        self._complain = complain
-
-    def __aiter__(self) -> Items[I]:
-        return self
-
-    async def __anext__(self) -> I:
-        body = await self._inflow.receive()
-        if body is None:
-            raise StopAsyncIteration
-        try:
-            return decode(self._kind, body)
-        except WireError as error:
-            self._complain(str(error))
-            raise Refuse("malformed", str(error)[:MAX_TEXT]) from None
 
 
 @dataclass(eq=False)
@@ -132,8 +90,6 @@ class _Job:
     """A call in progress."""
 
     scope: trio.CancelScope
-    inflow: Inflow | None = None
-    outflow: Outflow | None = None
     cancelled: bool = False  # by the caller, who waits for nothing
 
 
@@ -180,10 +136,11 @@ class Desk:
         job = self._jobs.get(message.id)
         if message.kind == CALL and message.id > 0 and job is None:
             self._start(message, nursery)
-        elif message.kind not in (CANCEL, ITEM, END, CREDIT):
+        elif message.kind != CANCEL:
             raise WireError(f"frame of kind {message.kind} for call {message.id}")
         elif job is not None:  # else late: it was answered already
-            _steer(job, message)
+            job.cancelled = True
+            job.scope.cancel()
         return self._outbox.size < self._limits.queued
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
@@ -197,14 +154,8 @@ class Desk:
             return
         if not (call.timeout > 0 and math.isfinite(call.timeout)):
             raise WireError(f"call {call.id} has a timeout of {call.timeout} s")
-        if call.credit < 0:
-            raise WireError(f"call {call.id} gives a credit of {call.credit} bytes")
         self._office.admit(self.peer, call)
         job = self._jobs[call.id] = _Job(trio.CancelScope())
-        if call.style == FEED:
-            job.outflow = Outflow(self._outbox, call.id, call.credit, self._limits.queued)
-        elif call.style == UPLOAD:
-            job.inflow = Inflow(lambda credit: self._outbox.put(Frame(CREDIT, call.id, credit=credit)))
         job.scope.deadline = trio.current_time() + min(call.timeout, self._limits.longest)
         self._due.append((call, job))
         if self._resting:
@@ -225,15 +176,12 @@ class Desk:
         try:
             answer = Frame(FAIL, call.id, code="deadline", text="the time is up")
             with job.scope:
-                answer = await self._result(call, job)
+                answer = await self._result(call)
             if job.cancelled:
                 return
             if self._outbox.size >= self._limits.queued:
                 answer = await self._kept_back(answer)
-            if call.style == UNARY:
-                self._outbox.put(answer, alone=len(self._jobs) == 1)
-            else:
-                self._outbox.put_item(answer)  # after the last item
+            self._outbox.put(answer, alone=len(self._jobs) == 1)
         finally:
             del self._jobs[call.id]
             self._office.admit(self.peer, call, -1)
@@ -253,19 +201,17 @@ class Desk:
                 del held[self.peer]
         return answer
 
-    async def _result(self, call: Frame, job: _Job) -> Frame:
+    async def _result(self, call: Frame) -> Frame:
         method = self._office.methods.get(call.method)
         if method is None:
             return Frame(FAIL, call.id, code="unknown-method", text=f"no method {call.method[:80]!r}")
-        if method.style != call.style:
-            return Frame(FAIL, call.id, code="wrong-style", text=f"{call.method} is served as {STYLES[method.style]}")
         try:
             request = decode(method.request, call.body)
         except WireError as error:
             self._complain(f"{call.method}: {error}")
             return Frame(FAIL, call.id, code="malformed", text=str(error)[:MAX_TEXT])
         try:
-            body = await self._body(method, request, call, job)
+            body = await self._body(method, request)
         except Refuse as refusal:
             return Frame(FAIL, call.id, code=refusal.code[:80], text=refusal.text[:MAX_TEXT])
         except Exception as error:
@@ -273,22 +219,8 @@ class Desk:
             return Frame(FAIL, call.id, code="internal", text="the handler failed")
         return Frame(REPLY, call.id, body=body)
 
-    async def _body(self, method: Method, request: Any, call: Frame, job: _Job) -> bytes:
-        if job.outflow is not None:
-            outflow = job.outflow
-
-            async def send(item: Any) -> None:
-                await outflow.send(encode(item))
-
-            await method.handler(self.peer, request, send)
-            return b""
-        if job.inflow is not None:
-            assert method.item is not None
-            self._outbox.put(Frame(CREDIT, call.id, credit=WINDOW))
-            items = Items(job.inflow, method.item, self._complain)
-            body = encode(await method.handler(self.peer, request, items))
-        else:
-            body = encode(await method.handler(self.peer, request))
+    async def _body(self, method: Method, request: Any) -> bytes:
+        body = encode(await method.handler(self.peer, request))
         if len(body) > self._limits.frame - HEADROOM:
             raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
         return body
@@ -325,20 +257,3 @@ class Desk:
             if scope.cancelled_caught:
                 self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
                 return
-
-
-def _steer(job: _Job, message: Frame) -> None:
-    """What a caller says about its call in progress. Raises WireError for what such a call cannot be told."""
-    if message.kind == CANCEL:
-        job.cancelled = True
-        job.scope.cancel()
-    elif message.kind == CREDIT:
-        if job.outflow is None:
-            raise WireError(f"credit for call {message.id}, which sends no items")
-        job.outflow.grant(message.credit)
-    elif job.inflow is None:
-        raise WireError(f"an item for call {message.id}, which takes none")
-    elif message.kind == ITEM:
-        job.inflow.feed(message.body)
-    else:
-        job.inflow.end()

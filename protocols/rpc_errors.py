@@ -18,9 +18,8 @@ class DeadlineExceeded(CallError):
 class Refused(CallError):
     """The peer answered that it will not: by its handler's own code, or one of
 
-    "unknown-method", "wrong-style" (the method is served as another kind of call), "malformed" (it could not read the
-    request or an item), "busy" (over its limits), "internal" (its handler failed), "bad-reply" (its answer could not be
-    read here).
+    "unknown-method", "malformed" (it could not read the request), "busy" (over its limits), "internal" (its handler
+    failed), "bad-reply" (its answer could not be read here).
     """
 
     def __init__(self, code: str, text: str) -> None:

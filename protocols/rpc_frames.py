@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +12,7 @@ from swarmnode.protocols.network import Stream
 from swarmnode.protocols.wire import encode
 
 PROTOCOL = "/swarmnode/rpc/1"
-CALL, CANCEL, REPLY, FAIL, ITEM, CREDIT, END = range(7)  # kinds of frames
-UNARY, FEED, UPLOAD = range(3)  # styles of calls
+CALL, CANCEL, REPLY, FAIL = range(4)  # kinds of frames
 TOGETHER = 64 * 1024  # bytes of small frames that are written at once: one yamux frame
 HEADROOM = 1024  # bytes of a frame beside its body: method, code, text and field names
 MAX_TEXT = 500  # characters of a failure's text
@@ -25,10 +23,9 @@ class RpcLimits:
     """What calls may take of this node."""
 
     frame: int = 1 << 20  # bytes; larger things go by bulk
-    calls: int = 64  # calls, feeds and uploads in flight to one peer; more wait, on their own time
+    calls: int = 64  # calls in flight to one peer; more wait, on their own time
     serves: int = 128  # calls of one peer carried out here; more are refused. Twice `calls`, for those given up there
     serves_in_all: int = 1024  # calls of all peers together
-    uploads: int = 32  # of `serves`, those that may be uploads: each may fill a window of 256 KiB
     held: int = 12 << 20  # bytes of one peer's requests in progress, and of answers that find its queue full
     held_in_all: int = 128 << 20  # bytes of all peers' together: ten peers that do their worst
     streams: int = 2  # streams of one peer; one is enough, and the old may outlive its successor's opening
@@ -50,17 +47,14 @@ class Frame:
     body: bytes = b""
     code: str = ""
     text: str = ""
-    style: int = UNARY
-    credit: int = 0  # bytes of items that the peer may send beyond what it was allowed before
 
 
 class Outbox:
-    """Frames that wait to be written to one stream. Items of feeds and uploads let all other frames pass."""
+    """Frames that wait to be written to one stream."""
 
     def __init__(self) -> None:
         self.size = 0  # bytes waiting
         self._frames: dict[int, bytes] = {}
-        self._items: deque[bytes] = deque()
         self._next_key = 1
         self._idle = False  # nothing is being written
         self._nowait: Callable[[bytes], bool] | None = None
@@ -78,17 +72,11 @@ class Outbox:
         """Queue a frame; the key is good for `take_back`. `alone` says that no others are expected beside it."""
         framed = frame(encode(message))
         key, self._next_key = self._next_key, self._next_key + 1
-        if alone and self._idle and not self._frames and not self._items and self._nowait and self._nowait(framed):
+        if alone and self._idle and not self._frames and self._nowait and self._nowait(framed):
             return key
         self._frames[key] = framed
         self._grow(framed)
         return key
-
-    def put_item(self, message: Frame) -> None:
-        """Queue a frame that keeps its place among the items."""
-        framed = frame(encode(message))
-        self._items.append(framed)
-        self._grow(framed)
 
     def take_back(self, key: int) -> bool:
         """Whether the frame was still here; it will not be sent."""
@@ -101,18 +89,17 @@ class Outbox:
     async def batch(self) -> bytes:
         """The next frame, with what fits beside it; waits for one."""
         self._idle = True
-        while not self._frames and not self._items:
+        while not self._frames:
             await self._filled.park()
         self._idle = False
         parts: list[bytes] = []
         room = TOGETHER
-        while self._frames or self._items:
-            key = next(iter(self._frames), None)
-            framed = self._items[0] if key is None else self._frames[key]
-            room -= len(framed)
+        while self._frames:
+            key = next(iter(self._frames))
+            room -= len(self._frames[key])
             if parts and room < 0:
                 break
-            parts.append(self._items.popleft() if key is None else self._frames.pop(key))
+            parts.append(self._frames.pop(key))
         batch = parts[0] if len(parts) == 1 else b"".join(parts)
         self._shrink(len(batch))
         return batch

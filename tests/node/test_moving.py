@@ -21,7 +21,7 @@ from swarmnode.node.nat.moving import let_go_of_circuits
 from swarmnode.node.nat.relay import RelayLimits, RelayServer
 from swarmnode.node.shardstore import ShardStore
 from swarmnode.protocols.bulk import CHUNK, Bulk
-from swarmnode.protocols.rpc import Rpc, RpcLimits, Send
+from swarmnode.protocols.rpc import Rpc, RpcLimits
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.shards import Shards
 
@@ -181,31 +181,6 @@ def test_a_line_without_calls_is_closed_when_the_peer_moves() -> None:
             assert pair.circuits()[0].session.open_streams == 2
             await pair.get_direct()
             await until(lambda: pair.circuits()[0].session.open_streams == 0)
-
-    trio.run(main)
-
-
-def test_a_feed_under_way_brings_every_item_once() -> None:
-    go_on = trio.Event()
-
-    async def count(_peer: str, _request: Text, send: Send) -> None:
-        for number in range(200):
-            if number == 100:
-                await go_on.wait()
-            await send(Text(b"%d" % number))
-
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            pair.far.rpc.serve_feed("count", Text, count)
-            seen = []
-            async with pair.near.rpc.feed(pair.far.network.me, "count", Text(b""), Text, timeout=20) as items:
-                async for item in items:
-                    seen.append(int(item.body))
-                    if len(seen) == 100:
-                        await pair.get_direct()
-                        await pair.near.rpc.ping(pair.far.network.me, timeout=5)
-                        go_on.set()
-            assert seen == list(range(200))
 
     trio.run(main)
 

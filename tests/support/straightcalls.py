@@ -3,9 +3,9 @@
 `straight_calls()` hands requests and answers over as they are: after the link's time, to the handler at the other
 end, with the size that they have when encoded. Nothing is parsed, no limit of `rpc` holds, and a caller who gives up
 lets a handler that has begun go on. Contributions of open runs are asked for and handed over in the same way, from who
-offers them. Feeds and uploads go as ever. What travels is counted by what it is. A task that offers others a turn,
-without anything to wait for, goes on at once: a third of all turns were such. And handlers of AT_ONCE, which then have
-nothing to wait for, run as the request arrives, without a task of their own.
+offers them. What travels is counted by what it is. A task that offers others a turn, without anything to wait for,
+goes on at once: a third of all turns were such. And handlers of AT_ONCE, which then have nothing to wait for, run as
+the request arrives, without a task of their own.
 """
 
 from __future__ import annotations
