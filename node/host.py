@@ -34,7 +34,6 @@ from swarmnode.node.connections import Connection, Connections, Watcher, relay_i
 from swarmnode.node.dht_records import DhtRecords
 from swarmnode.node.dialling import Dialler, peer_id
 from swarmnode.node.endpoint import EXPECTED, parse
-from swarmnode.node.gossip import Gossip
 from swarmnode.node.handshakes import Handshakes
 from swarmnode.node.hoststream import Libp2pStream, Refused, agree
 from swarmnode.node.kademlia import Kademlia
@@ -49,7 +48,6 @@ from swarmnode.protocols.conduct import Conduct
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
     Address,
-    MessageHandler,
     NetworkError,
     PeerEvent,
     PeerId,
@@ -100,7 +98,6 @@ class Libp2pNetwork:
         )
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
-        self._gossip = Gossip(self)
         self._kademlia = Kademlia(self._host, self, group=self._connections.group_of, limits=settings.limits.dht)
         self.conduct.watch(self._kademlia.offences)
         self._providers = Providers(self._host, self, self._kademlia)
@@ -337,12 +334,6 @@ class Libp2pNetwork:
 
         self._host.set_stream_handler(TProtocol(protocol), handle)
 
-    async def publish(self, topic: str, message: bytes) -> None:
-        await self._gossip.publish(topic, message)
-
-    def subscribe(self, topic: str, handler: MessageHandler) -> None:
-        self._gossip.subscribe(topic, handler)
-
     async def provide(self, key: bytes) -> None:
         await self._providers.provide(key)
 
@@ -365,7 +356,6 @@ class Libp2pNetwork:
                 self._dialler.run_in(nursery)
                 nursery.start_soon(self._providers.run)
                 nursery.start_soon(self.records.run)
-                await nursery.start(self._run_gossip)
                 if self._settings.mdns:
                     nursery.start_soon(lan.advertise_and_listen, self._swarm, self.addresses, self._found)
                 task_status.started()
@@ -400,9 +390,6 @@ class Libp2pNetwork:
         if peer in self._connections:
             self._providers.peer_arrived()
             self.records.peer_arrived()
-
-    async def _run_gossip(self, *, task_status: trio.TaskStatus[None]) -> None:
-        await self._gossip.run(task_status=task_status)
 
     def _found(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """mDNS heard of `peer`."""

@@ -1,4 +1,4 @@
-"""A network in memory, on trio's MockClock: latency, bandwidth, loss, partitions, frozen and killed nodes.
+"""A network in memory, on trio's MockClock: latency, bandwidth, partitions, frozen and killed nodes.
 
     async def main() -> None:
         world = SimWorld(latency=0.02)
@@ -20,9 +20,8 @@ What the faults mean:
 - freeze: nothing is delivered to the node or from it, as after SIGSTOP. Nothing breaks; bytes wait within each stream's
   window. What waits is delivered on thaw. The node's own tasks go on and are heard by nobody.
 - partition: between groups bytes wait, and connections break after `silence` seconds, as with a keepalive; heal()
-  before that, and they go on. Published messages across the cut are lost. New connections run into their timeouts, and
-  a dial that was given up makes no connection later, by heal() or thaw().
-- loss: the share of published messages that each receiver misses. Streams are reliable.
+  before that, and they go on. New connections run into their timeouts, and a dial that was given up makes no connection
+  later, by heal() or thaw().
 
 Deterministic: events due at one time happen in the order in which they were sent, random choices come from the
 seed, and `run_simulation` turns off trio's deliberate shuffling of tasks.

@@ -1,4 +1,4 @@
-"""One node of the simulated network: its connections, streams, topics, and the task that carries out its events.
+"""One node of the simulated network: its connections, streams, and the task that carries out its events.
 
 What travels goes through the world (`node.simworld`), which decides when it arrives; whatever arrives is a function
 in the receiver's heap `_inbox`, and its `run` calls each when it is due.
@@ -19,7 +19,6 @@ from swarmnode.node.identity import Identity
 from swarmnode.node.simstream import OVERHEAD, Pipe, SimStream
 from swarmnode.protocols.network import (
     Address,
-    MessageHandler,
     NetworkError,
     PeerEvent,
     PeerId,
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_PUBLISH = 64 * 1024  # bytes of one published message, as the Network promises
-FEED = 256  # peer events or published messages that wait for one reader; then the oldest go
+FEED = 256  # peer events that wait for one reader; then the oldest go
 ADDRESSES_PER_PEER = 8
 PEERS_LEARNED = 4096  # peers whose addresses one node remembers
 
@@ -80,8 +78,6 @@ class SimNetwork:
         self.me: PeerId = identity.peer_id
         self._address = address
         self._handlers: dict[str, StreamHandler] = {}
-        self._topics: dict[str, list[MessageHandler]] = {}
-        self._topic_queues: dict[str, trio.MemorySendChannel[tuple[PeerId, bytes]]] = {}
         self._learned: dict[PeerId, tuple[Address, ...]] = {}
         self._watchers: list[tuple[trio.MemorySendChannel[PeerEvent], trio.MemoryReceiveChannel[PeerEvent]]] = []
         self._connections: dict[PeerId, Connection] = {}
@@ -92,7 +88,7 @@ class SimNetwork:
         self.bytes_in = 0
         self.bytes_out = 0
         self.ended = False
-        self.handler_failures = 0  # streams and messages whose handler raised
+        self.handler_failures = 0  # streams whose handler raised
 
     # -- lifetime
 
@@ -103,8 +99,6 @@ class SimNetwork:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for topic in self._topics:
-                    self._start_topic(topic)
                 task_status.started()
                 await self._carry_out()
         finally:
@@ -275,9 +269,6 @@ class SimNetwork:
             self._views = None
             self._tell(PeerEvent(peer, up=True, moved=True))
 
-    def neighbours(self) -> list[tuple[PeerId, SimNetwork]]:
-        return [(peer, connection.other(self.me)) for peer, connection in self._connections.items()]
-
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
         if peer in self._connections:
@@ -366,46 +357,6 @@ class SimNetwork:
             log.exception("the handler of a stream from %s failed", stream.peer)
         finally:
             stream.drop()
-
-    # -- topics
-
-    async def publish(self, topic: str, message: bytes) -> None:
-        if len(message) > MAX_PUBLISH:
-            raise ValueError(f"a published message has at most {MAX_PUBLISH} bytes, not {len(message)}")
-        await trio.lowlevel.checkpoint()
-        if self.up and not self._world.frozen(self.me):
-            self._world.spread(self, topic, message)
-
-    def subscribe(self, topic: str, handler: MessageHandler) -> None:
-        if topic in self._topics:
-            self._topics[topic].append(handler)
-            return
-        self._topics[topic] = [handler]
-        if self.up:
-            self._start_topic(topic)
-
-    def subscribed(self, topic: str) -> bool:
-        return topic in self._topics
-
-    def heard(self, topic: str, author: PeerId, message: bytes) -> None:
-        try:
-            self._topic_queues[topic].send_nowait((author, message))
-        except trio.WouldBlock:
-            log.debug("a message on %s was dropped: its handler is behind", topic)
-
-    def _start_topic(self, topic: str) -> None:
-        assert self._nursery is not None
-        self._topic_queues[topic], receive = trio.open_memory_channel[tuple[PeerId, bytes]](FEED)
-        self._nursery.start_soon(self._hand_out, topic, receive)
-
-    async def _hand_out(self, topic: str, messages: trio.MemoryReceiveChannel[tuple[PeerId, bytes]]) -> None:
-        async for author, message in messages:
-            for handler in self._topics[topic]:
-                try:
-                    await handler(author, message)
-                except Exception:
-                    self.handler_failures += 1
-                    log.exception("the handler of a message from %s on %s failed", author, topic)
 
     # -- providers
 

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -20,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.simnode import Connection, SimNetwork
-from swarmnode.node.simstream import OVERHEAD
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 
 
@@ -39,9 +37,9 @@ class SimWorld:
     """The nodes, the links between them, and what goes wrong.
 
     `latency` (s) and `bandwidth` (bytes/s, None = without limit) hold for each direction of each link that `link` does
-    not set otherwise; `loss` is the share of published messages that a receiver misses; `silence` (s) is how long a
-    connection across a partition lives. What is sent arrives at the next multiple of `tick` (s), where that is not 0:
-    many things at one moment take less of the simulating machine's time than each at its own.
+    not set otherwise; `silence` (s) is how long a connection across a partition lives. What is sent arrives at the next
+    multiple of `tick` (s), where that is not 0: many things at one moment take less of the simulating machine's time
+    than each at its own.
     """
 
     def __init__(
@@ -50,12 +48,10 @@ class SimWorld:
         seed: int = 0,
         latency: float = 0.02,
         bandwidth: float | None = None,
-        loss: float = 0.0,
         silence: float = 15.0,
         tick: float = 0.0,
     ) -> None:
         self.random = random.Random(seed)
-        self.loss = loss
         self._tick = tick
         self._seed = seed
         self._latency, self._bandwidth, self._silence = latency, bandwidth, silence
@@ -204,25 +200,6 @@ class SimWorld:
             opening.fail(Unreachable(why))
         a.lost(b.me)
         b.lost(a.me)
-
-    def spread(self, author: SimNetwork, topic: str, message: bytes) -> None:
-        """Flood `message` from subscriber to subscriber along connections; each receives it once or, by loss, never."""
-        due = {author.me: trio.current_time()}
-        waiting = deque([author.me])
-        while waiting:
-            here = waiting.popleft()
-            if here in self._frozen:
-                continue
-            for peer, node in self._nodes[here].neighbours():
-                if peer in due or self._cut(here, peer) or not node.subscribed(topic):
-                    continue
-                link = self._link(here, peer)
-                size = len(message) + OVERHEAD
-                due[peer] = due[here] + link.latency + (size / link.bandwidth if link.bandwidth else 0.0)
-                waiting.append(peer)
-                self._nodes[here].bytes_out += size
-                if self.random.random() >= self.loss:
-                    node.schedule(due[peer], lambda node=node: node.heard(topic, author.me, message), size)  # type: ignore[misc]
 
     def provide(self, key: bytes, peer: PeerId) -> None:
         self._providers.setdefault(key, {})[peer] = None

@@ -57,7 +57,6 @@ class Stream(Protocol):
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
-MessageHandler = Callable[[PeerId, bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -136,12 +135,6 @@ class Network(Protocol):
 
         An exception from a handler ends that stream only: it is logged with the peer and counted.
         """
-
-    async def publish(self, topic: str, message: bytes) -> None:
-        """Send a small message (at most 64 KiB) to everyone who subscribed to `topic`, best effort."""
-
-    def subscribe(self, topic: str, handler: MessageHandler) -> None:
-        """Call `handler(author, message)` for each message published by others; authors are authenticated."""
 
     async def provide(self, key: bytes) -> None:
         """Announce, and keep announced while this node runs, that this node has something under `key` (32 bytes)."""

@@ -405,33 +405,6 @@ def test_learned_addresses_are_bounded_and_undialable_ones_left_out() -> None:
     assert a.known_addresses(other) == (f"/ip4/10.0.0.2/tcp/2/p2p/{other}",)
 
 
-def test_published_messages_reach_subscribers_behind_others_once() -> None:
-    async def main() -> None:
-        a, b, c = network(), network(), network()
-        heard: list[tuple[str, str, bytes]] = []
-
-        def listen(name: str, node: Libp2pNetwork) -> None:
-            async def on_message(author: str, message: bytes) -> None:
-                heard.append((name, author, message))
-
-            node.subscribe("topic", on_message)
-
-        for name, node in (("a", a), ("b", b), ("c", c)):
-            listen(name, node)
-        async with running(a, b, c):
-            await a.connect(b.addresses[0])
-            await c.connect(b.addresses[0])
-            await until(lambda: len(b.peers()) == 2)
-            await a.publish("topic", b"news")
-            await until(lambda: len(heard) == 2)
-            await trio.sleep(0.05)
-            assert sorted(heard) == [("b", a.me, b"news"), ("c", a.me, b"news")]
-            with pytest.raises(ValueError, match="65536"):
-                await a.publish("topic", bytes(65537))
-
-    run(main)
-
-
 def test_providers_are_found_through_a_third_node() -> None:
     async def main() -> None:
         a, b, c = network(), network(), network()

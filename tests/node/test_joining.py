@@ -15,7 +15,7 @@ from swarmnode.node import dialling
 from swarmnode.node.discovery import AddressBook, Discovery
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.network import Address, Unreachable
+from swarmnode.protocols.network import Address, Stream, Unreachable
 
 
 def identity() -> Identity:
@@ -93,16 +93,18 @@ def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
         a, b = network(), network()
         heard: list[bytes] = []
 
-        async def on_message(_: str, message: bytes) -> None:
-            heard.append(message)
+        async def listen(stream: Stream) -> None:
+            heard.append(await stream.receive_some(100))
 
-        b.subscribe("topic", on_message)
+        b.serve("/test/listen/1", listen)
         async with running(a, b):
             await a.connect(f"/ip4/127.0.0.1/tcp/{port_of(b)}")
             assert a.known_addresses(b.me) == b.addresses
             await until(lambda: bool(a.peers()[0].agent))
-            await a.publish("topic", b"news")
+            stream = await a.open_stream(b.me, "/test/listen/1")
+            await stream.send_all(b"news")
             await until(lambda: heard == [b"news"])
+            await stream.aclose()
             manager = b._swarm._resource_manager
             await a.disconnect(b.me)
             assert manager is not None

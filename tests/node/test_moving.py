@@ -245,30 +245,6 @@ def test_a_fetch_that_waits_for_its_offer_during_a_move_ends_where_it_is_and_its
     trio.run(main)
 
 
-def test_published_messages_go_on_over_the_direct_path() -> None:
-    heard: list[bytes] = []
-
-    async def hear(_author: str, message: bytes) -> None:
-        heard.append(message)
-
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            pair.far.network.subscribe("news", hear)
-            while not heard:  # until both ends have noticed their connection
-                await pair.near.network.publish("news", b"before")
-                await trio.sleep(0.05)
-            await pair.get_direct()
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-            relayed = await settled(pair)
-            for number in range(20):
-                await pair.near.network.publish("news", bytes([number]) * 10_000)
-            await until(lambda: heard[-1][0] == 19)
-            assert [message[0] for message in heard if message != b"before"] == list(range(20))
-            assert pair.relay.bytes_relayed < relayed + 10_000
-
-    trio.run(main)
-
-
 def test_a_transfer_outlives_circuits_that_end_at_their_limit_of_bytes() -> None:
     buffer = os.urandom(12 * MIB)
 

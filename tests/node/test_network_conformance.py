@@ -496,47 +496,6 @@ def test_a_peer_that_ends_breaks_its_streams_and_is_reported(conform: Conform) -
     conform(main)
 
 
-def test_published_messages_reach_the_others_who_subscribed(conform: Conform) -> None:
-    async def main(lab: Lab) -> None:
-        a, b, c = lab.make(), lab.make(), lab.make()
-        heard: list[tuple[str, PeerId, bytes]] = []
-
-        def listener(name: str) -> Callable[[PeerId, bytes], Awaitable[None]]:
-            async def note(author: PeerId, message: bytes) -> None:
-                heard.append((name, author, message))
-                if message == b"bad":
-                    raise KeyError("deliberate")
-
-            return note
-
-        for name, node in (("a", a), ("b", b), ("c", c)):
-            node.subscribe("news", listener(name))
-        await lab.start(a, b, c)
-        await a.connect(b.addresses[0])
-        await c.connect(b.addresses[0])
-
-        async def repeat() -> None:  # until everyone has told everyone what they subscribe to
-            while True:
-                await a.publish("news", b"early")
-                await trio.sleep(0.1)
-
-        with trio.CancelScope() as repeating:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(repeat)
-                await until(lambda: {name for name, _, _ in heard} >= {"b", "c"})
-                repeating.cancel()
-        await a.publish("news", b"bad")
-        await a.publish("other", b"unheard")
-        await a.publish("news", b"good")
-        await until(lambda: {("b", a.me, b"good"), ("c", a.me, b"good")} <= set(heard))
-        assert all(name != "a" and author == a.me and message != b"unheard" for name, author, message in heard)
-        assert heard.count(("c", a.me, b"good")) == 1
-        with pytest.raises(ValueError, match="at most"):
-            await a.publish("news", bytes(64 * 1024 + 1))
-
-    conform(main)
-
-
 def test_providers_are_found_with_their_addresses(conform: Conform) -> None:
     async def main(lab: Lab) -> None:
         a, b, c = lab.make(), lab.make(), lab.make()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 
 import pytest
 import trio
 
 from swarmnode.node.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.node.simstream import WINDOW
-from swarmnode.protocols.network import PeerEvent, PeerId, Stream, StreamBroken, Unreachable
+from swarmnode.protocols.network import PeerEvent, Stream, StreamBroken, Unreachable
 
 ECHO = "/test/echo"
 
@@ -213,40 +212,11 @@ def test_a_killed_node_comes_back_with_its_identity() -> None:
     simulate(main, SimWorld())
 
 
-def test_published_messages_travel_from_neighbour_to_neighbour_and_some_get_lost() -> None:
-    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        nodes = await started(world, nursery, *range(50))
-        heard: list[PeerId] = []
-        for node in nodes:
-
-            async def note(_author: PeerId, _message: bytes, me: PeerId = node.me) -> None:
-                heard.append(me)
-
-            node.subscribe("news", note)
-        for near, far in pairwise(nodes[:-1]):  # a chain; the last node knows nobody
-            await near.connect(far.me)
-        for _ in range(10):
-            await nodes[0].publish("news", b"x")
-        await trio.sleep(5)
-        assert nodes[0].me not in heard
-        assert nodes[-1].me not in heard
-        assert len(set(heard)) == 48
-        assert 480 * 0.6 < len(heard) < 480 * 0.8
-
-    simulate(main, SimWorld(loss=0.3))
-
-
 def diary_of_a_busy_world(nodes: int) -> list[tuple[object, ...]]:
     diary: list[tuple[object, ...]] = []
 
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         network = await started(world, nursery, *range(nodes))
-        for node in network:
-
-            async def note(author: PeerId, message: bytes, me: PeerId = node.me) -> None:
-                diary.append((trio.current_time(), me, author, message))
-
-            node.subscribe("news", note)
 
         async def work(number: int) -> None:
             for step in (1, 7, 31):
@@ -254,24 +224,22 @@ def diary_of_a_busy_world(nodes: int) -> list[tuple[object, ...]]:
                 await stream.send_all(bytes(5000))
                 await read(stream, 5000)
                 diary.append((trio.current_time(), number, step))
-            if number % 50 == 0:
-                await network[number].publish("news", b"done")
 
         async with trio.open_nursery() as working:
             for number in range(nodes):
                 working.start_soon(work, number)
         await trio.sleep(5)
 
-    simulate(main, SimWorld(seed=3, bandwidth=1e6, loss=0.1))
+    simulate(main, SimWorld(seed=3, bandwidth=1e6))
     return diary
 
 
 def test_the_same_world_twice_is_the_same_to_the_last_event() -> None:
     first = diary_of_a_busy_world(60)
-    assert len(first) > 200
+    assert len(first) == 3 * 60
     assert diary_of_a_busy_world(60) == first
 
 
 def test_a_thousand_nodes_fit_in_a_process() -> None:
     diary = diary_of_a_busy_world(1000)
-    assert sum(len(entry) == 3 for entry in diary) == 3000
+    assert len(diary) == 3000
