@@ -147,7 +147,7 @@ def stats(
     if answer["kinds"]:
         print(table(["kind", "elements"], [[k, str(n)] for k, n in answer["kinds"].items()], right=frozenset({1})))
     print(f"{_count(answer['elements'], 'element')} of {_count(answer['authors'], 'author')}, {size(answer['size'])}")
-    print(f"on disk {size(answer['disk'])}; kept for open rounds {answer['pinned']}; not admitted {answer['pooled']}")
+    print(f"on disk {size(answer['disk'])}; not admitted {answer['pooled']}")
     print(f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}")
     if answer["clock_ahead_s"] > 1:
         print(f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's")

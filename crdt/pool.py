@@ -1,8 +1,7 @@
 """The pool: what authors wrote who are not admitted. Small, of this node alone, outside every hash and repair.
 
-A newcomer's records are readable here until its admission moves them into the state. Whoever makes many identities
-fills the pool and nothing else: each author has few slots, all together a bound in bytes, and the authors that wrote
-longest ago make room.
+A stranger's records are readable here until they expire. Whoever makes many identities fills the pool and nothing else:
+each author has few slots, all together a bound in bytes, and the authors that wrote longest ago make room.
 """
 
 from __future__ import annotations
@@ -51,16 +50,8 @@ class Pool:
         self._authors.pop(element.author, None)
         self._authors[element.author] = elements
         while self._bytes > self._max_bytes:
-            self.take(next(iter(self._authors)))
+            self._forget(next(iter(self._authors)))
         return Merged.POOLED
-
-    def take(self, author: str) -> tuple[Element, ...]:
-        """All that `author` wrote, which leaves the pool."""
-        elements = self._authors.pop(author, {})
-        taken = tuple(elements.values())
-        for element in taken:
-            self._drop(elements, element)
-        return taken
 
     def sweep(self, horizon: int) -> None:
         """Forget what has expired."""
@@ -69,6 +60,12 @@ class Pool:
                 self._drop(elements, element)
             if not elements:
                 del self._authors[author]
+
+    def _forget(self, author: str) -> None:
+        """All that `author` wrote leaves the pool."""
+        elements = self._authors.pop(author)
+        for element in list(elements.values()):
+            self._drop(elements, element)
 
     def _drop(self, elements: dict[bytes, Element], element: Element) -> None:
         del elements[element.id]

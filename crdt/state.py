@@ -6,8 +6,7 @@ It is what simulations hold by the thousand, and what `node.statestore` must agr
 Merging is commutative, associative and idempotent. Replicas that heard the same elements, in any order and any number
 of times, each with its own clock and sweeping whenever it likes, have one `state_hash` at any cut-off that none of them
 has passed. Except: what was AHEAD must be offered again; and the replicas must admit the same authors, before they hear
-them or by `promote`. An admission is not taken back: elements of an author that is no longer admitted stay until they
-expire.
+them. An admission is not taken back: elements of an author that is no longer admitted stay until they expire.
 """
 
 from __future__ import annotations
@@ -84,10 +83,6 @@ class State:
                     stored.append((evidence, ruling))
         self._suspects.clear()
         return stored
-
-    def promote(self, author: str, now: int) -> list[Outcome]:
-        """`author` has been admitted: merge what the pool holds of it; returns each element with what became of it."""
-        return [(element, self.merge(element, now)) for element in self.pool.take(author)]
 
     def get(self, author: str, key: str, now: int) -> Element | None:
         """The greatest element under a key that has not expired, tombstones included, the pool looked at as well."""

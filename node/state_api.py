@@ -118,7 +118,6 @@ class StateApi:
             "size": stats.size,
             "disk": stats.disk,
             "pooled": stats.pooled,
-            "pinned": stats.pinned,
             "clock_ahead_s": round(max(0, time_of(stats.clock) - now) / 1000, 3),
             "cutoff": cutoff,
             "state_hash": digest,

@@ -42,6 +42,7 @@ MIGRATIONS: tuple[str, ...] = (
         sealed      BLOB NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
+    "DROP TABLE pinned",  # copies for open rounds; the lifetimes of records keep what those refer to
 )
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -25,7 +25,6 @@ class Totals:
     kinds: dict[str, int]  # elements by kind
     authors: int
     size: int  # bytes of sealed elements
-    pinned: int
 
 
 class Queries:
@@ -73,13 +72,11 @@ class Queries:
         return 0 if rank is None else int.from_bytes(rank[:8], "big")
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        """The bytes of those elements that are here or pinned, in the order asked for."""
+        """The bytes of those elements that are here, in the order asked for."""
         found: list[bytes] = []
         with self._told():
             for rank in ranks:
                 row = self._connection.execute("SELECT sealed FROM element WHERE rank = ?", (rank,)).fetchone()
-                if row is None:
-                    row = self._connection.execute("SELECT sealed FROM pinned WHERE rank = ?", (rank,)).fetchone()
                 if row is not None:
                     found.append(row[0])
         return found
@@ -89,9 +86,8 @@ class Queries:
             rows = self._connection.execute("SELECT kind, count(*), sum(length(sealed)) FROM element GROUP BY kind")
             kinds = {kind: (count, size) for kind, count, size in rows}
             (authors,) = self._connection.execute("SELECT count(DISTINCT author) FROM element").fetchone()
-            (pinned,) = self._connection.execute("SELECT count(*) FROM pinned").fetchone()
         counts = {kind: count for kind, (count, _) in sorted(kinds.items())}
-        return Totals(counts, authors, sum(size for _, size in kinds.values()), pinned)
+        return Totals(counts, authors, sum(size for _, size in kinds.values()))
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -284,25 +284,6 @@ class StateStore:
         """Sign nothing while `reason` is not empty."""
         self._pen.held = reason
 
-    async def promote(self, author: str) -> int:
-        """`author` has been admitted: merge its pooled records; returns how many were stored. Raises Unwritable."""
-        elements = self._pool.take(author)
-        try:
-            verdicts = await self.merge(elements)
-        except Unwritable:
-            for element in elements:
-                self._pool.merge(element)
-            raise
-        return verdicts.count(Merged.STORED)
-
-    async def pin(self, ranks: Sequence[Rank], until_round: int) -> None:
-        """Keep these elements readable by `sealed` until `unpin` is told of a later round. Raises Unwritable."""
-        await self._change(lambda writer, _: writer.pin(ranks, until_round))
-
-    async def unpin(self, round: int) -> None:
-        """Let go of what was pinned until before `round`. Raises Unwritable."""
-        await self._change(lambda writer, _: writer.unpin(round))
-
     # -- looking
 
     def has(self, rank: Rank) -> bool:
@@ -321,7 +302,7 @@ class StateStore:
         return await self._read(lambda queries: queries.select(prefix, author, limit, now))
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        """The bytes of those elements that are here or pinned, in the order asked for."""
+        """The bytes of those elements that are here, in the order asked for."""
         return await self._read(lambda queries: queries.sealed(ranks))
 
     def snapshot(self, cutoff: int) -> Union:
@@ -347,7 +328,6 @@ class StateStore:
             size=totals.size,
             kinds=totals.kinds,
             pooled=len(self._pool),
-            pinned=totals.pinned,
             disk=disk,
             clock=self._clock.last,
             warning=self.warning,

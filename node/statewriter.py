@@ -183,24 +183,6 @@ class Writer:
         with self._told():
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")  # `execute` would stop after one
 
-    def pin(self, ranks: Sequence[Rank], until_round: int) -> None:
-        """Keep copies of these elements; a later round replaces an earlier one. Raises Damaged or Unwritable."""
-        with self._transaction():
-            self._connection.executemany(
-                "INSERT INTO pinned SELECT rank, ?1, sealed FROM element WHERE rank = ?2 "
-                "ON CONFLICT (rank) DO UPDATE SET until_round = max(until_round, excluded.until_round)",
-                [(until_round, rank) for rank in ranks],
-            )
-            self._connection.executemany(
-                "UPDATE pinned SET until_round = max(until_round, ?1) WHERE rank = ?2",
-                [(until_round, rank) for rank in ranks],
-            )
-
-    def unpin(self, round: int) -> None:
-        """Drop the copies that were pinned until before `round`. Raises Damaged or Unwritable."""
-        with self._transaction():
-            self._connection.execute("DELETE FROM pinned WHERE until_round < ?", (round,))
-
     # -- one element
 
     def _merge(self, element: Element, batch: _Batch, applied: Applied) -> tuple[Merged, Element | None]:

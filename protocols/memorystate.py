@@ -50,7 +50,6 @@ class MemoryState:
         self._ranks = Lifetimes(kinds)
         self._elements: dict[Rank, Element] = {}
         self._keys: list[tuple[str, str, Rank]] = []  # key, author and rank of each, ascending
-        self._pinned: dict[Rank, tuple[int, Element]] = {}  # until which round
 
     @property
     def run_id(self) -> str:
@@ -85,27 +84,6 @@ class MemoryState:
         """Sign nothing while `reason` is not empty."""
         self._pen.held = reason
 
-    async def promote(self, author: str) -> int:
-        """`author` has been admitted: merge its pooled records; returns how many were stored."""
-        await trio.lowlevel.checkpoint()
-        now = self._now()
-        outcomes = self._state.promote(author, now)
-        self._follow([*outcomes, *self._state.convict(now)], now)
-        return sum(ruling.verdict is Merged.STORED for _, ruling in outcomes)
-
-    async def pin(self, ranks: Sequence[Rank], until_round: int) -> None:
-        """Keep these elements readable by `sealed` until `unpin` is told of a later round."""
-        await trio.lowlevel.checkpoint()
-        for rank in ranks:
-            until, element = self._pinned.get(rank, (until_round, self._elements.get(rank)))
-            if element is not None:
-                self._pinned[rank] = (max(until, until_round), element)
-
-    async def unpin(self, round: int) -> None:
-        """Let go of what was pinned until before `round`."""
-        await trio.lowlevel.checkpoint()
-        self._pinned = {rank: pin for rank, pin in self._pinned.items() if pin[0] >= round}
-
     def has(self, rank: Rank) -> bool:
         return rank in self._elements
 
@@ -128,10 +106,9 @@ class MemoryState:
         return found
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        """The bytes of those elements that are here or pinned, in the order asked for."""
+        """The bytes of those elements that are here, in the order asked for."""
         await trio.lowlevel.checkpoint()
-        pinned = {rank: element for rank, (_, element) in self._pinned.items()}
-        found = [self._elements.get(rank) or pinned.get(rank) for rank in ranks]
+        found = [self._elements.get(rank) for rank in ranks]
         return [element.sealed for element in found if element is not None]
 
     def snapshot(self, cutoff: int) -> Union:
@@ -155,7 +132,6 @@ class MemoryState:
             size=sum(len(element.sealed) for element in elements),
             kinds=dict(sorted(Counter(element.kind for element in elements).items())),
             pooled=len(self._state.pool),
-            pinned=len(self._pinned),
             disk=0,
             clock=self._clock.last,
             warning="",

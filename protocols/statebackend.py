@@ -67,7 +67,6 @@ class Stats:
     size: int  # bytes of the sealed elements
     kinds: dict[str, int]  # elements by kind
     pooled: int  # records of authors who are not admitted
-    pinned: int
     disk: int  # bytes of files; 0 in memory
     clock: int  # the greatest stamp made or seen
     warning: str  # what the owner should know, "" for nothing
@@ -102,20 +101,8 @@ class StateBackend(Protocol):
     def hold(self, reason: str) -> None:
         """Sign nothing while `reason` is not empty: `write` raises Held with it."""
 
-    async def promote(self, author: str) -> int:
-        """`author` has been admitted: merge its pooled records; returns how many were stored. Raises Unwritable."""
-
-    async def pin(self, ranks: Sequence[Rank], until_round: int) -> None:
-        """Keep these elements readable by `sealed`, whatever displaces them and however they expire. Raises Unwritable.
-
-        Until `unpin` is told of a later round. Ranks that are not here are passed over.
-        """
-
-    async def unpin(self, round: int) -> None:
-        """Let go of what was pinned until before `round`. Raises Unwritable."""
-
     def has(self, rank: Rank) -> bool:
-        """Whether the element is in the state; the pool and pins do not count."""
+        """Whether the element is in the state; the pool does not count."""
 
     async def get(self, author: str, key: str) -> Element | None:
         """The greatest element under a key that has not expired, tombstones included; the pool is looked at as well."""
@@ -124,7 +111,7 @@ class StateBackend(Protocol):
         """Elements whose keys begin with `prefix`, in order of (key, author, rank), tombstones included."""
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        """The bytes to send of those elements that are here or pinned, in the order asked for."""
+        """The bytes to send of those elements that are here, in the order asked for."""
 
     def snapshot(self, cutoff: int) -> Union:
         """The ranks of all that expires after `cutoff` ms. Cheap; stays as it is while the state goes on."""

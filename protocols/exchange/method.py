@@ -136,7 +136,7 @@ class Parts:
     runner: Runner
     trainer: Trainer
     membership: Membership
-    state: StateBackend | None  # to read, pin and watch records; None where a test has none
+    state: StateBackend | None  # to read and watch records; None where a test has none
     sync: StateSync | None  # to write records: `sync.write` signs, keeps and pushes
     shards: Shards | None
     admits: Callable[[PeerId], bool]  # who may take part

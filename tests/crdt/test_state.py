@@ -68,20 +68,6 @@ def test_replicas_that_convict_for_different_reasons_agree_after_exchange(exampl
     laws.EXCHANGED_EVIDENCE.check(example)
 
 
-@given(laws.heard)
-def test_admission_before_or_after_gives_one_state(heard: list[Any]) -> None:
-    """Up to what the pool had no slots for, hence a few elements of an author only."""
-    few = [element for element in heard if element.author == "A"][:3]
-    admitted: set[str] = set()
-    late, early = State(RUN, kinds=KINDS, admitted=admitted.__contains__), joined(few)
-    for element in few:
-        assert late.merge(element, T0).verdict in (Merged.POOLED, Merged.KNOWN, Merged.OLDER, Merged.QUOTA)
-    assert late.held(T0) == ()
-    admitted.add("A")
-    late.promote("A", T0)
-    laws.assert_same(late, early)
-
-
 def test_verdicts_say_what_became_of_an_element() -> None:
     state = State(RUN, kinds=KINDS, admitted="A".__eq__)
     old, new = make_record("A", "member", T0), make_record("A", "member", T0 + 1)
@@ -183,16 +169,12 @@ def test_one_authors_elements_never_displace_anothers() -> None:
 
 
 def test_strangers_are_readable_and_outside_every_hash() -> None:
-    admitted: set[str] = set()
-    state = State(RUN, kinds=KINDS, admitted=admitted.__contains__)
+    state = State(RUN, kinds=KINDS, admitted="B".__eq__)
     empty, note = state.state_hash(T0), make_record("A", "note/a", T0)
     assert state.merge(note, T0).verdict is Merged.POOLED
     assert state.get("A", "note/a", T0) == note
     assert state.state_hash(T0) == empty and state.live(T0) == ()
-    admitted.add("A")
-    ((element, ruling),) = state.promote("A", T0)
-    assert element == note and ruling.verdict is Merged.STORED
-    assert state.held(T0) == (note,) and len(state.pool) == 0
+    assert state.held(T0) == () and len(state.pool) == 1
 
 
 def test_state_hash_speaks_only_of_what_expires_after_its_cutoff() -> None:
