@@ -58,11 +58,9 @@ WRITE_ONCE = (
     once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds
 )
 REPLACEABLE = (
-    # A lease says itself how long it lasts, longer in large swarms (`views.lease_end`), and never longer than this.
+    # A lease says itself how long it lasts (`membership.lease_end`), longer in large swarms and never longer than this.
     Kind("member", ttl=1200 * SECOND, slots=1, max_size=1024),
     Kind("head", ttl=DAY, slots=1, max_size=512),  # the roster that its author follows; outlasts an outage of a night
-    Kind("shard", ttl=DAY, slots=256, max_size=512),  # who is gone for a day no longer serves it
-    Kind("counter", ttl=30 * DAY, slots=32, max_size=256),
     Kind("note", ttl=7 * DAY, slots=64, max_size=2048),
 )
 # Outlives by far every record that it accuses, so that whoever comes back after weeks learns of it. A slot for each
@@ -70,7 +68,7 @@ REPLACEABLE = (
 EVIDENCE = Kind("evidence", ttl=30 * DAY, slots=len(WRITE_ONCE), max_size=2 * (MAX_RECORD + SEAL))
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*REPLACEABLE, *WRITE_ONCE, EVIDENCE)}
-MAX_PER_AUTHOR = 2_400_000  # bytes; the slots of all kinds of record, each full, and their signatures
+MAX_PER_AUTHOR = 2_200_000  # bytes; the slots of all kinds of record, each full, and their signatures
 
 _KEY = re.compile(r"[!-~]+")  # keys are shown in terminals
 _MOMENT = re.compile(r"[0-9]{8}/[0-9A-Za-z._-]{1,64}")

@@ -91,10 +91,6 @@ class State:
         found = [one for one in (*self._standing(author, key), *pooled) if one.expiry > horizon]
         return max(found, key=lambda one: one.order, default=None)
 
-    def live(self, now: int) -> tuple[Element, ...]:
-        """All of the state that has not expired, tombstones left out, in order of (hlc, id): what `views` fold."""
-        return tuple(one for one in self.held(law.advance(self._horizon, now)) if not one.tombstone)
-
     def held(self, cutoff: int) -> tuple[Element, ...]:
         """All of the state that expires after `cutoff`, tombstones included, in order of (hlc, id)."""
         every = (one for kinds in self._slots.values() for slots in kinds.values() for one in slots.values())

@@ -43,6 +43,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT, WITHOUT ROWID;
     """,
     "DROP TABLE pinned",  # copies for open rounds; the lifetimes of records keep what those refer to
+    "DELETE FROM element WHERE kind IN ('counter', 'shard')",  # kinds that nothing wrote
 )
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import trio
 
 from swarmnode.crdt.elements import Element
+from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import KINDS, SECOND
 from swarmnode.crdt.record import Record
-from swarmnode.crdt.views import SHORTEST_LEASE, lease_end
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.rpc import Refuse, Rpc
 from swarmnode.protocols.statebackend import Change, StateBackend, StateError
@@ -38,6 +38,7 @@ from swarmnode.protocols.twins import KeyInUse, Twins
 logger = logging.getLogger(__name__)
 
 KIND = "member"
+SHORTEST_LEASE = 60  # seconds
 FEW = 64  # members up to which leases are the shortest
 RENEWALS = 3  # of a lease, until it runs out
 RENEW_EVERY = SHORTEST_LEASE / RENEWALS  # seconds, of the shortest; as often addresses that changed are told
@@ -263,6 +264,16 @@ class Membership:
 def lease_of(members: int) -> int:
     """Seconds that a lease lasts in a swarm of so many."""
     return min(SHORTEST_LEASE * max(members, FEW) // FEW, KINDS[KIND].ttl // SECOND)
+
+
+def lease_end(record: Record) -> int:
+    """The first ms at which a lease has run out: as long after it was signed as it says, and no later than its ttl.
+
+    One that says nothing of the kind lasts SHORTEST_LEASE.
+    """
+    lasts = record.value.get("lasts") if isinstance(record.value, Mapping) else None
+    seconds = lasts if isinstance(lasts, int) and not isinstance(lasts, bool) and lasts > 0 else SHORTEST_LEASE
+    return min(record.expiry, time_of(record.hlc) + seconds * SECOND)
 
 
 def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Callable[[str], bytes | None]) -> None:

@@ -13,18 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statenodes import RUN, StateNode, now
 
-from swarmnode.crdt.kinds import KINDS, SECOND
-from swarmnode.crdt.views import SHORTEST_LEASE
+from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.kinds import DAY, KINDS, SECOND
+from swarmnode.crdt.record import Record
 from swarmnode.node.simnet import SimNetwork, SimWorld
 from swarmnode.protocols import membership
 from swarmnode.protocols.membership import (
     FEW,
     RENEW_EVERY,
     RENEWALS,
+    SHORTEST_LEASE,
     Membership,
     RunListing,
     ask_runs,
     ask_spec,
+    lease_end,
     lease_of,
     serve_runs,
 )
@@ -200,6 +203,23 @@ def test_leases_last_as_long_as_a_node_hears_no_more_of_them_in_a_larger_swarm(m
         assert members / (lasts / RENEWALS) <= FEW / RENEW_EVERY * 1.05  # leases a second
     if members <= FEW:
         assert lasts == SHORTEST_LEASE
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ({"addresses": (), "lasts": 300}, 300),
+        ({"addresses": ()}, SHORTEST_LEASE),
+        ("not a lease", SHORTEST_LEASE),
+        ({"lasts": True}, SHORTEST_LEASE),
+        ({"lasts": 0}, SHORTEST_LEASE),
+        ({"lasts": 1.5}, SHORTEST_LEASE),
+        ({"lasts": 1 << 40}, KINDS["member"].ttl // SECOND),
+    ],
+)
+def test_a_lease_runs_out_when_it_says_and_never_after_its_record(value: Any, seconds: int) -> None:
+    lease = Record(1, RUN, "A", "member", stamp_at(DAY), KINDS["member"].ttl, value, bytes(64))
+    assert lease_end(lease) == DAY + seconds * SECOND
 
 
 def test_a_long_lease_is_renewed_in_time_and_new_addresses_are_told_at_once(
