@@ -11,6 +11,7 @@ import math
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from swarmnode.protocols.exchange.outcomes import Partial
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.rpc import CallError
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.trainer import TrainerDied
+from swarmnode.protocols.trainer import Trainer, TrainerDied
 
 if TYPE_CHECKING:
     from swarmnode.node.daemon import Daemon
@@ -297,33 +298,36 @@ class Api:
     # --- asking the model -------------------------------------------------------------------------------------------
 
     async def sample(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        trainer = self._daemon.trainer
-        if trainer is None:
-            raise Declined("this node has no trainer and so no model to ask; start it with --role train and a run")
-        try:
-            text = await trainer.sample(
-                str(params.get("prompt", "")).encode(),
-                length=int(params.get("length", 200)),
-                temperature=float(params.get("temperature", 0.8)),
-                seed=int(params.get("seed", 0)),
-            )
-        except ValueError as error:
-            raise Declined(str(error)) from error
-        except TrainerDied as error:
-            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
+        async with self._lent_trainer() as trainer:
+            try:
+                text = await trainer.sample(
+                    str(params.get("prompt", "")).encode(),
+                    length=int(params.get("length", 200)),
+                    temperature=float(params.get("temperature", 0.8)),
+                    seed=int(params.get("seed", 0)),
+                )
+            except ValueError as error:
+                raise Declined(str(error)) from error
         return {"text": text.decode(errors="replace")}
 
     async def evaluate(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        trainer = self._daemon.trainer
-        if trainer is None:
-            raise Declined("this node has no trainer, so it cannot measure a loss")
-        try:
+        async with self._lent_trainer() as trainer:
             loss = await trainer.evaluate(thorough=True)
-        except TrainerDied as error:
-            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
         chosen = self._daemon.chosen
         by_rollouts = chosen is not None and not chosen.spec.needs_data
         return {"reward": 1.0 - loss} if by_rollouts else {"heldout_bits_per_byte": loss}
+
+    @asynccontextmanager
+    async def _lent_trainer(self) -> AsyncIterator[Trainer]:
+        """The trainer, with the model that this node shows to others (`Method.lent`). Raises Declined."""
+        trainer, session = self._daemon.trainer, self._daemon.session
+        if trainer is None:
+            raise Declined("this node has no trainer and so no model to ask; start it with --role train and a run")
+        try:
+            async with nullcontext(trainer) if session is None else session.method.lent() as lent:
+                yield lent
+        except TrainerDied as error:
+            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
 
     # --- steering ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ everybody's work is believed, so a member that lies can spoil the model.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
+
 import trio
 
 from swarmnode.protocols.catchup import CatchUp, CatchUpFailed
@@ -22,6 +24,7 @@ from swarmnode.protocols.exchange.diloco_round import DilocoRounds, DilocoSettin
 from swarmnode.protocols.exchange.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.exchange.reduction import Reducer
 from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.trainer import Trainer
 from swarmnode.training.codecs import codec
 
 FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
@@ -39,6 +42,7 @@ class Diloco:
 
     def __init__(self, parts: Parts) -> None:
         spec, exchange = parts.spec, parts.spec.exchange
+        self._trainer = parts.trainer
         self.agreement = Agreement(
             me=parts.me,
             run_id=parts.run_id,
@@ -155,6 +159,9 @@ class Diloco:
         if self.rounds.stands:
             await self.agreement.say_goodbye()
             await self.rounds.return_local_work()
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return nullcontext(self._trainer)
 
     def saved(self) -> Saved:
         here = self.agreement.position

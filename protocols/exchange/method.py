@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -201,6 +202,14 @@ class Method(Protocol):
 
         Takes seconds at the most. The local parameters are then those of the shared state. Does nothing before this
         node has a place.
+        """
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        """The trainer, for its owner to ask the model: `evaluate` and `sample` are to answer for the shared state.
+
+        Where local training goes on beside the shared state, as in an open run, the trainer holds that state meanwhile
+        and trains afterwards. In a round of the other methods the answer is of the local parameters, which are the
+        shared ones between two rounds and after the last.
         """
 
     def saved(self) -> Saved:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import trio
@@ -70,7 +71,7 @@ from swarmnode.protocols.exchange.open_witness import witness
 from swarmnode.protocols.exchange.open_work import Work
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.statebackend import StateError
-from swarmnode.protocols.trainer import AuditedTrainer, DrawingTrainer
+from swarmnode.protocols.trainer import AuditedTrainer, DrawingTrainer, Trainer
 from swarmnode.protocols.verification import Audit, Desk
 from swarmnode.training.codecs import codec
 from swarmnode.training.verify.recorder import stretch_steps
@@ -348,6 +349,9 @@ class Open:
         if self.held.stands:
             await self._say_away(True)
             await self.work.leave()
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return self.work.shared()
 
     def saved(self) -> Saved:
         if self.work.base is None or self.place is None:

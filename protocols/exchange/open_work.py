@@ -298,6 +298,14 @@ class Work:
             finally:
                 self._trainer.load(local)
 
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[Trainer]:
+        """Have the trainer with the shared parameters φ in place of the local ones; as `lent` otherwise."""
+        async with self.lent() as trainer:
+            if self.base is not None:
+                trainer.load(self.base.parameters)
+            yield trainer
+
     async def _parameters(self) -> Vector:
         """A copy of the local parameters, (P,), between two steps."""
         async with self.held():

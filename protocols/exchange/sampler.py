@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from hashlib import sha256
 
@@ -37,7 +38,7 @@ from swarmnode.protocols.rollouts.weights import (
     serve_fresh,
 )
 from swarmnode.protocols.shard_wire import ShardError
-from swarmnode.protocols.trainer import Answered, RolloutTrainer, Sampled, TrainerDied, Vector, Worked
+from swarmnode.protocols.trainer import Answered, RolloutTrainer, Sampled, Trainer, TrainerDied, Vector, Worked
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.tasks.work import asked, work
 
@@ -145,6 +146,9 @@ class Sampler:
 
     async def leave(self) -> None:
         """Nobody waits for this node, and no work is in hand that it could lose."""
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return nullcontext(self._policy)
 
     def saved(self) -> Saved:
         place, parameters = self._stands(), self._policy.parameters()

@@ -16,6 +16,7 @@ each round (`rollouts/weights.py`), and what they write is learned from like its
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +33,7 @@ from swarmnode.protocols.rollouts.checks import informative
 from swarmnode.protocols.rollouts.samplers import Samplers
 from swarmnode.protocols.rollouts.weights import Broadcast, hash_of
 from swarmnode.protocols.shard_wire import ShardError
-from swarmnode.protocols.trainer import Learned, RolloutTrainer, TrainerDied, Worked
+from swarmnode.protocols.trainer import Learned, RolloutTrainer, Trainer, TrainerDied, Worked
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.tasks.work import asked
@@ -156,6 +157,9 @@ class Sapo:
 
     async def leave(self) -> None:
         """Nobody waits for this node, and no work is in hand that it could lose."""
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return nullcontext(self._trainer)
 
     def saved(self) -> Saved:
         place = self._stands()
