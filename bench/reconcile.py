@@ -16,13 +16,19 @@ import json
 import math
 import random
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from conversing import converse
 
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import Budget, Initiator, Responder, converse
+from swarmnode.crdt.reconcile import Budget, Initiator, Responder
 
 START = 1_700_000_000_000  # ms since the epoch
 GAP = 1000  # ms between elements, on average: 100 000 take a day

@@ -29,10 +29,11 @@ import trio
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
+from conversing import converse
 from statenodes import connect, ring_and_chords, start
 
 from swarmnode.crdt.ranges import RANK, RangeTree
-from swarmnode.crdt.reconcile import Initiator, Responder, converse
+from swarmnode.crdt.reconcile import Initiator, Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.statebackend import rank_of

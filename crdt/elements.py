@@ -56,8 +56,3 @@ def open_element(raw: bytes, verify: Verify, *, kinds: Mapping[str, Kind] = KIND
     if not is_genuine(element, verify):
         raise InvalidRecord(f"{element.key!r} is not signed by its author {element.author}")
     return element
-
-
-def seal(element: Element) -> bytes:
-    """The bytes of an element, for `parse` and `open_element`."""
-    return element.sealed

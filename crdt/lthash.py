@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 LANES = 1024
 VECTOR_SIZE = 2 * LANES  # bytes
 FINGERPRINT_SIZE = 16  # bytes
-SALT_SIZE = 32  # bytes, a key of blake3
 _TAG = b"swarmnode/lthash/1\0"  # with an element of 40 bytes still one block of blake3
 _LANE = np.dtype("<u2")
 _AT_ONCE = 128  # elements whose vectors are in memory together: 256 KiB

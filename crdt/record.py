@@ -155,27 +155,6 @@ def unsealed(raw: bytes) -> tuple[bytes, bytes] | None:
     return raw[begin : begin + size], raw[behind:]
 
 
-def check(record: Record, verify: Verify) -> None:
-    """Raises InvalidRecord unless `record` is well-formed, of a known kind and its ttl, and signed by its author."""
-    _check_form(record, KINDS)
-    if not all(verify(*statement) for statement in record.statements):
-        raise InvalidRecord(f"{record.key!r} is not signed by its author {record.author}")
-
-
-def seal(record: Record) -> bytes:
-    """The bytes of a record and its signature, for `open_record`."""
-    return record.sealed
-
-
-def open_record(raw: bytes, verify: Verify) -> Record:
-    """The record in bytes from a peer or from disk, checked. Raises InvalidRecord."""
-    if (parts := unsealed(raw)) is None:
-        raise InvalidRecord("a record is a pair of a payload and a signature of 64 bytes")
-    record = parse_record(*parts)
-    check(record, verify)
-    return record
-
-
 def _head(size: int) -> bytes:
     """What is before a payload of `size` bytes in sealed bytes: msgpack for a pair that begins with so many bytes."""
     return b"\x92\xc4" + size.to_bytes(1, "big") if size < 256 else b"\x92\xc5" + size.to_bytes(2, "big")

@@ -55,10 +55,6 @@ class AddressBook:
         oldest = next(peer for peer in self._peers if crowding is None or self._groups[peer] == crowding)
         del self._peers[oldest], self._groups[oldest]
 
-    @property
-    def unsaved(self) -> bool:
-        return self.entries() != self._saved
-
     def save(self) -> None:
         """Write the file if anything changed, atomically."""
         entries = self.entries()

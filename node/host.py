@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -234,10 +233,6 @@ class Libp2pNetwork:
     def traffic(self) -> Traffic:
         return Traffic(bytes_in=self._meter.bytes_in, bytes_out=self._meter.bytes_out)
 
-    def handler_failures(self) -> Mapping[str, int]:
-        """Exceptions that escaped stream handlers since the start, per protocol."""
-        return dict(self._failures)
-
     def sign(self, message: bytes) -> bytes:
         return self._identity.private_key.sign(message)
 
@@ -279,14 +274,6 @@ class Libp2pNetwork:
         if peer == self.me:
             raise Unreachable(f"{target} is this node itself")
         return peer
-
-    async def disconnect(self, peer: PeerId) -> None:
-        connections = self._connections.of(peer)
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                for connection in connections:
-                    nursery.start_soon(connection.conn.close)
-        await trio.lowlevel.checkpoint()
 
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> Libp2pStream:
         with trio.move_on_after(timeout):

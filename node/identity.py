@@ -41,11 +41,6 @@ class Identity:
     peer_id: str  # base58btc, "12D3KooW…"
 
     @property
-    def raw_private(self) -> bytes:
-        """The seed of the private key, 32 bytes."""
-        return self.private_key.private_bytes_raw()
-
-    @property
     def raw_public(self) -> bytes:
         """The public key, 32 bytes."""
         return self.private_key.public_key().public_bytes_raw()

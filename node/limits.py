@@ -2,7 +2,7 @@
 
 Each field names its unit and its reason. What a peer goes beyond is waited out where waiting costs the peer alone
 (bytes a second), else refused before memory is taken; and noted as an offence, which `protocols.conduct` weighs.
-`worst_case_bytes_per_peer` adds up what one peer can make this node keep, by doing everything at once.
+`Limits.parts_per_peer` lists what one peer can make this node keep, by doing everything at once.
 """
 
 from __future__ import annotations
@@ -96,7 +96,3 @@ class Limits:
             "DHT: a question and its answer each": dht.streams * 2 * dht.message,
             "rollouts: an author's part of the pool": int(pool.share * pool.bytes),
         }
-
-    def worst_case_bytes_per_peer(self) -> int:
-        """What a peer that does all of it at once costs, in bytes."""
-        return sum(self.parts_per_peer().values())

@@ -88,7 +88,6 @@ class SimNetwork:
         self.bytes_in = 0
         self.bytes_out = 0
         self.ended = False
-        self.handler_failures = 0  # streams whose handler raised
 
     # -- lifetime
 
@@ -269,11 +268,6 @@ class SimNetwork:
             self._views = None
             self._tell(PeerEvent(peer, up=True, moved=True))
 
-    async def disconnect(self, peer: PeerId) -> None:
-        await trio.lowlevel.checkpoint()
-        if peer in self._connections:
-            self._world.end_connection(self._connections[peer], "the connection was closed")
-
     @contextmanager
     def watch_peers(self) -> Iterator[trio.MemoryReceiveChannel[PeerEvent]]:
         send, receive = trio.open_memory_channel[PeerEvent](FEED)
@@ -353,7 +347,6 @@ class SimNetwork:
         except NetworkError as error:
             log.debug("a stream from %s ended: %s", stream.peer, error)
         except Exception:
-            self.handler_failures += 1
             log.exception("the handler of a stream from %s failed", stream.peer)
         finally:
             stream.drop()

@@ -125,8 +125,6 @@ class Network(Protocol):
         Raises Unreachable. Returns the peer's authenticated id.
         """
 
-    async def disconnect(self, peer: PeerId) -> None: ...
-
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> Stream:
         """Open a stream, connecting first where needed. Raises Unreachable or ProtocolUnsupported."""
 

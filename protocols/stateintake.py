@@ -55,7 +55,6 @@ class Taken:
     """What became of a batch."""
 
     new: tuple[Element, ...] = ()  # stored
-    useless: int = 0  # known, older, expired, ahead, above a quota or of an author who is not admitted
     false: bool = False  # it held an element that no correct node sends; what came after that was not looked at
 
 
@@ -137,7 +136,7 @@ class Intake:
             if not self._own.take(peer, sum(element.author == peer for element in fresh)):
                 self._refused["busy"] += len(fresh)
                 self._offences.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
-                return Taken(useless=len(sealed))
+                return Taken()
             genuine = await self._genuine(fresh)
             if len(genuine) < len(fresh):
                 self._offences.note(peer, "sent an element that its author did not sign", Kind.LIE)
@@ -158,7 +157,7 @@ class Intake:
             self._refused[verdict.value] += 1
             if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
                 self._remember(rank_of(element.hlc, element.id))
-        return Taken(tuple(new), len(sealed) - len(new), false)
+        return Taken(tuple(new), false)
 
     def _sift(self, peer: PeerId, sealed: Sequence[bytes]) -> tuple[list[Element], bool]:
         """Elements that are worth verifying; and whether one was malformed, at which the search ended."""

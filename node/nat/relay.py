@@ -48,10 +48,6 @@ class RelayLimits:
     circuit_seconds: float = 2 * 3600.0  # s; the ends make a new circuit when they need one
     requests_per_minute: int = 60  # of one peer; a private node needs one in half an hour, a dialler one a dial
 
-    def worst_case_bytes(self) -> int:
-        """What all circuits together may hold in memory."""
-        return self.circuits * 2 * PIECE
-
 
 class RelayServer:
     """Serves reservations and circuits while `run` runs.

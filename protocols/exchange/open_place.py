@@ -90,7 +90,7 @@ class OpenPlace:
         observer: Observer,
     ) -> None:
         """`electors`: those of the RunSpec. `first_window`: ms of the first round's training."""
-        self._me, self._run_id, self._electors = me, run_id, electors
+        self._me, self._run_id = me, run_id
         self._network, self._rpc, self._runner = network, rpc, runner
         self._membership, self._trainer = membership, trainer
         self._keeper, self._held, self._work = keeper, keeper.held, work

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt import encoding
-from swarmnode.crdt.elements import MAX_SEALED, Element, is_genuine, open_element, parse, seal
+from swarmnode.crdt.elements import MAX_SEALED, Element, is_genuine, open_element, parse
 from swarmnode.crdt.evidence import Evidence, evidence_of, needed
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, SEAL, Kind, key_of
@@ -60,7 +60,7 @@ def any_element(draw: st.DrawFn) -> Element:
 
 @given(any_element())
 def test_bytes_of_elements_come_back_exactly(element: Element) -> None:
-    opened = open_element(seal(element), verify)
+    opened = open_element(element.sealed, verify)
     assert opened == element and opened.id == element.id and opened.order == element.order
     assert opened.sealed == element.sealed
 

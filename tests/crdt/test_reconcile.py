@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable
 
 import pytest
+from conversing import Transcript, converse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.crdt import reconcile
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import Budget, CutoffRefused, Initiator, Responder, Transcript, converse
+from swarmnode.crdt.reconcile import Budget, CutoffRefused, Initiator, Responder
 from swarmnode.crdt.reconcile_frames import MAX_FRAME
 
 T = 1_700_000_000_000  # ms

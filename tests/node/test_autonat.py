@@ -182,7 +182,7 @@ def test_a_malformed_question_harms_nobody(raw: bytes) -> None:
                 while await stream.receive_some(1 << 16):
                     pass
             assert (await asker.autonat.ask(helper.network.me, asker.network.addresses)).reached is True
-            assert not helper.network.handler_failures()
+            assert not helper.network._failures
 
     trio.run(main)
 
@@ -195,7 +195,7 @@ def test_addresses_that_are_none_are_passed_over() -> None:
             peer = pb.Message.PeerInfo(id=b"whoever", addrs=addresses)
             await send(stream, pb.Message(type=pb.Message.DIAL, dial=pb.Message.Dial(peer=peer)))
             answer = await receive(stream, pb.Message)
-            assert answer.dialResponse.status == pb.Message.OK and not helper.network.handler_failures()
+            assert answer.dialResponse.status == pb.Message.OK and not helper.network._failures
 
     trio.run(main)
 

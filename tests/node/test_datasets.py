@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from disconnecting import disconnect
 
 from swarmnode.node import datasets
 from swarmnode.node.datadir import DataDir, NoSpace
@@ -284,7 +285,7 @@ def test_restarted_member_has_its_text_at_once_and_alone(swarm: Runs) -> None:
         async with running(data):
             await trio.sleep(3)
             before = sorted(texts(data))
-        await member.network.disconnect(creator.network.me)
+        await disconnect(member.network, creator.network.me)
         creator.scope.cancel()
         again = member.data(spec)
         async with running(again):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from disconnecting import disconnect
 from multiaddr import Multiaddr
 
 from swarmnode.node import addresses
@@ -210,7 +211,7 @@ def test_exception_in_a_handler_ends_its_stream_and_is_counted(caplog: pytest.Lo
             with pytest.raises(StreamBroken):
                 await stream.receive_some(1)
             assert await ask(a, b.me, b"alive") == b"alive"
-            assert b.handler_failures() == {"/test/fail/1": 1}
+            assert b._failures == {"/test/fail/1": 1}
             assert a.me in caplog.text
 
     with caplog.at_level(logging.WARNING):
@@ -241,7 +242,7 @@ def test_closed_connections_free_their_slots() -> None:
             for _ in range(5):
                 await a.connect(b.addresses[0])
                 await until(lambda: bool(b.peers()))
-                await a.disconnect(b.me)
+                await disconnect(a, b.me)
                 await until(lambda: not b.peers())
             manager = b._swarm._resource_manager
             assert manager is not None
@@ -265,7 +266,7 @@ def test_peers_come_and_go_with_events_and_views() -> None:
                 await until(lambda: a.peers()[0].agent == "swarmnode/test")
                 await until(lambda: bool(b.peers()))
                 assert b.peers()[0].inbound
-                await b.disconnect(a.me)
+                await disconnect(b, a.me)
                 event = await events.receive()
                 assert (event.peer, event.up) == (b.me, False)
 

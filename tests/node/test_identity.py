@@ -17,8 +17,9 @@ def test_the_key_is_made_once_and_gives_the_same_peer_id_ever_after(tmp_path: Pa
     path = tmp_path / "identity.key"
     first = load_or_create(path, None)
     again = load_or_create(path, None)
-    assert first.peer_id == again.peer_id and first.raw_private == again.raw_private
-    assert first.peer_id.startswith("12D3KooW") and len(first.raw_private) == 32
+    seeds = {one.private_key.private_bytes_raw() for one in (first, again)}
+    assert first.peer_id == again.peer_id and first.peer_id.startswith("12D3KooW")
+    assert len(seeds) == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
     assert [p.name for p in tmp_path.iterdir()] == ["identity.key"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from disconnecting import disconnect
 
 from swarmnode.node import dialling
 from swarmnode.node.discovery import AddressBook, Discovery
@@ -106,7 +107,7 @@ def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
             await until(lambda: heard == [b"news"])
             await stream.aclose()
             manager = b._swarm._resource_manager
-            await a.disconnect(b.me)
+            await disconnect(a, b.me)
             assert manager is not None
             await until(lambda: a.peers() == b.peers() == () and manager._current_connections == 0)
 

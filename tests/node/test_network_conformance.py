@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from disconnecting import disconnect
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
@@ -406,7 +407,7 @@ def test_connect_returns_who_answers_and_both_sides_see_each_other(conform: Conf
             assert (view.peer, view.inbound, view.path) == (b.me, False, "direct")
             assert (mirror.peer, mirror.inbound, mirror.path) == (a.me, True, "direct")
             assert 0 <= trio.current_time() - view.connected_at < PATIENCE
-            await a.disconnect(b.me)
+            await disconnect(a, b.me)
             with soon():
                 assert await seen_by_a.receive() == PeerEvent(b.me, up=False)
                 assert await seen_by_b.receive() == PeerEvent(a.me, up=False)
@@ -438,7 +439,7 @@ def test_both_ends_hear_of_a_move_to_a_direct_path_and_streams_under_way_go_on(c
             await stream.send_all(b" and after")
             await stream.send_eof()
             assert await everything(stream) == b"before and after"
-            await a.disconnect(b.me)
+            await disconnect(a, b.me)
             with soon():
                 assert await seen_by_a.receive() == PeerEvent(b.me, up=False)
                 assert await seen_by_b.receive() == PeerEvent(a.me, up=False)

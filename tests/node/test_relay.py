@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from disconnecting import disconnect
 
 from swarmnode.node.host import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
@@ -174,7 +175,7 @@ def test_a_place_ends_with_the_connection_of_its_holder() -> None:
     async def main() -> None:
         async with relayed() as (at, relay, a, _b):
             await a.circuits.reserve(at.me)
-            await a.network.disconnect(at.me)
+            await disconnect(a.network, at.me)
             await until(lambda: relay.reservations == ())
 
     trio.run(main)
@@ -219,7 +220,7 @@ def test_where_all_places_are_taken_who_has_more_standing_gets_that_of_who_has_l
             assert await there_and_back(good.network, low.network.me, b"still here") == b"still here"
             with pytest.raises(Refused, match="reservation refused"):
                 await low.circuits.reserve(at.me)
-            assert len(lost) == 1 and not at.handler_failures()
+            assert len(lost) == 1 and not at._failures
 
     trio.run(main)
 
@@ -256,7 +257,7 @@ def test_a_circuit_ends_when_the_relay_loses_one_end() -> None:
         async with relayed() as (at, relay, a, b):
             await a.circuits.reserve(at.me)
             await b.circuits.dial(at.me, a.network.me)
-            await at.disconnect(a.network.me)
+            await disconnect(at, a.network.me)
             await until(lambda: a.network.me not in {view.peer for view in b.network.peers()})
             await until(lambda: relay.open_circuits == 0)
 
@@ -273,7 +274,7 @@ def test_a_malformed_request_is_refused_and_harms_nobody(raw: bytes) -> None:
             while await stream.receive_some(1 << 16):
                 pass
             await a.circuits.reserve(at.me)
-            assert relay.reservations == (a.network.me,) and not at.handler_failures()
+            assert relay.reservations == (a.network.me,) and not at._failures
 
     trio.run(main)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import trio
 from blake3 import blake3
+from disconnecting import disconnect
 
 from swarmnode.node.simnet import SimWorld
 from swarmnode.protocols.bulk import CHUNK, PROTOCOL, Bulk, BulkLimits, Corrupt, Growing, Header, NotOffered, Want
@@ -153,7 +154,7 @@ def test_a_broken_connection_is_resumed_where_it_broke(simulated: Simulated) -> 
         async def cut() -> None:
             for _ in range(2):
                 await trio.sleep(0.8)
-                await world.node("alice").disconnect(peer)
+                await disconnect(world.node("alice"), peer)
 
         nursery.start_soon(cut)
         assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
@@ -252,7 +253,7 @@ def test_what_grows_is_resumed_where_it_broke_and_what_was_handed_on_stays(simul
 
         async def cut() -> None:
             await trio.sleep(0.8)
-            await world.node("alice").disconnect(peer)
+            await disconnect(world.node("alice"), peer)
             handed_on = got.ready
             assert handed_on > 0
             got.buffer[:handed_on] = bytes(handed_on)  # as its reader may do: it is not sent again

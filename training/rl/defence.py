@@ -50,22 +50,6 @@ class Reading:
     answers: tuple[TokenReading | None, ...]
 
 
-def token_reading(logits: NDArray[np.floating], tokens: NDArray[np.int64]) -> TokenReading:
-    """A reading from logits (T, V), before each of `tokens` (T,)."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    logp = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # (T, V)
-    p = np.exp(logp)
-    surprise = np.where(p > 0, -logp, 0.0)
-    entropy = (p * surprise).sum(axis=-1)
-    of_tokens = logp[np.arange(len(tokens)), tokens]
-    return TokenReading(
-        of_tokens.astype(np.float32),
-        (logp > of_tokens[:, None]).sum(axis=-1),
-        entropy.astype(np.float32),
-        ((p * surprise**2).sum(axis=-1) - entropy**2).astype(np.float32),
-    )
-
-
 @dataclass(frozen=True)
 class Gate:
     """What a receiver reads without suspicion."""

@@ -13,7 +13,7 @@ What is not the same: chance. Each answer has a seed of its own, drawn from `gen
 one machine with one build of vLLM; but another build, or the sampler in torch, draws other answers from the same seed.
 
 The engine starts no program and opens no socket, as the trainer's sandbox demands (`_alone`), runs without compiling
-anything, and reports to nobody. What is replaced of vLLM for that are parts of its inside, of the versions in TRIED.
+anything, and reports to nobody. What is replaced of vLLM for that are parts of its inside, of version 0.32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from swarmnode.training.rl.policies import Policy, parameter_hash
 from swarmnode.training.rl.prefill import reread
 from swarmnode.training.rl.sampling import Answer, Sampling, check_room
 
-TRIED = "0.32"
 KV_CACHE = 1 << 28  # bytes of keys and values; more where one text of the policy's whole context has more
 BLOCK = 128  # tokens for which vLLM on a CPU makes room at a time
 AT_ONCE = 256  # answers

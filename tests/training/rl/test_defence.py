@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from swarmnode.training.rl.defence import (
     Gate,
@@ -20,7 +21,6 @@ from swarmnode.training.rl.defence import (
     proven,
     repetition,
     sampling_z,
-    token_reading,
 )
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build
@@ -31,6 +31,22 @@ from swarmnode.training.rl.vocabulary import DIGITS
 
 PROOF = Proof(top_k=DIGITS.size, logprob=1e-4)
 POOLED = 8  # groups that a test pools, of 8 answers each
+
+
+def token_reading(logits: NDArray[np.floating], tokens: NDArray[np.int64]) -> TokenReading:
+    """A reading from logits (T, V), before each of `tokens` (T,)."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    logp = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # (T, V)
+    p = np.exp(logp)
+    surprise = np.where(p > 0, -logp, 0.0)
+    entropy = (p * surprise).sum(axis=-1)
+    of_tokens = logp[np.arange(len(tokens)), tokens]
+    return TokenReading(
+        of_tokens.astype(np.float32),
+        (logp > of_tokens[:, None]).sum(axis=-1),
+        entropy.astype(np.float32),
+        ((p * surprise**2).sum(axis=-1) - entropy**2).astype(np.float32),
+    )
 
 
 @cache
