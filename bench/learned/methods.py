@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from learned.workers import DataParallel, Vector, Workers
 from swarmnode.protocols.exchange.roster import Roster, Seat, parts
@@ -25,7 +26,6 @@ from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop
 from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
 from swarmnode.training.outer import OuterState, outer_step, weighted_sum
-from swarmnode.training.robust import gate
 from swarmnode.training.runspec import RunSpec
 
 JUDGES = 3  # of a round, taking turns; nobody judges what it made itself
@@ -55,6 +55,20 @@ class Outcome:
     curve: tuple[tuple[int, float], ...]  # steps done, held-out bits per byte
     bytes_per_node: float  # sent, and as many received
     accepted: float  # share of contributions that counted
+
+
+def gate(gains: NDArray[np.float64], noise: float) -> NDArray[np.bool_]:
+    """Who is let in: rows with a median gain above `noise`.
+
+    `gains` (judges, n) are losses before minus losses after each contribution alone, in bits per byte, on batches drawn
+    after the contributions were fixed; NaN where a judge did not evaluate. Contributions that fewer than half of the
+    judges evaluated stay out.
+    """
+    judged = np.sum(~np.isnan(gains), axis=0) * 2 >= gains.shape[0]
+    medians = np.array(
+        [np.median(column[~np.isnan(column)]) if ok else -np.inf for column, ok in zip(gains.T, judged, strict=True)]
+    )
+    return np.asarray(medians > noise, np.bool_)
 
 
 class Method(Protocol):
