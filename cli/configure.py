@@ -33,7 +33,9 @@ def check(
     if any(isinstance(value, dict) for value in tables.values()):
         answer = _check_run(tables, file)
         text = f"{file}: a run file, in order. Run {answer['name']!r}, run id {answer['run_id']}"
-        text += "" if answer["final"] else " (its creator adds the hash of the held-out text, which changes the run id)"
+        text += (
+            "" if answer["final"] else " (its creator adds a nonce and the hash of the held-out text, which change it)"
+        )
     else:
         values = parse_node_table(tables, source=str(file))
         answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
@@ -53,7 +55,7 @@ def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
         "file": str(file),
         "name": spec.run.name,
         "run_id": spec.run_id,
-        "final": bool(spec.task.heldout_sha256),
+        "final": bool(spec.task.heldout_sha256 and spec.run.nonce),
     }
 
 

@@ -337,8 +337,10 @@ def document() -> str:
         "",
         "## The run",
         "",
-        "A TOML file with the tables below. Two files with the same values are the same run, on every machine: the run",
-        "id is a hash of all of them. Every key but `name` has a default.",
+        "A TOML file with the tables below; every key but `name` has a default. The run id is a hash of all values.",
+        "Who creates a run from a file has a run of their own, as its `nonce` is drawn then; the same command with",
+        "the same data directory goes on with it, and others join it by its join line. For one run from one file on",
+        "several machines, write a `nonce` into the file: two files with the same values are then the same run.",
     ]
     for name, section in SECTIONS.items():
         lines += ["", f"### [{name}]", "", *_table_of(section)]

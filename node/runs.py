@@ -12,6 +12,7 @@ must hash to the run id, and contains numbers and names only, never code.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 ASK_EVERY = 1.0  # seconds
+NONCE = 16  # random bytes that tell a run from another one by the same file
 BUILT_IN_TASKS = ("byte-lm", *ROLLOUT_TASKS)
 
 
@@ -93,16 +95,21 @@ class RunStore:
             _write(self._marks / spec.data.index, b"")
         _write(self.folder(spec.run_id) / "run.spec", encode(spec))
 
-    def forgotten(self) -> tuple[str, ...]:
-        """Ids of the indexes of data that no run here needs any more."""
-        needed = set()
+    def specs(self) -> tuple[RunSpec, ...]:
+        """Those of the known runs, but for damaged ones."""
+        found = []
         for run_id in self.known():
             try:
                 spec = self.load(run_id)
-            except SettingError:
-                continue
-            if spec is not None:
-                needed.add(spec.data.index)
+            except SettingError as error:
+                logger.warning("%s", error)
+            else:
+                found += [spec] if spec is not None else []
+        return tuple(found)
+
+    def forgotten(self) -> tuple[str, ...]:
+        """Ids of the indexes of data that no run here needs any more."""
+        needed = {spec.data.index for spec in self.specs()}
         try:
             return tuple(sorted(mark.name for mark in self._marks.iterdir() if mark.name not in needed))
         except FileNotFoundError:
@@ -171,24 +178,40 @@ class RunFinder:
         elif not spec.data.index:
             raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
         if creator:
-            spec = self._with_electors(spec, joining)
+            spec = await self._runner(lambda: self._begun_here(spec, joining))
         chosen = ChosenRun(spec, spec.run_id, creator)
         await self._runner(lambda: self._store.keep(chosen.spec))
         return chosen
 
-    def _with_electors(self, spec: RunSpec, joining: bool) -> RunSpec:
-        """The run that begins here by this file; its creator judges it where the file does not say who does.
+    def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
+        """The run that this node began by the file, or else a new one. Blocking.
 
+        Where the file does not say so, a new run's nonce is drawn and its creator judges it: nobody else's run is it.
         A node that joins others by such a file would begin a run of its own, which nobody wants. Raises NoRun.
         """
         begun = spec.begun_by(self._network.me)
-        if begun != spec and joining and begun.run_id not in self._store.known():
+        before = {run.run_id: run for run in self._store.specs() if _is_by(run, begun)}
+        if len(before) > 1:
+            listed = "\n".join(f"  swarmnode run --run {run_id}" for run_id in before)
+            raise NoRun(f"{len(before)} runs by this file are known here; say which:\n{listed}")
+        if before:
+            (known,) = before.values()
+            return known
+        nonce = spec.run.nonce or secrets.token_hex(NONCE)
+        if joining and begun != spec:
             raise NoRun(
                 "the run file does not say who judges the run ([trust] electors), so its run id depends on who begins "
                 "it: join with the run id in place of the file (swarmnode id --join prints the command there), or list "
                 "the electors' peer ids in the file"
             )
-        return begun
+        if joining and not spec.run.nonce:
+            raise NoRun(
+                "the run file has no nonce, so it begins a run of its own wherever it is used, and this node is to "
+                "join others: join with the run id in place of the file (swarmnode id --join prints the command "
+                "there). To begin a run all the same, or one run from this file on several machines, write "
+                f'nonce = "{nonce}" below [run] in the file.'
+            )
+        return begun.with_nonce(nonce)
 
     async def _only_known_run(self) -> RunSpec:
         known = self._store.known()
@@ -238,8 +261,8 @@ class RunFinder:
                     peers = tuple(view.peer for view in self._network.peers())
         if not found:
             raise RunUnavailable(
-                "the nodes that answered take part in no run: wait until they do, or begin one with a run file "
-                "(swarmnode run RUN.toml --join MULTIADDR)"
+                "the nodes that answered take part in no run: wait until they do, or begin one with a run file that "
+                "names a nonce (swarmnode run RUN.toml --join MULTIADDR)"
             )
         if len(found) > 1 and ask is not None:
             listings = list(found.values())
@@ -283,6 +306,11 @@ class RunFinder:
             f"no peer gave the specification of run {run_id[:12]}… within {ANSWER_WITHIN:.0f} s:\n{said}\n"
             "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
         )
+
+
+def _is_by(run: RunSpec, file: RunSpec) -> bool:
+    """Whether a run is one by this file, which may name the nonce or leave it open."""
+    return run == file or (not file.run.nonce and run.with_nonce("") == file)
 
 
 def _refuse_built_in(spec: RunSpec) -> None:

@@ -30,6 +30,12 @@ class RunSection:
     )
     parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish", since=2)
     parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise", since=2)
+    nonce: str = option(
+        "",
+        "up to 64 lower case hex digits that tell this run from others with the same values; empty: drawn when the run "
+        "is created, so that who else runs the file has another run",
+        since=2,
+    )
 
 
 @dataclass(frozen=True)

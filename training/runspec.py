@@ -3,8 +3,9 @@
     swarmnode config check examples/byte-lm.toml
 
 A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
-canonical encoding of the *resolved* values, so two files that mean the same are the same run, and a spec that came from
-a peer is checked by hashing it. Keys that a later version adds are left out of the encoding at their default, and
+canonical encoding of the *resolved* values, so a spec that came from a peer is checked by hashing it. Who creates a run
+draws its nonce: two creators have two runs, and two files that mean the same are the same run only where they name the
+same nonce. Keys that a later version adds are left out of the encoding at their default, and
 tables with nothing in them, so that old run ids stay what they were.
 
 No RunSpec contains "auto": it is replaced, when one is made, by what it means beside the other values.
@@ -42,6 +43,7 @@ MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHARD = re.compile(r"[0-9a-f]{64}")
+_NONCE = re.compile(r"[0-9a-f]{0,64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 POLICY_HEADS = 2  # of a gpt policy
@@ -94,6 +96,10 @@ class RunSpec:
             data=dataclasses.replace(self.data, index=index),
         )
 
+    def with_nonce(self, nonce: str) -> RunSpec:
+        """The spec as the one of the run with this nonce."""
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, nonce=nonce))
+
     def begun_by(self, creator: str) -> RunSpec:
         """The spec with its creator as the one elector, where its method has electors and it lists none."""
         if self.exchange.method != "open" or self.trust.electors:
@@ -136,6 +142,11 @@ def _check_together(spec: RunSpec, source: str) -> None:
         raise SettingError(
             f"{source} [run]: name = {spec.run.name!r} is not valid; "
             "expected 1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    if not _NONCE.fullmatch(spec.run.nonce):
+        raise SettingError(
+            f"{source} [run]: nonce = {spec.run.nonce!r} is not valid; expected 1 to 64 lower case hex digits, or "
+            "leave it out: one is drawn when the run is created"
         )
     if bool(spec.run.parent) != bool(spec.run.parent_state) or not all(
         not given or _SHARD.fullmatch(given) for given in (spec.run.parent, spec.run.parent_state)

@@ -16,6 +16,8 @@ from lab import Host, Lab, Link
 from promises import Finding
 from realnodes import PROGRAM, Event, Node, agree
 
+from swarmnode.training.runspec import load_runspec, to_toml
+
 RUN = Path(__file__).parents[2] / "examples" / "byte-lm.toml"
 NODES = 6
 ROUNDS = 6  # compared
@@ -42,13 +44,13 @@ def losses(node: Node) -> dict[int, float]:
     return {event["round"]: event["loss"] for event in list(node.events) if event["event"] == "round"}
 
 
-def on_loopback(folder: Path) -> list[dict[int, float]]:
+def on_loopback(folder: Path, run: Path) -> list[dict[int, float]]:
     """The reference: the same nodes without a network between them."""
     with ExitStack() as stack:
         nodes: list[Node] = []
         for number in range(NODES):
             join = ("--join", nodes[0].ready["multiaddr"], "--run", nodes[0].ready["run_id"]) if nodes else ()
-            more = join or (RUN, "--wait-peers", str(NODES - 1), "--wait-seconds", "120")
+            more = join or (run, "--wait-peers", str(NODES - 1), "--wait-seconds", "120")
             nodes.append(Node(folder / f"loopback{number}", *more, "--rounds", str(ROUNDS), "--stay", corpus=None))
             stack.enter_context(nodes[-1])
         for node in nodes:
@@ -58,7 +60,9 @@ def on_loopback(folder: Path) -> list[dict[int, float]]:
 
 def findings(lab: Lab, folder: Path) -> list[Finding]:
     folder.mkdir()
-    reference = on_loopback(folder)
+    run = folder / "run.toml"
+    run.write_text(to_toml(load_runspec(RUN).with_nonce("00")))  # one run, so that each node has the same text in both
+    reference = on_loopback(folder, run)
     with ExitStack() as stack:
         hosts = machines(lab)
         relay = Relay(lab.public("helper"), folder / "helper")
@@ -72,7 +76,7 @@ def findings(lab: Lab, folder: Path) -> list[Finding]:
                 more: tuple[str | Path, ...] = ("--join", join, "--run", nodes[0].ready["run_id"])
             else:
                 stack.enter_context(relay.node)
-                more = (RUN, "--join", relay.address, "--wait-peers", str(NODES - 1), "--wait-seconds", "180")
+                more = (run, "--join", relay.address, "--wait-peers", str(NODES - 1), "--wait-seconds", "180")
             more = (*more, "--rounds", str(ROUNDS + AFTER), "--stay")
             program = (*host.enter, str(PROGRAM))
             nodes.append(Node(home, *more, corpus=None, port=PORT, program=program, flags=(*FLAGS, "--no-mdns")))

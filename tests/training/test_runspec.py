@@ -67,6 +67,14 @@ def test_the_run_id_of_an_open_run_is_pinned() -> None:
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 
+def test_a_nonce_makes_another_run_and_none_leaves_old_run_ids_alone() -> None:
+    plain = spec_of()
+    assert plain.with_nonce("07").run_id != plain.run_id == plain.with_nonce("07").with_nonce("").run_id
+    for wrong in ("x1", "AB", "0" * 65):
+        with pytest.raises(SettingError, match="nonce"):
+            spec_of(run={"name": "t", "nonce": wrong})
+
+
 def test_open_runs_exchange_sparsely_by_the_open_method_unless_told_otherwise() -> None:
     known, open_ = spec_of(), spec_of(run={"name": "t", "trust": "open"})
     assert (known.exchange.method, known.exchange.codec) == ("diloco", "int8")
