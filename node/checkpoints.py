@@ -30,6 +30,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,15 @@ def newest_whole(folder: Path, fits: Callable[[Manifest], bool]) -> tuple[Manife
     return None
 
 
+def newest_round(folder: Path) -> int | None:
+    """Rounds in the newest checkpoint of `folder`, which is not read for that; None where there is none. Blocking."""
+    for path in _manifests(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            path.with_suffix(".safetensors").stat()
+            return read_manifest(path).round
+    return None
+
+
 def _manifests(folder: Path) -> list[Path]:
     """Manifests in `folder`, of the latest round first."""
     return sorted(folder.glob("round-*.json"), reverse=True)
@@ -246,6 +256,7 @@ class CheckpointWriter:
         self._checkpoints = checkpoints
         self._runner = runner
         self._warn = warn
+        self.failure: DataDirError | None = None  # why the last one could not be written; None where it could
         self._next: Saved | None = None
         self._writing = False
         self._news = trio.lowlevel.ParkingLot()
@@ -272,9 +283,11 @@ class CheckpointWriter:
             try:
                 await self._runner(lambda saved=saved: self._checkpoints.save(saved))  # type: ignore[misc]
             except DataDirError as error:
+                self.failure = error
                 self._warn(f"no checkpoint could be written: {error}")
                 logger.error("no checkpoint of round %d: %s Training goes on.", saved.round, error)
             else:
+                self.failure = None
                 self._warn(None)
             finally:
                 self._writing = False

@@ -40,6 +40,7 @@ from swarmnode.node.assembly import (
     make_trainer,
     now_ms,
 )
+from swarmnode.node.checkpoints import newest_round
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.datadir import DataDir
 from swarmnode.node.datasets import DataSet
@@ -212,13 +213,27 @@ class Daemon:
                     sdnotify.notify(sdnotify.STOPPING)
                     self.left.set()
                 nursery.cancel_scope.cancel()
-        self.emit({"event": "stopped", "code": OK})
+        unsaved = self.session.unsaved if self.session is not None and not self.forgetting else None
+        code = OK if unsaved is None else unsaved.exit_code
+        self.emit({"event": "stopped", "code": code})
         if not self.options.json_events:
-            saved = self.chosen is not None and not self.forgetting
-            print(
-                f"stopped in order{f'; {self.rounds_done()} rounds of the run are saved' if saved else ''}", flush=True
-            )
-        return OK
+            print("; ".join(["stopped in order", *await in_thread(self._what_is_saved)]), flush=True)
+            if unsaved is not None:
+                print(f"swarmnode: the newest state could not be saved: {unsaved}", file=sys.stderr, flush=True)
+        return code
+
+    def _what_is_saved(self) -> list[str]:
+        """What the disk has of this node's run, for people; of all runs, where it got to none. Blocking."""
+        if self.forgetting:
+            return []
+        runs = self.store.known() if self.chosen is None else (self.chosen.run_id,)
+        newest = {run_id: newest_round(self.store.folder(run_id) / "checkpoints") for run_id in runs}
+        return [
+            f"run {run_id[:12]}… has no checkpoint"
+            if rounds is None
+            else f"the newest checkpoint of run {run_id[:12]}… has {rounds} rounds in it"
+            for run_id, rounds in newest.items()
+        ]
 
     async def _start_parts(self, stack: AsyncExitStack) -> None:
         serve_hello(self.network, AGENT)

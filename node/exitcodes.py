@@ -27,7 +27,7 @@ MEANINGS: dict[int, tuple[str, str]] = {
     DATADIR_BUSY: ("DATADIR_BUSY", "another daemon holds the data directory"),
     DATADIR_VERSION: ("DATADIR_VERSION", "the data directory was written by another version of swarmnode"),
     PORT_TAKEN: ("PORT_TAKEN", "another program listens on the port"),
-    NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up"),
+    NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up; after a stop: the newest state is not saved"),
     RUN_UNAVAILABLE: (
         "RUN_UNAVAILABLE",
         "nobody answers at the join addresses or has the data, it was refused, or no history there has the roster "

@@ -165,6 +165,11 @@ class Session:
         return self._arriving if self.phase == "catching-up" else None
 
     @property
+    def unsaved(self) -> DataDirError | None:
+        """Why the newest state is not on the disk; None where nothing went wrong."""
+        return self._writer.failure if self._writer is not None else None
+
+    @property
     def place(self) -> Place | None:
         """Where this node stands; None until it knows."""
         return self.method.place

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgpack
 import pytest
 from lying_peer import LyingPeer
-from realnodes import LOCAL, PROGRAM, RUN_TOML, Node, environment, swarmnode
+from realnodes import LOCAL, PATIENCE, PROGRAM, RUN_TOML, Node, environment, swarmnode, until
 
+from swarmnode.node.datadir import DataDir
 from swarmnode.node.datashards import publish
 from swarmnode.node.shardstore import ShardStore
 from swarmnode.training.runspec import encode, load_runspec
@@ -208,8 +209,37 @@ def test_full_disk_stops_checkpoints_and_not_the_training(tmp_path: Path, corpus
                 full.write(bytes(1 << 20))
         node.wait_for("round", lambda event: event["round"] == 2, since=len(node.events))
         node.send(signal.SIGINT)
-        assert node.wait() == 0
+        assert node.wait() == 7
+        assert node.events[-2] == {"event": "stopped", "code": 7}
     assert "no space left" in node.log() and "Training goes on" in node.log() and "Traceback" not in node.log()
+
+
+def stopped_at_the_start(home: Path, *run: str | Path, corpus: Path) -> str:
+    """What a node prints that is told to stop as soon as it can be asked, before it trains."""
+    address = DataDir(home).socket_candidates()
+    arguments = [PROGRAM, "run", *run, "--data-dir", home, "--port", "0", *LOCAL, "--corpus", corpus]
+    with subprocess.Popen([*map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        until(lambda: any(path.exists() for path in address))
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    return told
+
+
+def test_a_node_stopped_at_its_start_tells_the_rounds_that_are_on_the_disk(
+    tmp_path: Path, corpus: Path, run_file: Path
+) -> None:
+    home = tmp_path / "node"
+    with Node(home, run_file, corpus=corpus) as node:
+        run_id = node.ready["run_id"]
+        node.wait_for("round", lambda event: event["round"] == 1)
+        node.send(signal.SIGINT)
+        assert node.wait() == 0
+    (*_, newest) = sorted(home.glob("runs/*/checkpoints/*.json"))
+    rounds = json.loads(newest.read_text())["round"]
+    assert rounds >= 2
+    told = stopped_at_the_start(home, run_file, corpus=corpus)
+    assert f"stopped in order; the newest checkpoint of run {run_id[:12]}… has {rounds} rounds in it" in told
 
 
 def test_data_for_which_the_disk_or_the_cap_has_no_room_are_refused(

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from swarmnode.node import checkpoints as module
-from swarmnode.node.checkpoints import HOUR, Checkpoints, CheckpointWriter, read_manifest
+from swarmnode.node.checkpoints import HOUR, Checkpoints, CheckpointWriter, newest_round, read_manifest
 from swarmnode.node.datadir import DataDirError, NoSpace
 from swarmnode.protocols.exchange.method import Saved
 from swarmnode.protocols.runner import in_thread
@@ -240,8 +240,10 @@ def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, small)
             assert told[-1] is not None and rounds(tmp_path) == [5]
+            assert writer.failure is not None and newest_round(tmp_path / "checkpoints") == 5
             writer.put(a_checkpoint(15))
             await writer.settled()
+            assert writer.failure is None
             nursery.cancel_scope.cancel()
 
     handled = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -250,6 +252,18 @@ def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGXFSZ, handled)
     assert told[-1] is None and rounds(tmp_path) == [5, 15]
+
+
+def test_the_newest_round_on_the_disk_is_of_a_checkpoint_that_is_there(tmp_path: Path) -> None:
+    assert newest_round(tmp_path / "checkpoints") is None
+    kept = store(tmp_path)
+    for round in (5, 10, 15):
+        last = kept.save(a_checkpoint(round))
+    assert newest_round(last.parent) == 15
+    last.unlink()
+    assert newest_round(last.parent) == 10
+    (last.parent / "round-00000010.json").write_text("damaged")
+    assert newest_round(last.parent) == 5
 
 
 def test_no_space_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
