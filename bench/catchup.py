@@ -41,11 +41,11 @@ def swarmnode_node(chosen: argparse.Namespace) -> None:
     import trio
 
     from swarmnode.node.heap import rest_what_stays
-    from swarmnode.protocols.bulk import Bulk
-    from swarmnode.protocols.catchup import CatchUp
-    from swarmnode.protocols.liveness import Liveness
-    from swarmnode.protocols.rpc import Rpc
+    from swarmnode.protocols.calls.rpc import Rpc
+    from swarmnode.protocols.peers.liveness import Liveness
     from swarmnode.protocols.runner import in_thread
+    from swarmnode.protocols.transfer.bulk import Bulk
+    from swarmnode.protocols.transfer.catchup import CatchUp
     from swarmnode.training.layout import Layout
     from swarmnode.training.outer import OuterState, state_hash
 

@@ -226,9 +226,9 @@ def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> flo
     """CPU seconds in which a judge who trained on so many sequences measures a round."""
     import trio
 
-    from swarmnode.protocols.exchange.open_contributions import Contribution
-    from swarmnode.protocols.exchange.open_scoring import Bench
-    from swarmnode.protocols.exchange.open_work import Work
+    from swarmnode.protocols.methods.open.contributions import Contribution
+    from swarmnode.protocols.methods.open.judge import Bench
+    from swarmnode.protocols.methods.open.local import Work
     from swarmnode.protocols.runner import inline
     from swarmnode.training.codecs import codec
     from swarmnode.training.outer import OuterState
@@ -313,8 +313,8 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
     import trio
     from simswarm import SimSwarm
 
-    from swarmnode.node.simnet import run_simulation
-    from swarmnode.node.toytrainer import SimTrainer
+    from swarmnode.testing.simnet import run_simulation
+    from swarmnode.testing.toytrainer import SimTrainer
     from swarmnode.training.judging import BACKWARD, draw_for
 
     counted, trained = [0], [0]

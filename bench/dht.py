@@ -32,7 +32,7 @@ class Peer:
     def __init__(self, stock: bool) -> None:
         from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 
-        from swarmnode.node.host import HostSettings, Libp2pNetwork
+        from swarmnode.node.host.network import HostSettings, Libp2pNetwork
         from swarmnode.node.identity import Identity, peer_id_of
 
         key = Ed25519PrivateKey.generate()

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import trio
 
-from swarmnode.node.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.roster import Roster, Seat
-from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.known.allreduce import AllReduce
+from swarmnode.protocols.methods.known.roster import Roster, Seat
+from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.codecs import codec
 
 RUN, PARENT = "ab" * 32, "00" * 32

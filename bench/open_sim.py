@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from churn import Churn, ChurnSwarm, one_answer_for_all
 from straightcalls import Counts, straight_calls
 
-from swarmnode.node.simnet import run_simulation
+from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.codecs import codec
 
 MODEL = 10_000_000  # parameters for which bytes are told as well

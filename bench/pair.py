@@ -172,9 +172,9 @@ def swarmnode_network() -> Any:
     """A node with a fresh identity on a free port of 127.0.0.1, which gives strangers the rates of members: none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from swarmnode.node.host import HostSettings, Libp2pNetwork
+    from swarmnode.node.host.limits import Limits, RateLimits
+    from swarmnode.node.host.network import HostSettings, Libp2pNetwork
     from swarmnode.node.identity import Identity, peer_id_of
-    from swarmnode.node.limits import Limits, RateLimits
 
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rolloutnodes import RolloutNode, connect, group, now, ring_and_chords, start
 
-from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 DEGREE = 10  # neighbours of a node
 LATENCY = 0.05  # seconds

@@ -89,9 +89,9 @@ class Echo:
 
 
 def swarmnode_server() -> None:
-    from swarmnode.protocols.bulk import Bulk
-    from swarmnode.protocols.rpc import Rpc
+    from swarmnode.protocols.calls.rpc import Rpc
     from swarmnode.protocols.runner import in_thread
+    from swarmnode.protocols.transfer.bulk import Bulk
 
     async def answer(_peer: str, request: Echo) -> Echo:
         return request
@@ -107,9 +107,9 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     import trio
 
     from swarmnode.node.heap import rest_what_stays
-    from swarmnode.protocols.bulk import Bulk
-    from swarmnode.protocols.rpc import Rpc
+    from swarmnode.protocols.calls.rpc import Rpc
     from swarmnode.protocols.runner import in_thread
+    from swarmnode.protocols.transfer.bulk import Bulk
 
     async def drive() -> None:
         network = pair.swarmnode_network()

@@ -37,10 +37,10 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.exchange.sampler import Sampler
-from swarmnode.protocols.exchange.sapo import ASKED_ITSELF, Sapo
-from swarmnode.protocols.trainer import Learned
+from swarmnode.protocols.methods.rollouts.sampler import Sampler
+from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo
+from swarmnode.protocols.methods.trainer import Learned
+from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment

@@ -36,14 +36,14 @@ import trio
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.shardstore import ShardStore
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.network import PeerId, Stream
-from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.shard_tree import ShardId
-from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.transfer.shard_tree import ShardId
+from swarmnode.protocols.transfer.shards import Shards
 
 PLAIN = "/bench/plain/1"  # 8 bytes, big-endian, ask for so many bytes
 PIECE = 256 * 1024  # bytes a write of the plain stream

@@ -35,9 +35,9 @@ from statenodes import connect, ring_and_chords, start
 from swarmnode.crdt.ranges import RANK, RangeTree
 from swarmnode.crdt.reconcile import Initiator, Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.statebackend import rank_of
-from swarmnode.protocols.statepush import COLLECT
+from swarmnode.protocols.state.backend import rank_of
+from swarmnode.protocols.state.push import COLLECT
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 DEGREE = 10  # neighbours of a replica
 LATENCY = 0.05  # seconds

@@ -41,9 +41,9 @@ from swarmnode.crdt.elements import Element, is_genuine, parse
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import write
-from swarmnode.node.addresses import public_key
+from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
-from swarmnode.node.statestore import StateStore
+from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import in_thread
 
 RUN = "ab" * 32

@@ -66,8 +66,8 @@ async def repeat(clock_of: Callable[[], Clock], seconds: float, transfer: Callab
 
 
 def swarmnode_server() -> None:
-    from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.runner import in_thread
+    from swarmnode.protocols.transfer.bulk import Bulk
 
     buffer = os.urandom(SIZE)
 
@@ -85,8 +85,8 @@ def swarmnode_server() -> None:
 def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     import trio
 
-    from swarmnode.protocols.bulk import Bulk
     from swarmnode.protocols.runner import in_thread
+    from swarmnode.protocols.transfer.bulk import Bulk
 
     async def drive() -> None:
         network = pair.swarmnode_network()

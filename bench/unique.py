@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from learned.workers import Size, Vector, Workers
 
-from swarmnode.protocols.exchange.open_unique import NEVER, drawn_steps
+from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.judging import trial

@@ -14,7 +14,7 @@ from swarmnode.cli.options import DataDirOption, JsonOption, directory, loaded, 
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 
 if TYPE_CHECKING:
-    from swarmnode.node.datadir import DataDir
+    from swarmnode.node.storage.datadir import DataDir
 
 
 def identify(
@@ -50,8 +50,8 @@ def identify(
     if join:
         _print_join(directory(data_dir), json_output)
         return
-    from swarmnode.node.datadir import DataDir
     from swarmnode.node.identity import load_or_create, read_passphrase, work_of
+    from swarmnode.node.storage.datadir import DataDir
 
     config = loaded(data_dir).config
     home = DataDir(config.directory)

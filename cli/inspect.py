@@ -148,8 +148,8 @@ def logs(
 
 def _print_left_behind(home: Path, lines: int, follow: bool, json_output: bool) -> None:
     """The log file of a daemon that has ended. Raises NotRunning where there is none, or nothing to follow."""
-    from swarmnode.node.datadir import DataDir
     from swarmnode.node.logs import read_tail
+    from swarmnode.node.storage.datadir import DataDir
 
     found = read_tail(DataDir(home).logs, lines)
     for line in found:

@@ -23,7 +23,7 @@ from swarmnode.node import exitcodes
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("swarmnode.cli.run", "run"),
-    "local": ("swarmnode.cli.local", "local"),
+    "local": ("swarmnode.cli.local.command", "local"),
     "status": ("swarmnode.cli.inspect", "status"),
     "peers": ("swarmnode.cli.inspect", "peers"),
     "netcheck": ("swarmnode.cli.netcheck", "netcheck"),

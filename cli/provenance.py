@@ -57,9 +57,9 @@ def export(
     """
     if file.suffix != ".safetensors":
         raise typer.BadParameter("the name must end in .safetensors", param_hint="FILE.safetensors")
-    from swarmnode.node.datadir import DataDir
     from swarmnode.node.identity import load_or_create, read_passphrase
     from swarmnode.node.provenance import export as write
+    from swarmnode.node.storage.datadir import DataDir
 
     config = loaded(data_dir).config
     home = DataDir(config.directory)

@@ -12,8 +12,8 @@ import typer
 
 from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json, say
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
-from swarmnode.node.datadir import DataDir, DataDirError, explain
 from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.storage.datadir import DataDir, DataDirError, explain
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
 POLL = 0.1  # s between two looks at the lock while a daemon ends

@@ -69,6 +69,11 @@ class Ruling(NamedTuple, Generic[O]):
     rival: O | None = None  # another one under the same write-once key: together they are evidence, stored or not
 
 
+def everybody(author: str) -> bool:
+    """Admits all authors."""
+    return True
+
+
 def judge(kind: Kind, standing: Iterable[O], new: Ordered) -> Ruling[O]:
     """What becomes of `new`, where `standing` is all that stands of its author and `kind`, in any order.
 

@@ -16,35 +16,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.confinement import SCRATCH
-from swarmnode.node.datasets import DataSet
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.history import NAME as HISTORY
-from swarmnode.node.history import History
-from swarmnode.node.host import HostSettings
-from swarmnode.node.limits import Limits
-from swarmnode.node.runs import ChosenRun
+from swarmnode.node.host.limits import Limits
+from swarmnode.node.host.network import HostSettings
 from swarmnode.node.session import Session, SessionSettings
-from swarmnode.node.shardstore import ShardStore
-from swarmnode.node.statestore import StateStore
-from swarmnode.node.trainer import TrainerProcess, TrainerSettings
-from swarmnode.protocols.admission import admits, work_of
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange import sampler
-from swarmnode.protocols.exchange.method import Method, Observer, Parts
-from swarmnode.protocols.exchange.methods import METHODS
-from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.membership import Membership
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.datasets import DataSet
+from swarmnode.node.storage.history import NAME as HISTORY
+from swarmnode.node.storage.history import History
+from swarmnode.node.storage.runs import ChosenRun
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.node.storage.statestore import StateStore
+from swarmnode.node.trainer.confinement import SCRATCH
+from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.method import Method, Observer, Parts
+from swarmnode.protocols.methods.open.checks.texts import Texts
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.protocols.methods.rollouts import sampler
+from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import Network, PeerId, relayed_peers
+from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.shards import Shards
-from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.texts import Texts
-from swarmnode.protocols.trainer import Trainer
+from swarmnode.protocols.state.admission import admits, work_of
+from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.runspec import RunSpec, encode
 
 

@@ -20,8 +20,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from swarmnode.node.endpoint import parse
 from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.host.endpoint import parse
 from swarmnode.training.options import SettingError, coerce, describe, option, parse_section
 
 ENVIRONMENT = "SWARMNODE_"

@@ -28,7 +28,6 @@ import trio
 
 from swarmnode import __version__
 from swarmnode.node import sdnotify
-from swarmnode.node.api import Api
 from swarmnode.node.assembly import (
     check_admitted,
     host_settings,
@@ -40,46 +39,47 @@ from swarmnode.node.assembly import (
     make_trainer,
     now_ms,
 )
-from swarmnode.node.checkpoints import newest_round
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.datadir import DataDir
-from swarmnode.node.datasets import DataSet
-from swarmnode.node.datashards import publish, release_forgotten
-from swarmnode.node.discovery import AddressBook, Discovery
+from swarmnode.node.control.api import Api
+from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
-from swarmnode.node.hardening import harden
 from swarmnode.node.heap import rest_what_stays
-from swarmnode.node.host import Libp2pNetwork
+from swarmnode.node.host.hardening import harden
+from swarmnode.node.host.limits import Limits
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
-from swarmnode.node.limits import Limits
 from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.reasons import reason_of
 from swarmnode.node.reputation import feed, make_watching
-from swarmnode.node.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.session import Session
-from swarmnode.node.shardstore import ShardStore
-from swarmnode.node.statestore import StateStore
+from swarmnode.node.storage.checkpoints import newest_round
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datasets import DataSet
+from swarmnode.node.storage.datashards import publish, release_forgotten
+from swarmnode.node.storage.runs import ChosenRun, RunFinder, RunStore
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.successors import SuccessorWatch, parent_state
-from swarmnode.node.trainer import TrainerProcess
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.method import Place
-from swarmnode.protocols.exchange.sampler import Sampler
-from swarmnode.protocols.exchange.sapo import Sapo
-from swarmnode.protocols.hello import PROTOCOL as HELLO
-from swarmnode.protocols.hello import serve_hello
-from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.membership import Membership, RunListing, serve_runs
+from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.method import Place
+from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
+from swarmnode.protocols.methods.rollouts.sampler import Sampler
+from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.network import Address, PeerId
+from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
+from swarmnode.protocols.peers.hello import serve_hello
+from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
 from swarmnode.protocols.reputation.rolloutwork import AuditWork, RolloutWork
 from swarmnode.protocols.reputation.watching import Watching
-from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.shards import Shards
-from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.texts import NO_TEXTS
+from swarmnode.protocols.state.membership import Membership, RunListing, serve_runs
+from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.golden import check_golden
 
 logger = logging.getLogger(__name__)

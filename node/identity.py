@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.node.datadir import explain, sync_directory, write_beside
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.storage.datadir import explain, sync_directory, write_beside
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -57,8 +57,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 def work_of(identity: Identity) -> int:
-    """Bits of work in the key; see `protocols/admission.py`."""
-    from swarmnode.protocols.admission import work_of_key
+    """Bits of work in the key; see `protocols/state/admission.py`."""
+    from swarmnode.protocols.state.admission import work_of_key
 
     return work_of_key(identity.raw_public)
 

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.limits import Limits
+from swarmnode.node.host.limits import Limits
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 
 VERSION = Metric("swarmnode_info", GAUGE, "always 1; the version of the node", "version")
 UPTIME = Metric("swarmnode_uptime_seconds", GAUGE, "seconds since the node started")
 RESIDENT = Metric("swarmnode_resident_bytes", GAUGE, "bytes of memory that the daemon holds; its trainer not included")
 TASKS = Metric("swarmnode_tasks", GAUGE, "tasks that the daemon runs at the same time")
-LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/limits.py names", "limit")
+LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/host/limits.py names", "limit")
 
 
 class Measured(Protocol):
@@ -107,23 +107,23 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from swarmnode.node.assembly import now_ms
-    from swarmnode.node.host import HostSettings, Libp2pNetwork
+    from swarmnode.node.host.network import HostSettings, Libp2pNetwork
     from swarmnode.node.identity import Identity, peer_id_of
-    from swarmnode.node.shardstore import ShardStore
-    from swarmnode.node.statestore import StateStore
-    from swarmnode.node.trainer import TrainerProcess
-    from swarmnode.protocols.bulk import Bulk
-    from swarmnode.protocols.exchange.open_audits import show as show_audits
-    from swarmnode.protocols.exchange.open_held import show as show_chain
-    from swarmnode.protocols.exchange.open_unique import show as show_unique
+    from swarmnode.node.storage.shardstore import ShardStore
+    from swarmnode.node.storage.statestore import StateStore
+    from swarmnode.node.trainer.supervisor import TrainerProcess
+    from swarmnode.protocols.calls.rpc import Rpc
+    from swarmnode.protocols.methods.open.checks.audits import show as show_audits
+    from swarmnode.protocols.methods.open.checks.unique import show as show_unique
+    from swarmnode.protocols.methods.open.store import show as show_chain
+    from swarmnode.protocols.methods.rollouts.pool import Pool
+    from swarmnode.protocols.methods.rollouts.sharing import show as show_rollouts
     from swarmnode.protocols.reputation.ledger import Ledger
     from swarmnode.protocols.reputation.watching import Watching
-    from swarmnode.protocols.rollouts.pool import Pool
-    from swarmnode.protocols.rollouts.sharing import show as show_rollouts
-    from swarmnode.protocols.rpc import Rpc
     from swarmnode.protocols.runner import inline
-    from swarmnode.protocols.shards import Shards
-    from swarmnode.protocols.statesync import StateSync
+    from swarmnode.protocols.state.sync import StateSync
+    from swarmnode.protocols.transfer.bulk import Bulk
+    from swarmnode.protocols.transfer.shards import Shards
     from swarmnode.training.runsections import RunSection
     from swarmnode.training.runspec import RunSpec
 

@@ -1,4 +1,4 @@
-"""Find a key that cost work, for runs that admit no others (`[trust] identity_bits`; `protocols/admission.py`)."""
+"""Find a key that cost work, for runs that admit no others (`[trust] identity_bits`; protocols/state/admission.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.protocols.admission import work_of_key
+from swarmnode.protocols.state.admission import work_of_key
 
 BATCH = 4096  # keys that a process tries before it is heard of: a tenth of a second or two
 

@@ -29,15 +29,15 @@ from typing import Any
 
 import numpy as np
 
-from swarmnode.node.addresses import public_key
-from swarmnode.node.checkpoints import Manifest, newest_whole
-from swarmnode.node.datadir import DataDir, write_atomic
 from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.history import NAME, Entry, read_history
+from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import Identity
-from swarmnode.node.runs import RunStore
-from swarmnode.node.tensorfile import NotTensors, read_tensors, write_tensors
-from swarmnode.protocols.exchange.method import Saved
+from swarmnode.node.storage.checkpoints import Manifest, newest_whole
+from swarmnode.node.storage.datadir import DataDir, write_atomic
+from swarmnode.node.storage.history import NAME, Entry, read_history
+from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState, state_hash

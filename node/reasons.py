@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
-from swarmnode.node.host import PortTaken
-from swarmnode.node.trainerchild import TrainerFailed
-from swarmnode.protocols.twins import KeyInUse
+from swarmnode.node.host.network import PortTaken
+from swarmnode.node.trainer.child import TrainerFailed
+from swarmnode.protocols.state.twins import KeyInUse
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.golden import GoldenMismatch
 

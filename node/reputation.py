@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from swarmnode.node.datadir import DataDirError, write_atomic
-from swarmnode.protocols.offences import Offences
+from swarmnode.node.storage.datadir import DataDirError, write_atomic
+from swarmnode.protocols.peers.violations import Offences
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.watching import Watching
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.statebackend import StateBackend
-from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.state.backend import StateBackend
+from swarmnode.protocols.state.sync import StateSync
 
 log = logging.getLogger(__name__)
 

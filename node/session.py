@@ -1,7 +1,7 @@
 """A node's life in one run: find a place, then round after round until told to stop.
 
 `Session.run` is the whole of it. How a place is found and what a round does is the exchange method's
-(`protocols/exchange/method.py`); the session drives it, pauses and stops it, keeps checkpoints, and tells what a person
+(`protocols/methods/method.py`); the session drives it, pauses and stops it, keeps checkpoints, and tells what a person
 sees of a run: `status` and the events given to `emit`. Nobody else's failure ends it.
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.checkpoints import Checkpoints, CheckpointWriter
-from swarmnode.node.datadir import DataDirError
-from swarmnode.node.history import Entry, History
-from swarmnode.node.runs import RunUnavailable
-from swarmnode.protocols.exchange.method import (
+from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
+from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.history import Entry, History
+from swarmnode.node.storage.runs import RunUnavailable
+from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,
     Method,
@@ -32,11 +32,11 @@ from swarmnode.protocols.exchange.method import (
     Place,
     RoundResult,
 )
-from swarmnode.protocols.exchange.outcomes import Abandoned, Outcome, Partial
-from swarmnode.protocols.membership import Membership
+from swarmnode.protocols.methods.outcomes import Abandoned, Outcome, Partial
+from swarmnode.protocols.methods.trainer import Learned
 from swarmnode.protocols.network import Network, Traffic
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.trainer import Learned
+from swarmnode.protocols.state.membership import Membership
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from typing import Any
 import trio
 
 from swarmnode.crdt.elements import Element
-from swarmnode.node.checkpoints import Checkpoints, newest_whole
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
-from swarmnode.node.runs import ChosenRun, RunStore
-from swarmnode.protocols.exchange.method import Saved
-from swarmnode.protocols.statebackend import StateBackend
+from swarmnode.node.storage.checkpoints import Checkpoints, newest_whole
+from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, encode

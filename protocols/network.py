@@ -1,7 +1,7 @@
 """The one seam between protocols and a network.
 
 Two implementations: `node.host.Libp2pNetwork` (py-libp2p) and `node.simnet.SimNetwork` (in memory, under trio's
-MockClock). Both pass the same conformance suite in `tests/node/test_network_conformance.py`.
+MockClock). Both pass the same conformance suite in `tests/node/host/test_network_conformance.py`.
 
 Errors: opening raises `Unreachable`; a stream that the other side or the network ended raises `StreamBroken` from
 `send_all` and `receive_some`. Every method is cancellable, and a cancelled `send_all` may have sent a part: the
@@ -69,7 +69,7 @@ class PeerView:
     connected_at: float  # trio.current_time() when the connection was made
     inbound: bool
     agent: str  # what identify said, "" until then
-    group: str | None = None  # where it connects from, see `protocols/diversity.py`
+    group: str | None = None  # where it connects from, see `protocols/peers/diversity.py`
 
 
 @dataclass(frozen=True)

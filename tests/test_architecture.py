@@ -26,7 +26,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocols": (
         "swarmnode.crdt",
         "swarmnode.protocols",
-        "swarmnode.training.aggregation",
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
         "swarmnode.training.judging",
@@ -44,10 +43,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "cli": (
         "swarmnode",
         "swarmnode.cli",
-        "swarmnode.node.adversary.names",
         "swarmnode.node.config",
         "swarmnode.node.control.client",
-        "swarmnode.node.datadir",
+        "swarmnode.node.storage.datadir",
         "swarmnode.node.exitcodes",
         "swarmnode.node.identity",
         "swarmnode.node.logs",

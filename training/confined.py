@@ -1,6 +1,6 @@
 """Where the trainer process begins: in its sandbox, before anything is imported that could read a peer's bytes.
 
-    python -m swarmnode.training.confined SOCKET_FD MEMORY_FD PARENT_PID RULES      (started by node/trainer.py)
+    python -m swarmnode.training.confined SOCKET_FD MEMORY_FD PARENT_PID RULES      (by node/trainer/supervisor.py)
 
 RULES are a `sandbox.Rules` as JSON. numpy and torch start threads as they are imported, and a thread that runs already
 stays outside a sandbox; so `worker.py` is imported last.

@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import pair
 
 from swarmnode.node.heap import rest_what_stays
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings, Position
-from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.roster import Roster, Seat
-from swarmnode.protocols.liveness import Liveness, LivenessSettings
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings, Position
+from swarmnode.protocols.methods.known.allreduce import AllReduce
+from swarmnode.protocols.methods.known.roster import Roster, Seat
+from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum
 

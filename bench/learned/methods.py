@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from learned.workers import DataParallel, Vector, Workers
-from swarmnode.protocols.exchange.roster import Roster, Seat, parts
+from swarmnode.protocols.methods.known.roster import Roster, Seat, parts
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop
@@ -119,7 +119,7 @@ class Synchronous:
 
 
 class Diloco:
-    """The butterfly of protocols/exchange/allreduce.py among members who all answer."""
+    """The butterfly of protocols/methods/known/allreduce.py among members who all answer."""
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
@@ -163,7 +163,7 @@ class Diloco:
 class Open:
     """Rounds of the open exchange among honest nodes: contribute, gate, clip, apply in the roster's order.
 
-    With outer momentum, workers begin where their residual has them (protocols/exchange/open_work.py). Every
+    With outer momentum, workers begin where their residual has them (protocols/methods/open/local.py). Every
     contribution is fetched by everybody else, so that a node sends and receives R - 1 of them on average.
     """
 

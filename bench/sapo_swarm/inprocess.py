@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 import trio
 
-from swarmnode.protocols.trainer import Answered, Learned, Vector, Worked
+from swarmnode.protocols.methods.trainer import Answered, Learned, Vector, Worked
 from swarmnode.training.inner import layout_of
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup

@@ -3,8 +3,8 @@
 outcome = over_simnet(Arm("4/4", own=4, external=4), seed=1, say=print)
 outcome = over_processes(Arm("4/4 tapered", own=4, external=4, correction="tapered", defended=True), seed=1, say=print)
 
-On the simulated network, nodes have real sessions, membership and sharing (`protocols/exchange/sapo.py`), and this
-process trains all eight policies; a round takes one virtual second, links have 50 ms. Daemons are what `swarmnode
+On the simulated network, nodes have real sessions, membership and sharing (protocols/methods/rollouts/sapo.py), and
+this process trains all eight policies; a round takes one virtual second, links have 50 ms. Daemons are what `swarmnode
 local` starts, with a trainer process each, and learn as the product does: tapered, behind the gate. A node's first
 `rounds` rounds count, whatever others have reached. There is no unfiltered arm here: groups that teach nothing do not
 travel.
@@ -27,9 +27,9 @@ import trio
 
 from sapo_swarm.inprocess import InProcess
 from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
-from swarmnode.cli.local_swarm import LocalSwarm, SwarmSettings
+from swarmnode.cli.local.swarm import LocalSwarm, SwarmSettings
 from swarmnode.node.control.client import ControlClient
-from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.runspec import parse_runspec, to_toml
 from swarmnode.training.tasks import Assignment

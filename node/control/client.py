@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.node.control import LINE_LIMIT
-from swarmnode.node.datadir import DataDir
 from swarmnode.node.exitcodes import ERROR, NOT_RUNNING, ExpectedError
+from swarmnode.node.storage.datadir import DataDir
 
 READ_CHUNK = 64 << 10  # bytes
 

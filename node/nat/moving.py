@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.node.connections import Connection
-from swarmnode.node.host import Libp2pNetwork
+from swarmnode.node.host.connections import Connection
+from swarmnode.node.host.network import Libp2pNetwork
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
-from swarmnode.node.endpoint import parse
-from swarmnode.node.hoststream import Libp2pStream, Refused, agree
-from swarmnode.node.libp2p_patches.yamux_session import Session
+from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.patches.yamux_session import Session
+from swarmnode.node.host.stream import Libp2pStream, Refused, agree
 from swarmnode.node.nat.messages import BadMessage, receive
 from swarmnode.protocols.network import Address
 

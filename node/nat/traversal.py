@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.node.host import Libp2pNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.autonat import AUTONAT, AutoNat, DialBack
 from swarmnode.node.nat.holepunch import HolePuncher
 from swarmnode.node.nat.moving import let_go_of_circuits

@@ -32,9 +32,9 @@ import trio
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.shard_tree import ShardId
-from swarmnode.protocols.shard_wire import Unavailable
-from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.transfer.shard_tree import ShardId
+from swarmnode.protocols.transfer.shard_wire import Unavailable
+from swarmnode.protocols.transfer.shards import Shards
 
 MAX_PEERS = 1024  # of whom something is counted between two epochs
 RECEIPT = 1 << 20  # bytes for which one receipt is given

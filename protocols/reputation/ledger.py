@@ -22,7 +22,8 @@ from typing import Any
 
 from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
-from swarmnode.protocols.offences import Kind
+from swarmnode.protocols.methods.open.checks.verification import Audit, Verdict
+from swarmnode.protocols.peers.violations import Kind
 from swarmnode.protocols.reputation.account import (
     CONDUCT_DECAY,
     CONTAINED_AFTER,
@@ -51,7 +52,6 @@ from swarmnode.protocols.reputation.opinions import weighted_median
 from swarmnode.protocols.reputation.rating import Rating
 from swarmnode.protocols.reputation.unique import LATELY, of_own_data
 from swarmnode.protocols.reputation.view import Standing, disproved, standings
-from swarmnode.protocols.verification import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from swarmnode.protocols.methods.rollouts.pool import AuthorStats, Pool
+from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.rollouts.pool import AuthorStats, Pool
-from swarmnode.protocols.rollouts.samplers import Samplers
 
 # Words of `rollouts.intake`, `checks`, `samplers` and `training.rl` for what no honest author's group is.
 REFUTED = frozenset(

@@ -21,11 +21,11 @@ from swarmnode.crdt.elements import Element
 from swarmnode.crdt.evidence import Evidence
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.offences import Kind, Offences
+from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.reputation.attestation import InvalidAttestation, read
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.statebackend import Said, StateBackend, StateError
-from swarmnode.protocols.statesync import StateSync
+from swarmnode.protocols.state.backend import Said, StateBackend, StateError
+from swarmnode.protocols.state.sync import StateSync
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from adversaries.butterfly import ButterflyLie
 from harness import Outcome
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.exchange.btard import Btard
-from swarmnode.protocols.exchange.diloco import Diloco
-from swarmnode.training.toy import ToyModel
+from swarmnode.protocols.methods.btard.method import Btard
+from swarmnode.protocols.methods.known.diloco import Diloco
+from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.toy import ToyModel
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 LIARS = ("f", "g")

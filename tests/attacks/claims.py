@@ -14,7 +14,7 @@ from harness import Outcome
 from simswarm import SimSwarm
 from undefended import UNCAPPED
 
-from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 3

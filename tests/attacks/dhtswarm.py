@@ -13,8 +13,8 @@ from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.peer.id import ID
 from victim import LISTEN, new_identity
 
-from swarmnode.node.host import HostSettings, Libp2pNetwork
-from swarmnode.protocols.dht_records import Record, Sealed
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.protocols.dht.records import Record, Sealed
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.wire import WireError, decode
 

@@ -21,7 +21,7 @@ from harness import Outcome
 from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
 from swarmnode.protocols.chain.electorate import most_electors
-from swarmnode.protocols.exchange.open_scoring import MICRO
+from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.open_step import norm_of
 
 ROUNDS = 40

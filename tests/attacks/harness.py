@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import trio
 
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.simnet import SimNetwork, SimWorld
 
 SWARM = 16  # peers of the simulated swarm
 MIB = 1 << 20

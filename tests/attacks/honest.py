@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.network import NetworkError
-from swarmnode.protocols.rpc import CallError, Rpc
 
 PERIOD = 0.01  # seconds between calls
 LOST = 5000.0  # ms; also the timeout of a call

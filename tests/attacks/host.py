@@ -23,8 +23,8 @@ import trio
 from harness import Adversary, Outcome
 from realnodes import RUN_TOML, Node
 
-from swarmnode.node import confinement
 from swarmnode.node.control.server import ControlServer
+from swarmnode.node.trainer import confinement
 
 SUPPORT = Path(__file__).parents[1] / "support"
 BOMB = """

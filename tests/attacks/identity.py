@@ -17,10 +17,10 @@ import trio
 from harness import Adversary, Outcome
 from victim import LISTEN, new_identity
 
-from swarmnode.node import connections
-from swarmnode.node.host import HostSettings, Libp2pNetwork
-from swarmnode.protocols.diversity import Group, group_of_addresses
+from swarmnode.node.host import connections
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.protocols.network import NetworkError
+from swarmnode.protocols.peers.diversity import Group, group_of_addresses
 
 SETTLED = 3.0  # seconds for connections to come and go
 

@@ -17,8 +17,8 @@ from adversaries.offers import LIAR, OfferAdversary, RevealedToSome
 from harness import Outcome
 from openswarm import NODES, UNDEFENDED_PATIENCE, WARM, Scene, with_swarm
 
-from swarmnode.node.simnet import run_simulation
 from swarmnode.protocols.chain.statements import VERDICTS
+from swarmnode.testing.simnet import run_simulation
 
 ACCEPTED = VERDICTS[0]
 SLOWER = 2.0  # of the usual round

@@ -22,9 +22,9 @@ from swarmnode.protocols.chain.derive import Quoted, longest_norm
 from swarmnode.protocols.chain.electorate import judges, leaders, quorum
 from swarmnode.protocols.chain.seats import SILENCE, next_silent
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
-from swarmnode.protocols.exchange.open_contributions import id_of
-from swarmnode.protocols.exchange.open_scoring import MICRO, batch_seed
-from swarmnode.protocols.exchange.open_work import DECAY
+from swarmnode.protocols.methods.open.contributions import id_of
+from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
+from swarmnode.protocols.methods.open.local import DECAY
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.judging import TRIAL, Step, draw_for, gain_of, quieting

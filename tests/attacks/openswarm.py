@@ -19,13 +19,13 @@ from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record
 from swarmnode.crdt.record import write as write_record
-from swarmnode.node.simnet import SimWorld
+from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import VERDICTS, Roster
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.rpc import CallError
-from swarmnode.protocols.statewire import Push, Pushed
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.state.wire import Push, Pushed
+from swarmnode.testing.simnet import SimWorld
 
 NODES = 5  # of a test; `python tests/attacks --nodes 16` takes more
 SECONDS_PER_STEP = 2.0  # of five: what the network takes is little beside it, as in real rounds

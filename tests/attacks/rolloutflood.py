@@ -16,10 +16,10 @@ import trio
 from adversaries.rollouts import Flood, Liar, sent
 from rolloutnodes import RolloutNode, connect, everybody, start
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.budget import Allowance
-from swarmnode.protocols.rollouts import PoolLimits, Rates, RolloutLimits
-from swarmnode.protocols.rollouts.checks import informative
+from swarmnode.protocols.limits import Allowance
+from swarmnode.protocols.methods.rollouts import PoolLimits, Rates, RolloutLimits
+from swarmnode.protocols.methods.rollouts.checks import informative
+from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.choosing import Limits, Split, choose
 from swarmnode.training.rl.groups import RolloutGroup, score
 

@@ -15,9 +15,9 @@ import torch
 from adversaries.samplers import Batch, Honest, SamplerLie
 from rolloutnodes import RUN
 
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.protocols.rollouts.samplers import Samplers
-from swarmnode.protocols.rollouts.signed import seal
+from swarmnode.protocols.methods.rollouts.samplers import Samplers
+from swarmnode.protocols.methods.rollouts.signed import seal
+from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.groups import Refused, RolloutGroup, score
 from swarmnode.training.rl.learner import Learner, Settings

@@ -17,7 +17,7 @@ from harness import Outcome
 from openswarm import NODES, UNDEFENDED_PATIENCE, Scene, with_swarm
 from roundadversary import RoundAdversary
 
-from swarmnode.node.simnet import run_simulation
+from swarmnode.testing.simnet import run_simulation
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from swarmnode.crdt.elements import is_genuine
 from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import MAX_PER_AUTHOR
 from swarmnode.crdt.pool import POOL_BYTES
-from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.statebackend import rank_of
-from swarmnode.protocols.statesync import REPAIR_EVERY
+from swarmnode.protocols.state.backend import rank_of
+from swarmnode.protocols.state.sync import REPAIR_EVERY
+from swarmnode.testing.simnet import run_simulation
 
 ATTACKERS = 2
 SETTLE = 2 * REPAIR_EVERY  # seconds after the attack

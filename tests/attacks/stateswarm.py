@@ -17,8 +17,8 @@ from statenodes import RUN, StateNode, now, signed
 
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.record import Record
-from swarmnode.protocols.rpc import CallError
-from swarmnode.protocols.statewire import Push, Pushed, batches
+from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.state.wire import Push, Pushed, batches
 
 CLOCKS_HEARD = 8.0  # seconds until all have repaired with their neighbours
 

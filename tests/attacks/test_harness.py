@@ -8,8 +8,8 @@ from adversaries.transport import call
 from harness import SWARM, Adversary, SimPeer, Swarm, percentile, simulated_swarm
 from victim import Blob, Methods
 
-from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.rpc import PROTOCOL, RpcLimits
+from swarmnode.protocols.calls.rpc import PROTOCOL, RpcLimits
+from swarmnode.testing.simnet import run_simulation
 
 FAULTY = 3  # a fifth of the swarm
 

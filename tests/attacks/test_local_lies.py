@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from openswarm import Scene, with_swarm
 
-from swarmnode.node.adversary.disguise import lie_in_open
-from swarmnode.node.adversary.names import LIES
-from swarmnode.node.simnet import run_simulation
+from swarmnode.cli.local.lies import LIES
+from swarmnode.testing.adversary.disguise import lie_in_open
+from swarmnode.testing.simnet import run_simulation
 
 LIAR, ROUNDS = "e", 4
 REFUSED = ("nan", "copy", "withhold", "slander")  # a slanderer offers a flipped sign

@@ -7,7 +7,7 @@ import state
 from adversaries import state as adversaries
 from adversaries.state import StateAdversary
 
-from swarmnode.node.simnet import run_simulation
+from swarmnode.testing.simnet import run_simulation
 
 
 @pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)

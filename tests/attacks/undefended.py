@@ -23,15 +23,19 @@ from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
 from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
-from swarmnode.protocols.exchange import ballots, open_contributions, open_duties, open_examine, open_round
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.exchange.open_contributions import Contributions
-from swarmnode.protocols.exchange.open_examine import Examiner
-from swarmnode.protocols.exchange.open_scoring import Bench
-from swarmnode.protocols.exchange.open_turn import Turn, Voice
-from swarmnode.protocols.exchange.open_waits import Waits
-from swarmnode.protocols.statepen import Pen
-from swarmnode.protocols.twins import Twins
+from swarmnode.protocols.methods.known import ballots
+from swarmnode.protocols.methods.open import contributions as open_contributions
+from swarmnode.protocols.methods.open import duties as open_duties
+from swarmnode.protocols.methods.open import examine as open_examine
+from swarmnode.protocols.methods.open import round as open_round
+from swarmnode.protocols.methods.open.contributions import Contributions
+from swarmnode.protocols.methods.open.examine import Examiner
+from swarmnode.protocols.methods.open.judge import Bench
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.open.timeouts import Waits
+from swarmnode.protocols.methods.open.turn import Turn, Voice
+from swarmnode.protocols.state.twins import Twins
+from swarmnode.protocols.state.writer import Pen
 from swarmnode.training.codecs import CodecError
 
 ANY_SIZE = 1 << 30  # bytes

@@ -6,8 +6,8 @@ from typing import Any
 
 from undefended import Lacking
 
-from swarmnode.protocols.exchange import btard_reduce
-from swarmnode.protocols.exchange.btard_reduce import BtardReduce, Lies
+from swarmnode.protocols.methods.btard import reduce as btard_reduce
+from swarmnode.protocols.methods.btard.reduce import BtardReduce, Lies
 
 
 async def _nothing(*given: Any) -> None:

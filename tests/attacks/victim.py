@@ -26,7 +26,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.rpc import PROTOCOL, REPLY, Frame, Pong, Rpc
+from swarmnode.protocols.calls.rpc import PROTOCOL, REPLY, Frame, Pong, Rpc
 from swarmnode.protocols.wire import encode
 
 NAP = 10.0  # seconds that `sleep` takes
@@ -86,11 +86,11 @@ async def until_input_ends() -> None:
 
 async def defended(hasty: bool) -> None:
     from swarmnode.node.heap import rest_what_stays
-    from swarmnode.node.host import HostSettings, Libp2pNetwork
-    from swarmnode.node.limits import Limits, RateLimits
-    from swarmnode.protocols.bulk import Bulk
-    from swarmnode.protocols.conduct import ConductLimits
+    from swarmnode.node.host.limits import Limits, RateLimits
+    from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+    from swarmnode.protocols.peers.scoring import ConductLimits
     from swarmnode.protocols.runner import inline
+    from swarmnode.protocols.transfer.bulk import Bulk
 
     soon = ConductLimits(load=2.0, load_every=0.04, first_ban=1.0)
     limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()

@@ -16,7 +16,7 @@ import trio
 
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
-from swarmnode.node.datadir import DataDir
+from swarmnode.node.storage.datadir import DataDir
 
 RUN_ID = "3f9c21ab04de" + "0" * 52
 PEER_ID = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"

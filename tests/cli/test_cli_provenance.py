@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmnode.node.checkpoints import Checkpoints
-from swarmnode.node.datadir import DataDir
-from swarmnode.node.history import NAME, Entry, History
-from swarmnode.node.runs import RunStore
-from swarmnode.protocols.exchange.method import Saved
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.history import NAME, Entry, History
+from swarmnode.node.storage.runs import RunStore
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
 from swarmnode.training.runsections import RunSection

@@ -16,16 +16,16 @@ import typer.main
 from swarmnode.cli.shards import shards as app
 from swarmnode.node.control.client import ControlError, NotRunning
 from swarmnode.node.control.server import ControlServer
-from swarmnode.node.datadir import DataDir
+from swarmnode.node.control.shards_api import ShardsApi
 from swarmnode.node.exitcodes import NO_SPACE, USAGE
-from swarmnode.node.shards_api import ShardsApi
-from swarmnode.node.shardstore import ShardStore
-from swarmnode.node.simnet import SimWorld
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.shard_tree import CHUNK
-from swarmnode.protocols.shard_wire import ShardLimits
-from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.transfer.shard_tree import CHUNK
+from swarmnode.protocols.transfer.shard_wire import ShardLimits
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.testing.simnet import SimWorld
 
 CONTENT = random.Random(5).randbytes(3 * CHUNK + 77)
 CAP = 8 * CHUNK

@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.cli.state import state as app
 from swarmnode.crdt.elements import open_element
-from swarmnode.node.addresses import public_key
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.control.server import ControlServer
-from swarmnode.node.datadir import DataDir
+from swarmnode.node.control.state_api import StateApi
 from swarmnode.node.exitcodes import USAGE
+from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
-from swarmnode.node.state_api import StateApi
-from swarmnode.node.statestore import StateStore
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import in_thread
 
 RUN = "ab" * 32

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.node.datadir import DataDir
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
+from swarmnode.node.storage.datadir import DataDir
 
 RUN_ID = "3f9c21ab04de" + "0" * 52
 REPOSITORY = Path(__file__).resolve().parents[2]

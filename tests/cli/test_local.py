@@ -21,11 +21,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from swarmnode.cli import local_run, local_swarm
-from swarmnode.cli.local import local
-from swarmnode.cli.local_run import LocalOptions, NotMeasured, run_local
-from swarmnode.cli.local_summary import RoundReport, round_report, summarize
-from swarmnode.cli.local_table import Board, Lines, LiveTable, Row, table, view_for
+from swarmnode.cli.local import run as local_run
+from swarmnode.cli.local import swarm as local_swarm
+from swarmnode.cli.local.command import local
+from swarmnode.cli.local.run import LocalOptions, NotMeasured, run_local
+from swarmnode.cli.local.summary import RoundReport, round_report, summarize
+from swarmnode.cli.local.table import Board, Lines, LiveTable, Row, table, view_for
 from swarmnode.node import exitcodes
 from swarmnode.node.config import load_config
 
@@ -323,7 +324,7 @@ def test_without_json_people_get_a_line_a_round_and_a_summary(tmp_path, fake, ca
 DRIVER = """
     import signal, sys
     from pathlib import Path
-    from swarmnode.cli.local_run import LocalOptions, run_local
+    from swarmnode.cli.local.run import LocalOptions, run_local
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who began the tests in the background ignores it
     folder = Path(sys.argv[1])
     options = LocalOptions(nodes=3, rounds=6, json=True, report=folder / "report", data_dir=folder / "nodes")
@@ -411,8 +412,8 @@ def test_the_command_line_reaches_the_options(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("swarmnode.cli.local", ("torch", "trio", "libp2p", "numpy", "rich.live", "msgpack", "matplotlib")),
-        ("swarmnode.cli.local_run", ("torch", "trio", "libp2p", "numpy", "matplotlib")),
+        ("swarmnode.cli.local.command", ("torch", "trio", "libp2p", "numpy", "rich.live", "msgpack", "matplotlib")),
+        ("swarmnode.cli.local.run", ("torch", "trio", "libp2p", "numpy", "matplotlib")),
     ],
 )
 def test_importing_the_command_loads_nothing_heavy(module, absent):

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmnode.cli.local_attack import Attack, AttackError, Onlooker, make_identities, parse_attack, under_attack
-from swarmnode.cli.local_swarm import NodeProcess
+from swarmnode.cli.local.attack import Attack, AttackError, Onlooker, make_identities, parse_attack, under_attack
+from swarmnode.cli.local.lies import LIES
+from swarmnode.cli.local.swarm import NodeProcess
 from swarmnode.cli.main import app, main
 from swarmnode.node import exitcodes
-from swarmnode.node.adversary.__main__ import main as adversary
-from swarmnode.node.adversary.__main__ import stay_here
-from swarmnode.node.adversary.disguise import Refused, methods_with
-from swarmnode.node.adversary.names import LIES
 from swarmnode.node.config import load_config
-from swarmnode.protocols.exchange.methods import METHODS
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.testing.adversary.__main__ import main as adversary
+from swarmnode.testing.adversary.__main__ import stay_here
+from swarmnode.testing.adversary.disguise import Refused, methods_with
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 HERE = "/ip4/127.0.0.1/tcp/4077/p2p/12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.local_summary import RoundReport, Summary
-from swarmnode.cli.report import NodeFacts, Results, figures, verdict, write_report
+from swarmnode.cli.local.report import NodeFacts, Results, figures, verdict, write_report
+from swarmnode.cli.local.summary import RoundReport, Summary
 
 
 def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundReport, ...]:

@@ -19,9 +19,9 @@ import pytest
 from lying_peer import LyingPeer
 from realnodes import LOCAL, PATIENCE, PROGRAM, RUN_TOML, Node, environment, swarmnode, until
 
-from swarmnode.node.datadir import DataDir
-from swarmnode.node.datashards import publish
-from swarmnode.node.shardstore import ShardStore
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datashards import publish
+from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.runspec import encode, load_runspec
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s"

@@ -22,17 +22,17 @@ import trio
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.node.host.limits import Limits
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.limits import Limits
 from swarmnode.node.nat.circuit import Refused
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.hello import serve_hello
+from swarmnode.protocols.calls.errors import CallError
+from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.network import NetworkError
-from swarmnode.protocols.rpc import Rpc
-from swarmnode.protocols.rpc_errors import CallError
+from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.transfer.bulk import Bulk
 
 LOOK_EVERY = 0.01  # s between looks at what has no event
 MIB = 1 << 20

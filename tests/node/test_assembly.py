@@ -10,7 +10,7 @@ import pytest
 from swarmnode.node import assembly
 from swarmnode.node.assembly import make_trainer
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.runs import ChosenRun
+from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 SPEC = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="test")

@@ -9,12 +9,12 @@ from pathlib import Path
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarmnode.node.limits import Limits
+from swarmnode.node.host.limits import Limits
 from swarmnode.node.metrics import document, metrics_of, of_a_node_that_never_runs
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.conduct import Conduct, ConductLimits
+from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

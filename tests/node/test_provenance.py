@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file, save_file
 
 from swarmnode.node import provenance
-from swarmnode.node.checkpoints import Checkpoints
-from swarmnode.node.datadir import DataDir
-from swarmnode.node.history import NAME, Entry, History
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.provenance import NoModel, canonical, export, verify
-from swarmnode.node.runs import RunStore
-from swarmnode.protocols.exchange.method import Saved
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.history import NAME, Entry, History
+from swarmnode.node.storage.runs import RunStore
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
 from swarmnode.training.runsections import RunSection

@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from swarmnode.node.reputation import NAME, feed, make_watching
-from swarmnode.protocols.memorystate import MemoryState
-from swarmnode.protocols.offences import Kind, Offences
+from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.watching import Watching
 from swarmnode.protocols.runner import in_thread
+from swarmnode.testing.memorystate import MemoryState
 
 ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
 

@@ -9,9 +9,9 @@ import numpy as np
 import trio
 from simswarm import RUN, SimSwarm
 
-from swarmnode.node.checkpoints import Checkpoints
-from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.exchange.method import Saved
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.protocols.methods.method import Saved
+from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState
 

@@ -9,10 +9,10 @@ import numpy as np
 import trio
 from simswarm import RUN, SimSwarm
 
-from swarmnode.node.checkpoints import Checkpoints
-from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.exchange.agreement import Behind
-from swarmnode.protocols.exchange.messages import Head
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.protocols.methods.known.agreement import Behind
+from swarmnode.protocols.methods.known.messages import Head
+from swarmnode.testing.simnet import run_simulation
 
 
 def simulate(body: Callable[[SimSwarm], Awaitable[None]], **options: float) -> None:

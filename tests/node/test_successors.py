@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.node.checkpoints import Checkpoints
-from swarmnode.node.datadir import DataDir
-from swarmnode.node.runs import ChosenRun, RunStore
-from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.successors import KEY, ParentMissing, SuccessorWatch, follow, keep_parent, parent_state
-from swarmnode.protocols.exchange.method import Saved
-from swarmnode.protocols.memorystate import MemoryState
+from swarmnode.protocols.methods.method import Saved
+from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState, state_hash

@@ -10,7 +10,7 @@ import pytest
 import trio
 from shardnodes import Nodes
 
-from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 Main = Callable[[SimWorld, trio.Nursery], Awaitable[None]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.exchange.btard import Btard
+from swarmnode.protocols.methods.btard.method import Btard
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 HONEST, BANNED = ("a", "b", "c", "d"), "e"
 USUAL = 10.0  # virtual seconds in which a round ends, many times over

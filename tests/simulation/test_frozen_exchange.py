@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.node.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.agreement import Agreement, AgreementSettings, Position
-from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.arrivals import SILENT_LEAST, SILENT_SHARE
-from swarmnode.protocols.exchange.cells import CELL
-from swarmnode.protocols.exchange.messages import Decision
-from swarmnode.protocols.exchange.roster import Roster
-from swarmnode.protocols.liveness import Liveness
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings, Position
+from swarmnode.protocols.methods.known.allreduce import AllReduce
+from swarmnode.protocols.methods.known.arrivals import SILENT_LEAST, SILENT_SHARE
+from swarmnode.protocols.methods.known.chunks import CELL
+from swarmnode.protocols.methods.known.messages import Decision
+from swarmnode.protocols.methods.known.roster import Roster
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.codecs import codec
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CELL

@@ -8,9 +8,9 @@ from functools import cached_property
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import run_simulation
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.toy import ToyModel
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.toy import ToyModel
 
 NAMES = tuple("abcdefghijkl")
 PARAMETERS = 12 * 1024  # a part for each

@@ -5,10 +5,10 @@ from __future__ import annotations
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import run_simulation
-from swarmnode.node.simworld import SimWorld
-from swarmnode.protocols.admission import work_of
-from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.state.admission import work_of
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.simworld import SimWorld
 
 BITS = 3
 

@@ -13,14 +13,14 @@ import trio
 from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.node.toytrainer import SimTrainer
-from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.methods.open.checks.verification import Audit, Verdict
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.trainer import Trainer
-from swarmnode.protocols.verification import Audit, Verdict
+from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.toy import ToyModel
 from swarmnode.training.verify.recorder import stretch_steps
 
 NAMES = ("a", "b", "c", "d")

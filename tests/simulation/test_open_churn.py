@@ -6,7 +6,7 @@ import trio
 from churn import Churn, ChurnSwarm, one_answer_for_all
 from straightcalls import straight_calls
 
-from swarmnode.node.simnet import run_simulation
+from swarmnode.testing.simnet import run_simulation
 
 NODES = 10
 ROUNDS = 8

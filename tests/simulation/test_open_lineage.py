@@ -8,11 +8,12 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.runs import RunUnavailable
-from swarmnode.node.simnet import SimWorld, run_simulation
+from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.chain.lineage import TrustedRoster
-from swarmnode.protocols.exchange import open_place, open_sources
-from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.methods.open import join as open_place
+from swarmnode.protocols.methods.open import sources as open_sources
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 HONEST, LIARS = ("a", "b"), ("x", "y")
 

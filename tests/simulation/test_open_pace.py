@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import trio
 from simswarm import RUN, SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.chain.chainstate import decode
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.exchange.open_wire import TipQuery
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.open.wire import TipQuery
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 SHORTEST = 1.0  # seconds, by default
 

@@ -9,13 +9,13 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.chain.statements import FULL_STANDING
-from swarmnode.protocols.exchange.method import Method, Parts
-from swarmnode.protocols.exchange.methods import METHODS
-from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.methods.method import Method, Parts
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 8

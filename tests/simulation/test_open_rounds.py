@@ -9,12 +9,12 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.statements import Score
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.exchange.open_turn import Turn
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.open.turn import Turn
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 NAMES = ("a", "b", "c", "d")
 Body = Callable[[SimSwarm], Awaitable[None]]

@@ -8,9 +8,10 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
 from swarmnode.protocols.chain import forks
-from swarmnode.protocols.exchange import open_place, open_splits
+from swarmnode.protocols.methods.open import join as open_place
+from swarmnode.protocols.methods.open import splits as open_splits
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 KEPT = 6  # rounds, in place of 64
 

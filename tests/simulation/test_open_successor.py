@@ -9,9 +9,9 @@ import pytest
 import trio
 from simswarm import RUN, SimSwarm
 
-from swarmnode.node.checkpoints import Checkpoints
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.exchange.method import Saved
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.protocols.methods.method import Saved
+from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.outer import OuterState
 
 MOMENTUM = 0.25

@@ -10,8 +10,8 @@ import numpy as np
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.exchange.open import Open
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.runspec import RunSpec
 
 NAMES = ("a", "b", "c", "d")

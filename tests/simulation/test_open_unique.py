@@ -11,18 +11,18 @@ import trio
 from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.node.toytrainer import SimTrainer
-from swarmnode.protocols.exchange import open_unique
-from swarmnode.protocols.exchange.methods import METHODS
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.exchange.open_unique import NEVER, drawn_steps
+from swarmnode.protocols.methods.open.checks import unique as open_unique
+from swarmnode.protocols.methods.open.checks.texts import NoTexts
+from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.protocols.methods.trainer import Batches, Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.texts import NoTexts
-from swarmnode.protocols.trainer import Batches, Trainer
+from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.toy import ToyModel
 
 NAMES = ("a", "b", "c", "d", "e")
 SHARER = "e"  # offers what it trained on the data of "d": two names, one piece of work

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import trio
 from rolloutnodes import RolloutNode, connect, everybody, group, now, ring_and_chords, start
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.budget import Allowance
-from swarmnode.protocols.rollouts import PoolLimits, Rates, RolloutLimits
+from swarmnode.protocols.limits import Allowance
+from swarmnode.protocols.methods.rollouts import PoolLimits, Rates, RolloutLimits
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 DEGREE = 10
 ROUND = 10.0  # seconds

@@ -9,7 +9,7 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import run_simulation
+from swarmnode.testing.simnet import run_simulation
 
 NAMES = ("a", "b", "c", "d", "e")
 

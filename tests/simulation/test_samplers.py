@@ -10,11 +10,11 @@ import trio
 from simpolicy import SimPolicy
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.exchange.sampler import Sampler
-from swarmnode.protocols.exchange.sapo import Sapo
-from swarmnode.protocols.rollouts.samplers import Tally
-from swarmnode.protocols.trainer import Answered, Learned, TrainerDied, Vector
+from swarmnode.protocols.methods.rollouts.sampler import Sampler
+from swarmnode.protocols.methods.rollouts.samplers import Tally
+from swarmnode.protocols.methods.rollouts.sapo import Sapo
+from swarmnode.protocols.methods.trainer import Answered, Learned, TrainerDied, Vector
+from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 

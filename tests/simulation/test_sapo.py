@@ -9,8 +9,8 @@ import trio
 from simpolicy import SimPolicy
 from simswarm import SimSwarm
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.exchange.sapo import Sapo
+from swarmnode.protocols.methods.rollouts.sapo import Sapo
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 PACE = 1.0  # s of a round, by default
 Body = Callable[[SimSwarm], Awaitable[None]]

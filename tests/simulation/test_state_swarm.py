@@ -7,10 +7,10 @@ import random
 import trio
 from statenodes import StateNode, connect, ring_and_chords, start
 
-from swarmnode.node.simnet import SimWorld, run_simulation
-from swarmnode.protocols.statebackend import rank_of
-from swarmnode.protocols.statepush import COLLECT
-from swarmnode.protocols.statesync import REPAIR_EVERY
+from swarmnode.protocols.state.backend import rank_of
+from swarmnode.protocols.state.push import COLLECT
+from swarmnode.protocols.state.sync import REPAIR_EVERY
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 NODES = 200
 DEGREE = 10

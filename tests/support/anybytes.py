@@ -25,15 +25,22 @@ from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, Reader, Writer
 from swarmnode.crdt.record import InvalidRecord, Record
-from swarmnode.protocols import bulk_wire, dht_records, hello, membership, rpc_frames, shard_wire, statewire, wire
+from swarmnode.protocols import wire
+from swarmnode.protocols.calls import frames as rpc_frames
 from swarmnode.protocols.chain import chainstate, statements
 from swarmnode.protocols.chain.statements import InvalidStatement
-from swarmnode.protocols.exchange import messages, open_wire
-from swarmnode.protocols.exchange.messages import Head, Step
-from swarmnode.protocols.rollouts import InvalidGroup
-from swarmnode.protocols.rollouts import messages as rollout_messages
-from swarmnode.protocols.rollouts.signed import open_header
-from swarmnode.protocols.rollouts.signed import seal as seal_group
+from swarmnode.protocols.dht import records as dht_records
+from swarmnode.protocols.methods.known import messages
+from swarmnode.protocols.methods.known.messages import Head, Step
+from swarmnode.protocols.methods.open import wire as open_wire
+from swarmnode.protocols.methods.rollouts import InvalidGroup
+from swarmnode.protocols.methods.rollouts import messages as rollout_messages
+from swarmnode.protocols.methods.rollouts.signed import open_header
+from swarmnode.protocols.methods.rollouts.signed import seal as seal_group
+from swarmnode.protocols.peers import hello
+from swarmnode.protocols.state import membership
+from swarmnode.protocols.state import wire as statewire
+from swarmnode.protocols.transfer import bulk_wire, shard_wire
 from swarmnode.protocols.wire import WireError
 from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS, Codec, CodecError

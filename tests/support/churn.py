@@ -24,17 +24,17 @@ from simswarm import SimSwarm
 
 from swarmnode.crdt.elements import parse
 from swarmnode.crdt.record import Record
-from swarmnode.node.simnet import SimWorld
-from swarmnode.node.simnode import SimNetwork
 from swarmnode.protocols.chain.statements import Said, read
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.exchange.open_contributions import id_of
+from swarmnode.protocols.methods.open.contributions import id_of
+from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.network import PeerId
+from swarmnode.testing.simnet import SimWorld
+from swarmnode.testing.simnode import SimNetwork
+from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs.topk import Places, TopK, Vector
 from swarmnode.training.judging import SEQUENCES
 from swarmnode.training.layout import Layout
 from swarmnode.training.open_step import exact_norm
-from swarmnode.training.toy import ToyModel
 
 REMEMBERED = 1 << 16  # verified signatures, and parsed elements
 TICK = 0.01  # seconds; things arrive at multiples of it
@@ -134,11 +134,11 @@ def one_answer_for_all() -> Iterator[None]:
             statements[record.id] = read(record)
         return statements[record.id]
 
-    decode_steps, contributions = TopK.decode_steps, "swarmnode.protocols.exchange.open_contributions"
+    decode_steps, contributions = TopK.decode_steps, "swarmnode.protocols.methods.open.contributions"
     with (
         patch.object(SimNetwork, "verify", remembered),
-        patch("swarmnode.protocols.stateintake.parse", lru_cache(REMEMBERED)(parse)),
-        patch("swarmnode.protocols.exchange.open_held.read", read_once),
+        patch("swarmnode.protocols.state.intake.parse", lru_cache(REMEMBERED)(parse)),
+        patch("swarmnode.protocols.methods.open.store.read", read_once),
         patch(f"{contributions}.exact_norm", lru_cache(REMEMBERED // 16)(exact_norm)),
         patch(f"{contributions}.id_of", lru_cache(REMEMBERED // 16)(id_of)),
         patch.object(TopK, "decode_steps", steps),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swarmnode.node.host import Libp2pNetwork
-from swarmnode.node.simnet import SimNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.protocols.network import PeerId
+from swarmnode.testing.simnet import SimNetwork
 
 
 async def disconnect(network: Libp2pNetwork | SimNetwork, peer: PeerId) -> None:

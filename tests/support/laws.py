@@ -18,7 +18,7 @@ from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
 from swarmnode.crdt.kinds import EVIDENCE, Discipline, Kind, key_of, kind_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Record
-from swarmnode.crdt.state import State
+from swarmnode.testing.state import State
 
 RUN = "ab" * 32
 T0 = 10_000_000  # ms

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.protocols.exchange.method import Method, Parts
-from swarmnode.protocols.exchange.methods import METHODS
+from swarmnode.protocols.methods.method import Method, Parts
+from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.ledger import Ledger
 
 LEDGERS: dict[str, Ledger] = {}

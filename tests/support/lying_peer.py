@@ -12,11 +12,11 @@ from types import TracebackType
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.host import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.hello import serve_hello
-from swarmnode.protocols.membership import RunListing, serve_runs
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.peers.hello import serve_hello
+from swarmnode.protocols.state.membership import RunListing, serve_runs
 
 
 class LyingPeer:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.protocols.shard_tree import CHUNK, Manifest, ShardId, bits_of, chunk_count, leaf, run_length
-from swarmnode.protocols.shard_wire import Holding, NotHeld, ShardError
+from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, ShardId, bits_of, chunk_count, leaf, run_length
+from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld, ShardError
 
 
 @dataclass

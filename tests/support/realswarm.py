@@ -21,7 +21,7 @@ from typing import Any
 from lab import Host
 from realnodes import PROGRAM, Node, swarmnode
 
-from swarmnode.cli.local_swarm import TIED_TO_PARENT
+from swarmnode.cli.local.swarm import TIED_TO_PARENT
 
 PORT = 4077  # of a node that has a machine for itself
 LOOPBACK = "127.0.0.1"

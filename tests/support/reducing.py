@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import trio
 
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange.allreduce import AllReduce, Vector
-from swarmnode.protocols.exchange.outcomes import PartsMissing
-from swarmnode.protocols.exchange.roster import Owner, Roster, Seat
-from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.known.allreduce import AllReduce, Vector
+from swarmnode.protocols.methods.known.roster import Owner, Roster, Seat
+from swarmnode.protocols.methods.outcomes import PartsMissing
+from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.codecs import codec
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 5000

@@ -9,12 +9,12 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.conduct import Conduct, ConductLimits
-from swarmnode.protocols.rollouts import Check, RolloutLimits, Rollouts, Standing, full_standing
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.rollouts import Check, RolloutLimits, Rollouts, Standing, full_standing
+from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.node.shardstore import ShardStore
-from swarmnode.node.simnet import SimNetwork, SimWorld
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream
-from swarmnode.protocols.rpc import Rpc
 from swarmnode.protocols.runner import Runner, inline
-from swarmnode.protocols.shard_fetch import Gave
-from swarmnode.protocols.shard_tree import CHUNK, Manifest, leaf
-from swarmnode.protocols.shard_wire import (
+from swarmnode.protocols.transfer.shard_fetch import Gave
+from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, leaf
+from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,
     MAX_MESSAGE,
@@ -35,8 +34,9 @@ from swarmnode.protocols.shard_wire import (
     Want,
     WantManifest,
 )
-from swarmnode.protocols.shards import Shards
+from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.protocols.wire import decode, encode
+from swarmnode.testing.simnet import SimNetwork, SimWorld
 
 CONTENT = random.Random(11).randbytes(40 * CHUNK + 12_345)
 CHUNKS = 41

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarmnode.training.toy import ToyModel, Vector
+from swarmnode.testing.toy import ToyModel, Vector
 
 STRIDE = 1.0 / 64
 AXES = 16

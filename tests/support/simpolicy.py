@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import trio
 
-from swarmnode.protocols.trainer import Answered, Learned, TrainerDied, Vector, Worked
+from swarmnode.protocols.methods.trainer import Answered, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
 from swarmnode.training.rl.tasks import TaskRef, regenerate

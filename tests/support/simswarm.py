@@ -15,33 +15,33 @@ import trio
 from memoryshards import MemoryShards
 
 from swarmnode.crdt.elements import Element
-from swarmnode.node.checkpoints import Checkpoints
 from swarmnode.node.session import Session, SessionSettings
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.node.toytrainer import SimTrainer
-from swarmnode.protocols.admission import admits
-from swarmnode.protocols.bulk import Bulk
-from swarmnode.protocols.exchange import sampler
-from swarmnode.protocols.exchange.agreement import Agreement
-from swarmnode.protocols.exchange.allreduce import AllReduce
-from swarmnode.protocols.exchange.diloco import Diloco
-from swarmnode.protocols.exchange.diloco_place import DilocoPlace
-from swarmnode.protocols.exchange.diloco_round import DilocoRounds
-from swarmnode.protocols.exchange.method import Method, Observer, Parts
-from swarmnode.protocols.exchange.methods import METHODS
-from swarmnode.protocols.exchange.roster import parts
-from swarmnode.protocols.liveness import Liveness
-from swarmnode.protocols.membership import Membership
-from swarmnode.protocols.memorystate import MemoryState
+from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.known.agreement import Agreement
+from swarmnode.protocols.methods.known.allreduce import AllReduce
+from swarmnode.protocols.methods.known.diloco import Diloco
+from swarmnode.protocols.methods.known.place import DilocoPlace
+from swarmnode.protocols.methods.known.roster import parts
+from swarmnode.protocols.methods.known.round import DilocoRounds
+from swarmnode.protocols.methods.method import Method, Observer, Parts
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.protocols.methods.rollouts import sampler
+from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId, relayed_peers
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.shards import Shards
-from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.trainer import Trainer
+from swarmnode.protocols.state.admission import admits
+from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.layout import Layout
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.toy import ToyModel
 
 RUN = "ab" * 32
 Run = Callable[..., Awaitable[None]]

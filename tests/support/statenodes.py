@@ -12,13 +12,13 @@ import trio
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record, write
-from swarmnode.node.simnet import SimNetwork, SimWorld
-from swarmnode.protocols.conduct import Conduct, ConductLimits
-from swarmnode.protocols.memorystate import MemoryState
-from swarmnode.protocols.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.statesync import StateSync
-from swarmnode.protocols.statewire import Pushed
+from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.state.wire import Pushed
+from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.simnet import SimNetwork, SimWorld
 
 RUN = "ab" * 32
 EPOCH = 1_700_000_000_000  # ms; what clocks show at virtual time 0

@@ -21,16 +21,16 @@ from unittest.mock import patch
 import trio
 
 from swarmnode.crdt.elements import parse
-from swarmnode.node.simnode import Answer, Connection, SimNetwork
-from swarmnode.node.simstream import OVERHEAD
-from swarmnode.protocols.bulk import Bulk
+from swarmnode.protocols.calls.rpc import DeadlineExceeded, PeerGone, Refuse, Refused, Rpc
 from swarmnode.protocols.chain.statements import HASH
-from swarmnode.protocols.exchange.open_contributions import FETCH_WITHIN, OFFERED_WITHIN, Contributions
+from swarmnode.protocols.methods.open.contributions import FETCH_WITHIN, OFFERED_WITHIN, Contributions
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.rpc import DeadlineExceeded, PeerGone, Refuse, Refused, Rpc
-from swarmnode.protocols.stateintake import CHUNK
-from swarmnode.protocols.statewire import Push
+from swarmnode.protocols.state.intake import CHUNK
+from swarmnode.protocols.state.wire import Push
+from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.wire import encode
+from swarmnode.testing.simnode import Answer, Connection, SimNetwork
+from swarmnode.testing.simstream import OVERHEAD
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from swarmnode.node.simnet import SimWorld
+from swarmnode.testing.simnet import SimWorld
 
 
 class Tripwire:

@@ -14,9 +14,9 @@ from undefended import Lacking
 from undefended_btard import ANY_NONCE, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATCHED
 
 from swarmnode.protocols import wire
-from swarmnode.protocols.exchange.btard import Btard
-from swarmnode.protocols.exchange.btard_rules import Audit, Centre, Commitment, Opening, Sent, Signed, Sums
-from swarmnode.protocols.exchange.diloco import Diloco
+from swarmnode.protocols.methods.btard.method import Btard
+from swarmnode.protocols.methods.btard.rules import Audit, Centre, Commitment, Opening, Sent, Signed, Sums
+from swarmnode.protocols.methods.known.diloco import Diloco
 
 
 class ButterflyLie:

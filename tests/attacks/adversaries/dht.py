@@ -17,9 +17,9 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.identity import peer_id_of
-from swarmnode.protocols.dht_records import MAX_LIFETIME, Record, Sealed, seal
+from swarmnode.protocols.dht.lookup import sorted_by_distance
+from swarmnode.protocols.dht.records import MAX_LIFETIME, Record, Sealed, seal
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.lookup import sorted_by_distance
 from swarmnode.protocols.network import NetworkError, Stream
 from swarmnode.protocols.wire import decode, encode
 

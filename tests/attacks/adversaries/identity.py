@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Adversary
 from identity import Scene, address, slots
 
-from swarmnode.node import addressbook
-from swarmnode.node.addressbook import AddressBook
+from swarmnode.node.discovery import addressbook
+from swarmnode.node.discovery.addressbook import AddressBook
 from swarmnode.node.identity import peer_id_of
-from swarmnode.protocols.admission import admits
-from swarmnode.protocols.diversity import sample, spread
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.diversity import sample, spread
+from swarmnode.protocols.state.admission import admits
 from swarmnode.training.runspec import parse_runspec
 
 BITS = 8  # in the attack, so that it takes seconds; a run would ask for 20 and more

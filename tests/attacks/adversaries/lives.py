@@ -13,9 +13,9 @@ from undefended import NEVER_SILENT, NO_MEMORY, NO_TWINS
 
 from swarmnode.crdt.elements import Element
 from swarmnode.protocols.chain.statements import Commit, Cut, Seal
-from swarmnode.protocols.exchange.method import Saved
-from swarmnode.protocols.exchange.open import Open
-from swarmnode.protocols.twins import KeyInUse
+from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.state.twins import KeyInUse
 
 EVERYTHING = 65_536  # elements; more than a small swarm's state has
 

@@ -25,7 +25,7 @@ from undefended import (
 
 from swarmnode.protocols.chain.duty import Action, WriteCommit
 from swarmnode.protocols.chain.statements import SALT, Commit, Reveal, binding_of
-from swarmnode.protocols.exchange.open_contributions import Contribution, id_of
+from swarmnode.protocols.methods.open.contributions import Contribution, id_of
 
 LIAR = "c"
 ROUNDS = 7

@@ -18,9 +18,9 @@ from swarmnode.crdt.ranges import RangeTree
 from swarmnode.crdt.reconcile import Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.crdt.record import Record
-from swarmnode.protocols.rpc import CallError
-from swarmnode.protocols.statebackend import rank_of
-from swarmnode.protocols.statewire import Answer, Elements, Fetch, Step
+from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.state.backend import rank_of
+from swarmnode.protocols.state.wire import Answer, Elements, Fetch, Step
 
 YEAR = 365 * 86_400_000  # ms
 

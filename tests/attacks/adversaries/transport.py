@@ -15,10 +15,11 @@ import trio
 from harness import Adversary
 from victim import Blob, new_identity
 
-from swarmnode.node.host import HostSettings, Libp2pNetwork
-from swarmnode.protocols import bulk, rpc
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.protocols.calls import rpc
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import NetworkError, Stream
+from swarmnode.protocols.transfer import bulk
 from swarmnode.protocols.wire import encode
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

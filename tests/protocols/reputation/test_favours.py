@@ -13,8 +13,8 @@ from swarmnode.protocols.reputation import favours as favours_module
 from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.shard_tree import CHUNK
-from swarmnode.protocols.shard_wire import Holding, NotHeld, Piece, Want
+from swarmnode.protocols.transfer.shard_tree import CHUNK
+from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld, Piece, Want
 from swarmnode.protocols.wire import encode
 
 EVIDENCE = SHARD[:16]

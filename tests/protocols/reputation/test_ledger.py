@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from chains import RULES, after_rounds, start
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
-from swarmnode.protocols.offences import Kind
+from swarmnode.protocols.peers.violations import Kind
 from swarmnode.protocols.reputation.account import NEWCOMER
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.chainwork import Judged, RoundWork

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from swarmnode.protocols.methods.rollouts.pool import AuthorStats
+from swarmnode.protocols.methods.rollouts.samplers import Tally
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.rolloutwork import STRANGE, AuditWork, RolloutWork
-from swarmnode.protocols.rollouts.pool import AuthorStats
-from swarmnode.protocols.rollouts.samplers import Tally
 
 
 class PoolOfWords:

@@ -11,11 +11,11 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from swarmnode.crdt.record import write
-from swarmnode.node.simnet import run_simulation
-from swarmnode.protocols.memorystate import MemoryState
 from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.watching import EPOCH, Watching
+from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.simnet import run_simulation
 
 RUN = "cd" * 32
 ME, BOB, CAT, ZOE = ("12D3KooW" + letter * 44 for letter in "ABCZ")

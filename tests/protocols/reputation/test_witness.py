@@ -15,8 +15,8 @@ from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.statements import Head
-from swarmnode.protocols.exchange.open_book import Book
-from swarmnode.protocols.exchange.open_witness import witness
+from swarmnode.protocols.methods.open.checks.witness import witness
+from swarmnode.protocols.methods.open.roundlog import Book
 from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 

@@ -1,0 +1,1 @@
+"""`swarmnode local`: a swarm of real nodes on this machine, shown while it trains, with a report."""

@@ -1,0 +1,64 @@
+"""The command line of `swarmnode local`; what it does is in `local_run.py`.
+
+    swarmnode local --nodes 4 --rounds 12 --solo
+
+This module is imported for `swarmnode --help` as well, so everything but typer is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_ROUNDS = 20  # of 80 inner steps: about as long as the default model learns quickly
+
+
+def local(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="The run; without it a small GPT on Python's sources.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Nodes to start.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, metavar="R", help="Rounds to train.")] = DEFAULT_ROUNDS,
+    solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone, for comparison.")] = False,
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:COUNT]",
+            help="Let COUNT nodes, the last ones, lie in every round; help: which lies. [default: nobody; COUNT 1]",
+        ),
+    ] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="JSON on standard output, one object a line.")] = False,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads of each node's trainer.")] = 1,
+    report: Annotated[Path, typer.Option(file_okay=False, help="Where the report is written.")] = Path("report"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for the nodes' data directories; it is kept.")
+    ] = None,
+) -> None:
+    """Train with several real nodes on this machine, and report.
+
+    With --attack some of them lie, in a run of its own that is thrown away: without RUN.toml it is an open one.
+    """
+    from swarmnode.cli.local.attack import AttackError, listing, parse_attack
+    from swarmnode.cli.local.run import LocalOptions, run_local
+
+    if attack == "help":
+        print(listing())
+        raise typer.Exit()
+    if attack is not None and solo:
+        raise AttackError("--solo and --attack were both given; nobody attacks a node that is alone")
+    options = LocalOptions(
+        nodes=nodes,
+        run_file=run_file,
+        rounds=rounds,
+        solo=solo,
+        json=json_lines,
+        threads=threads,
+        report=report,
+        keep=keep,
+        data_dir=data_dir,
+        attack=None if attack is None else parse_attack(attack, nodes),
+    )
+    raise typer.Exit(run_local(options))

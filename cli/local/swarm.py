@@ -1,0 +1,372 @@
+"""Starts N daemons as processes on loopback, reads their JSON events and watches over them until the last round.
+
+Each node is an ordinary `swarmnode run` with a data directory of its own. Node 0 creates the run and waits for the
+others; they join it by its address. One thread a node reads its standard output into one queue, and the caller iterates
+over `LocalSwarm.watch()`. Nobody is restarted:
+
+- a node that dies is dead, the others go on; `AllNodesDied` is raised only when none is left and none reached the end;
+- a node that is stopped (SIGSTOP) is waited for `FROZEN_PATIENCE`, a thawed one that catches up for
+  `CATCH_UP_PATIENCE`, counted from the moment at which all others are done;
+- every process started here is gone when `stop()` returns, and dies with this process if that is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from swarmnode.cli.local.summary import RoundReport, round_report
+
+TICK = 0.25  # s; how often the state of the processes is looked at when no event comes
+START_LIMIT = 180.0  # s until a node must be ready: importing torch in many processes on few cores is slow
+FROZEN_PATIENCE = 4.0  # s; a stopped process may stay stopped for ever
+CATCH_UP_PATIENCE = 20.0  # s; a thawed node fetches the parameters once and reports within a round or two
+SILENCE_PATIENCE = 120.0  # s without an event after the others are done; the longest deadline of an exchange by default
+STOP_PATIENCE = 5.0  # s between SIGINT and SIGKILL
+CONFIG = """# Written by `swarmnode local`: `swarmnode run --data-dir DIRECTORY` starts this node again as it was.
+port = 0
+listen = "127.0.0.1"
+mdns = false
+threads = {threads}
+join = [{join}]
+"""
+LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
+
+# Settings in the environment that would tie a local swarm to other nodes, or keep its nodes from training.
+_FOREIGN_SETTINGS = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_ROLE", "SWARMNODE_WAIT_PEERS")
+
+# Runs first in each child: asks the kernel to kill the child when its parent dies (prctl 1 is PR_SET_PDEATHSIG; the
+# setting survives exec), ends if the parent is gone already, and becomes the node. This is not done by preexec_fn,
+# which runs Python between fork and exec and can deadlock in a process with threads.
+TIED_TO_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class StartFailed(Exception):
+    """A node ended, or said nothing, before it was ready. The text quotes its log."""
+
+
+class AllNodesDied(Exception):
+    """No node is left and none reached the last round. The text quotes the logs."""
+
+
+@dataclass(frozen=True)
+class SwarmSettings:
+    """What to start. Node i lives in `folder/node-i`; its log is `folder/node-i.log`."""
+
+    nodes: int
+    rounds: int
+    threads: int  # of each trainer
+    run_file: Path
+    folder: Path
+    lie: str = ""  # what the last nodes tell; see testing/adversary
+    liars: int = 0
+    name: str = "node"  # first part of the data directories' names, so that a second swarm may share the folder
+
+
+def liar_command(lie: str) -> tuple[str, ...]:
+    """The daemon of a node that lies, which only a swarm like this one starts."""
+    return (sys.executable, "-m", "swarmnode.testing.adversary", lie)
+
+
+def node_command() -> tuple[str, ...]:
+    """The daemon of this installation, independent of PATH."""
+    return (sys.executable, "-m", "swarmnode")
+
+
+class NodeProcess:
+    """One daemon: its process, what it said of itself, and its rounds so far."""
+
+    def __init__(self, label: str, data_dir: Path, log_file: Path, lie: str = "") -> None:
+        self.label = label
+        self.lie = lie  # empty for an honest node
+        self.data_dir = data_dir
+        self.log_file = log_file
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready: Mapping[str, Any] | None = None
+        self.reports: list[RoundReport] = []
+        self.finished = False  # has ended the last round
+        self.frozen = False
+        self.thawed_at: float | None = None
+        self.last_event_at = 0.0
+        self.state_at_end: str | None = None  # set when the swarm is stopped; what ends a node then is no death
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def state(self) -> str:
+        """starting, training, frozen, finished or dead."""
+        if self.state_at_end is not None:
+            return self.state_at_end
+        if self.process is not None and not self.alive:
+            return "dead"
+        if self.frozen:
+            return "frozen"
+        if self.finished:
+            return "finished"
+        return "training" if self.ready is not None else "starting"
+
+    def start(self, command: Sequence[str], events: queue.Queue[tuple[NodeProcess, float, bytes]]) -> None:
+        """Start the process and the thread that reads its events. To be called from the main thread: the kernel takes
+        the end of the thread that started a child for the death of its parent."""
+        environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_SETTINGS}
+        if sys.platform == "linux":
+            # -I -S: no user site, no environment, for a start in a few milliseconds.
+            command = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), *command)
+        with self.log_file.open("ab") as log:
+            # A process group of its own keeps the terminal's Ctrl-C away from the node: it would arrive beside the
+            # SIGINT of `stop()`, and a second SIGINT forces a node to end without goodbye.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, process_group=0
+            )
+        assert self.process.stdout is not None
+        threading.Thread(target=self._read, args=(self.process.stdout, events), daemon=True).start()
+
+    def _read(self, lines: IO[bytes], events: queue.Queue[tuple[NodeProcess, float, bytes]]) -> None:
+        with lines:
+            for line in lines:
+                events.put((self, time.monotonic(), line))
+
+    def look(self, now: float) -> None:
+        """Note whether the process is stopped (SIGSTOP) or has been thawed."""
+        frozen = self.alive and is_stopped(self.pid)
+        if self.frozen and not frozen:
+            self.thawed_at = now
+        self.frozen = frozen
+
+    def log_tail(self) -> str:
+        """The last lines of the node's log, indented, for an error message."""
+        try:
+            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as error:
+            return f"    (log cannot be read: {error})"
+        return "\n".join(f"    {line}" for line in lines[-LOG_TAIL:]) or "    (its log is empty)"
+
+    def how_it_ended(self) -> str:
+        """In words, for an error message."""
+        code = None if self.process is None else self.process.poll()
+        if code is None:
+            return "is still running"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether a process is stopped by a signal. False where the system has no /proc."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"  # the field after the name, which may hold blanks and brackets
+
+
+class LocalSwarm:
+    """N daemons on loopback. Use as `with LocalSwarm(…) as swarm: swarm.start(); for event in swarm.watch(): …`."""
+
+    def __init__(self, settings: SwarmSettings, *, command: Sequence[str] | None = None) -> None:
+        self.settings = settings
+        self.nodes = [
+            NodeProcess(
+                str(index) if settings.name == "node" else settings.name,
+                settings.folder / f"{settings.name}-{index}",
+                settings.folder / f"{settings.name}-{index}.log",
+                settings.lie if index >= settings.nodes - settings.liars else "",
+            )
+            for index in range(settings.nodes)
+        ]
+        self._command = node_command() if command is None else tuple(command)
+        self._events: queue.Queue[tuple[NodeProcess, float, bytes]] = queue.Queue()
+        self._held_back: list[tuple[NodeProcess, dict[str, Any]]] = []
+        self._others_done_at: float | None = None
+
+    def __enter__(self) -> LocalSwarm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model as the nodes reported them; 0 until one has."""
+        return max((int(node.ready.get("parameters") or 0) for node in self.nodes if node.ready), default=0)
+
+    @property
+    def reports(self) -> list[list[RoundReport]]:
+        """Each node's rounds."""
+        return [node.reports for node in self.nodes]
+
+    def start(self) -> Iterator[NodeProcess]:
+        """Start all nodes; yields each as soon as it is ready. Raises StartFailed."""
+        creator, *others = self.nodes
+        run = [str(self.settings.run_file)]
+        self._start(creator, [*run, "--wait-peers", str(len(others))])
+        yield from self._until_ready([creator])
+        if others:
+            assert creator.ready is not None
+            join = ["--join", str(creator.ready.get("multiaddr"))]
+            if creator.ready.get("run_id"):
+                join += ["--run", str(creator.ready["run_id"])]
+            for node in others:
+                self._start(node, join)
+            yield from self._until_ready(others)
+
+    def _start(self, node: NodeProcess, what: Sequence[str]) -> None:
+        node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        join = f'"{what[what.index("--join") + 1]}"' if "--join" in what else ""
+        (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.settings.threads, join=join))
+        # as flags too: the environment of whoever runs `local` must not move a node elsewhere
+        options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
+        options += ["--threads", str(self.settings.threads), "--rounds", str(self.settings.rounds), "--stay", "--json"]
+        command = liar_command(node.lie) if node.lie else self._command
+        node.start([*command, "run", *what, *options], self._events)
+
+    def _until_ready(self, nodes: Sequence[NodeProcess]) -> Iterator[NodeProcess]:
+        give_up = time.monotonic() + START_LIMIT
+        waiting = list(nodes)
+        while waiting:
+            for node, event in self._next_events():
+                if event["event"] != "ready":
+                    self._held_back.append((node, event))  # a round may end before the slowest node is ready
+            for node in [node for node in waiting if node.ready is not None]:
+                waiting.remove(node)
+                yield node
+            for node in waiting:
+                if not node.alive:
+                    raise StartFailed(
+                        f"node {node.label} {node.how_it_ended()} before it was ready; its log ends:\n{node.log_tail()}"
+                    )
+                if time.monotonic() > give_up:
+                    raise StartFailed(
+                        f"node {node.label} was not ready within {START_LIMIT:.0f} s; try fewer nodes. "
+                        f"Its log ends:\n{node.log_tail()}"
+                    )
+
+    def watch(self) -> Iterator[tuple[NodeProcess, dict[str, Any]] | None]:
+        """The nodes' events in the order of their arrival, with None after each batch and each tick without any, until
+        every node that can reach the last round has. Raises AllNodesDied."""
+        yield from self._held_back
+        self._held_back.clear()
+        while True:
+            events = self._next_events()
+            yield from events
+            yield None
+            now = time.monotonic()
+            for node in self.nodes:
+                node.look(now)
+            if events:
+                continue  # an exited node's last events may still be in the queue
+            if not any(node.alive or node.finished for node in self.nodes if not node.lie):
+                raise AllNodesDied(
+                    "all nodes died before the last round; their logs end:\n"
+                    + "\n".join(f"  node {n.label} {n.how_it_ended()}:\n{n.log_tail()}" for n in self.nodes)
+                )
+            if not self._someone_to_wait_for(now):
+                return
+
+    def _someone_to_wait_for(self, now: float) -> bool:
+        late = [node for node in self.nodes if node.alive and not node.finished and not node.lie]
+        if not late:
+            return False
+        if not any(node.finished for node in self.nodes):
+            return True  # all that are left are frozen, or training: only they can end the run
+        if any(self._in_step(node, now) for node in late):
+            self._others_done_at = None
+            return True
+        if self._others_done_at is None:
+            self._others_done_at = now
+        return any(now < self._others_done_at + _patience(node) for node in late)
+
+    def _in_step(self, node: NodeProcess, now: float) -> bool:
+        """Alive, never frozen and heard of lately: such a node is waited for as long as it takes."""
+        return not node.frozen and node.thawed_at is None and now - node.last_event_at < SILENCE_PATIENCE
+
+    def _next_events(self) -> list[tuple[NodeProcess, dict[str, Any]]]:
+        """What is in the queue; waits one tick for the first. Notes what the events say about their nodes."""
+        arrived = []
+        try:
+            arrived.append(self._events.get(timeout=TICK))
+            while True:
+                arrived.append(self._events.get_nowait())
+        except queue.Empty:
+            pass
+        events = []
+        for node, at, line in arrived:
+            event = self._understand(node, at, line)
+            if event is not None:
+                events.append((node, event))
+        return events
+
+    def _understand(self, node: NodeProcess, at: float, line: bytes) -> dict[str, Any] | None:
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == "round":
+                node.reports.append(round_report(event, ended_at=at))
+        except (ValueError, TypeError, KeyError) as error:
+            return {"event": "warning", "message": f"unreadable line on standard output: {error}: {line[:200]!r}"}
+        node.last_event_at = at
+        if kind == "ready":
+            node.ready = event
+        node.finished = node.finished or kind == "finished"
+        return dict(event)
+
+    def survivors(self) -> list[NodeProcess]:
+        """Nodes that ended the last round and can be asked."""
+        return [node for node in self.nodes if node.finished and node.alive and not node.frozen]
+
+    def stop(self) -> None:
+        """End all nodes: SIGINT, and SIGKILL for what is left after `STOP_PATIENCE`, their trainers included."""
+        for node in self.nodes:
+            node.state_at_end = node.state
+        running = [node.process for node in self.nodes if node.process is not None and node.process.poll() is None]
+        try:
+            for process in running:
+                os.kill(process.pid, signal.SIGINT)
+                os.kill(process.pid, signal.SIGCONT)  # a stopped one ends too
+            give_up = time.monotonic() + STOP_PATIENCE
+            for process in running:
+                try:
+                    process.wait(max(0.0, give_up - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:  # a second Ctrl-C arrives here as KeyboardInterrupt
+            for process in running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+def _patience(node: NodeProcess) -> float:
+    if node.frozen:
+        return FROZEN_PATIENCE
+    return CATCH_UP_PATIENCE if node.thawed_at is not None else 0.0
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete the swarm's folder. What cannot be deleted stays: the figures are shown already, and a temporary folder is
+    no reason to fail."""
+    shutil.rmtree(folder, ignore_errors=True)

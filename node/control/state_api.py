@@ -1,0 +1,210 @@
+"""What a running daemon answers to `swarmnode state …`. Shapes are documented in docs/state.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from swarmnode.crdt.elements import Element
+from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.hlc import time_of
+from swarmnode.crdt.kinds import MAX_KEY, kind_of
+from swarmnode.crdt.record import InvalidRecord, Verify
+from swarmnode.node.control import Declined, absolute_path
+from swarmnode.node.exitcodes import ERROR, USAGE
+from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.stateexport import NotAnExport, export, import_, stored
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.state.backend import StateBackend, StateError
+
+BYTES = "$bytes"  # {"$bytes": hex digits} stands for bytes, which JSON lacks
+WRITABLE = "note"  # the kind that people write; the others are a node's own business
+MOST = 10_000  # elements in one answer
+
+Method = Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+class StateApi:
+    """The control methods for the replicated state. Each raises Declined with a text for a person."""
+
+    def __init__(
+        self,
+        state: Callable[[], StateBackend | None],
+        *,
+        me: str,
+        verify: Verify,
+        now: Callable[[], int],
+        runner: Runner,
+    ) -> None:
+        """`state()` is None while this node is in no run; `now` gives real time in ms."""
+        self._state = state
+        self._me = me
+        self._verify = verify
+        self._now = now
+        self._runner = runner
+
+    def methods(self) -> dict[str, Method]:
+        """By the names under which the control socket serves them."""
+        names = ("state_ls", "state_get", "state_put", "state_stats", "state_export", "state_import")
+        return {name: getattr(self, name) for name in names}
+
+    def streams(self) -> dict[str, Callable[[dict[str, Any]], AsyncIterator[Any]]]:
+        return {"state_watch": self.state_watch}
+
+    async def state_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The elements under a prefix, in order of key and author; one more than `limit` is looked for."""
+        limit = max(1, min(int(params.get("limit") or 100), MOST))
+        with _declining():
+            found = await self._open().select(
+                str(params.get("prefix") or ""), author=self._author(params), limit=limit + 1
+            )
+        return {"elements": [as_json(element) for element in found[:limit]], "more": len(found) > limit}
+
+    async def state_get(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What stands under a key: of one author, or of all that have one. Deleted ones do not count."""
+        key, author = str(params.get("key", "")), self._author(params)
+        with _declining():
+            if author is not None:
+                element = await self._open().get(author, key)
+                found = [] if element is None else [element]
+            else:
+                found = await self._open().select(key, author=None, limit=MOST)
+        elements = [as_json(element) for element in found if element.key == key and not element.tombstone]
+        if not elements:
+            whose = (
+                "nobody says" if author is None else "this node says" if author == self._me else f"{author[:80]} says"
+            )
+            what = f"{whose} {'anything' if author is None else 'nothing'} under {key[:80]!r}"
+            what += " any more" if any(one.key == key for one in found) else ""
+            raise Declined(f"{what}; swarmnode state ls shows what there is")
+        return {"key": key, "elements": elements}
+
+    async def state_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a note of this node's own, or delete it."""
+        key = str(params.get("key", ""))
+        if kind_of(key) != WRITABLE:
+            raise Declined(
+                f"{key[:80]!r} is not a key that people write: those begin with {WRITABLE}/", exit_code=USAGE
+            )
+        if len(key) > MAX_KEY:
+            raise Declined(f"the key has {len(key)} characters; at most {MAX_KEY} are possible", exit_code=USAGE)
+        value = None if params.get("delete") else from_json(params.get("value"))
+        if value is None and not params.get("delete"):
+            raise Declined("null is what a deleted key has; to delete it use --delete", exit_code=USAGE)
+        with _declining():
+            return as_json(await self._open().write(key, value))
+
+    async def state_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """How much there is of what, and a hash of it that other nodes can be compared by."""
+        with _declining():
+            state, now = self._open(), self._now()
+            stats = await state.stats()
+            cutoff = int(params["cutoff"]) if params.get("cutoff") else now
+            try:
+                digest = await self._runner(lambda: state.state_hash(cutoff))
+            except ValueError as error:
+                raise Declined(
+                    f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
+                    f"that no node has passed, such as {now + 60_000}",
+                    exit_code=USAGE,
+                ) from error
+        return {
+            "run_id": state.run_id,
+            "elements": stats.elements,
+            "authors": stats.authors,
+            "kinds": stats.kinds,
+            "size": stats.size,
+            "disk": stats.disk,
+            "pooled": stats.pooled,
+            "clock_ahead_s": round(max(0, time_of(stats.clock) - now) / 1000, 3),
+            "cutoff": cutoff,
+            "state_hash": digest,
+            "warning": stats.warning,
+        }
+
+    async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Write all elements into a file."""
+        target = absolute_path(params.get("path"))
+        with _declining():
+            count = await export(self._open(), target, now=self._now(), runner=self._runner)
+        return {"path": str(target), "elements": count}
+
+    async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge the elements of such a file, verified one by one."""
+        source = absolute_path(params.get("path"))
+        with _declining():
+            counts = await import_(self._open(), source, verify=self._verify, runner=self._runner)
+        return {"path": str(source), "stored": stored(counts), "verdicts": dict(counts)}
+
+    async def state_watch(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """What is stored under a prefix from now on; `lost` says how many this reader missed before it."""
+        with self._open().watch(str(params.get("prefix") or "")) as changes:
+            async for change in changes:
+                yield {"lost": change.lost, **as_json(change.element)}
+
+    def _open(self) -> StateBackend:
+        state = self._state()
+        if state is None:
+            raise Declined("this node is in no run yet, and so holds no state; swarmnode status says what it waits for")
+        return state
+
+    def _author(self, params: Mapping[str, Any]) -> str | None:
+        author = params.get("author")
+        return self._me if author == "me" else None if not author else str(author)
+
+
+def as_json(element: Element) -> dict[str, Any]:
+    """An element as JSON: times in seconds since 1970, `size` in bytes."""
+    return {
+        "key": element.key,
+        "author": element.author,
+        "value": to_json(element.value),
+        "deleted": element.tombstone,
+        "written": time_of(element.hlc) / 1000,
+        "expires": element.expiry / 1000,
+        "hlc": element.hlc,
+        "id": element.id.hex(),
+        "size": len(element.sealed),
+    }
+
+
+def to_json(value: Value) -> Any:
+    """A value as JSON; bytes as {"$bytes": hex}."""
+    if isinstance(value, bytes):
+        return {BYTES: value.hex()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    return value
+
+
+def from_json(value: Any) -> Value:
+    """The value that JSON stands for. Raises Declined for what no record can hold."""
+    match value:
+        case {"$bytes": str(digits)} if len(value) == 1:
+            try:
+                return bytes.fromhex(digits)
+            except ValueError as error:
+                raise Declined(f"{digits[:80]!r} is not an even number of hex digits", exit_code=USAGE) from error
+        case dict():
+            return {str(key): from_json(item) for key, item in value.items()}
+        case list():
+            return tuple(from_json(item) for item in value)
+        case float() if not math.isfinite(value):
+            raise Declined(f"{value} is not a number that a record can hold", exit_code=USAGE)
+        case _:
+            return value
+
+
+@contextmanager
+def _declining() -> Iterator[None]:
+    """Tell a person what went wrong."""
+    try:
+        yield
+    except (InvalidRecord, NotAnExport) as error:
+        raise Declined(str(error), exit_code=USAGE) from error
+    except (StateError, DataDirError) as error:
+        raise Declined(str(error), exit_code=getattr(error, "exit_code", ERROR)) from error

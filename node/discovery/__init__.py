@@ -1,0 +1,1 @@
+"""How other nodes are found: join addresses, the address book, the DHT, the local network."""

@@ -1,0 +1,293 @@
+"""Finding the swarm and staying in it: join addresses, the address book, and providers of the rendezvous key.
+
+One loop keeps a list of peers worth dialling, each with the time of its next try:
+
+- a join address is tried for as long as the node runs, and why it failed can be asked (`join_failures`); one that does
+  not say whom to expect there (no /p2p/ at its end) takes whoever answers, anew after each loss;
+- a peer that was lost is tried again at once and then every few seconds for `LOSS` seconds: a process that was frozen,
+  or a partition that healed, is back within seconds whichever side notices;
+- peers of the address book and providers of the rendezvous key fill up to `ENOUGH` connections.
+
+Tries back off exponentially with jitter: to `SLOW` seconds while the node has peers, only to `QUICK` while it has none.
+Written against `Network` alone, so it runs on simnet too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from dataclasses import dataclass, field
+
+import trio
+
+from swarmnode.node.discovery.addressbook import AddressBook
+from swarmnode.node.host.addresses import peer_of, with_peer
+from swarmnode.node.host.endpoint import EXPECTED, parse
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerEvent, PeerId, Unreachable
+from swarmnode.protocols.runner import Runner, inline
+
+__all__ = ["AddressBook", "Discovery"]
+
+log = logging.getLogger(__name__)
+
+ENOUGH = 16  # connected peers above which nobody new is looked for
+AT_ONCE = 8  # dials under way
+DIAL = 4.0  # seconds for one dial; a SYN is sent again after 1 and 3 s
+QUICK = 4.0  # seconds between tries without any peer, and after a loss
+SLOW = 60.0  # seconds between tries otherwise, at most
+LOSS = 600.0  # seconds for which a lost peer counts as just lost
+BRIEF = 2.0  # seconds below which a connection counts as a failed try: a full node hangs up at once
+LOST_PEERS = 32  # lost peers tried quickly; the oldest loss goes first
+CANDIDATES = 256
+SAVE = 10.0  # seconds between writes of the address book
+FEW = 3  # peers below which the rendezvous key is asked for often
+
+
+@dataclass
+class _Candidate:
+    target: PeerId | Address  # what is dialled: a peer, or a join address that names none
+    peer: PeerId | None  # who that is; None until a nameless join address was answered
+    join: Address | None = None  # set for join addresses, which are never given up
+    due: float = 0.0  # trio.current_time() of the next try
+    failures: int = 0
+    lost_at: float = -float("inf")
+    dialling: bool = False
+
+
+@dataclass
+class _Changes:
+    """Wakes the loops that wait for something to do."""
+
+    event: trio.Event = field(default_factory=trio.Event)
+
+    def notify(self) -> None:
+        self.event.set()
+        self.event = trio.Event()
+
+
+class Discovery:
+    """`run()` looks for peers until cancelled; it never raises for what peers do."""
+
+    def __init__(
+        self,
+        network: Network,
+        book: AddressBook,
+        *,
+        join: tuple[Address, ...] = (),
+        rendezvous: bytes | None = None,
+        runner: Runner = inline,
+    ) -> None:
+        self._network = network
+        self._book = book
+        self._rendezvous = rendezvous
+        self._runner = runner
+        self._random = random.Random(network.me)
+        self._candidates: dict[PeerId | Address, _Candidate] = {}  # by target
+        self._came_at: dict[PeerId, float] = {}  # connected peers; trio.current_time()
+        self._failures: dict[Address, str] = {}
+        self._changes = _Changes()
+        for address in join:
+            self._add_join(address)
+        for peer, addresses in book.entries():
+            network.learn(peer, addresses)
+            self._add(peer)
+
+    def set_rendezvous(self, key: bytes | None) -> None:
+        """Meet others under `key` (32 bytes, the run id) from now on."""
+        self._rendezvous = key
+        self._changes.notify()
+
+    def join_failures(self) -> dict[Address, str]:
+        """Why join addresses could not be reached, for those that are not connected now."""
+        return dict(self._failures)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with self._network.watch_peers() as events:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow, events)
+                nursery.start_soon(self._meet)
+                nursery.start_soon(self._keep_book)
+                for view in self._network.peers():
+                    self._came(view.peer)
+                task_status.started()
+                await self._dial_when_due(nursery)
+
+    def _add_join(self, address: Address) -> None:
+        endpoint = parse(address)
+        if endpoint is None:
+            self._failures[address] = f"{address} is not a join address: {EXPECTED}"
+            return
+        peer: PeerId | None = None
+        if endpoint.peer is not None:
+            try:
+                peer = peer_of(address)
+            except ValueError:
+                self._failures[address] = f"{address} does not end in a peer id: copy it whole, or leave out /p2p/"
+                return
+            if peer == self._network.me:
+                self._failures[address] = f"{address} is this node's own address"
+                return
+            self._network.learn(peer, (address,))
+        self._candidates[peer or address] = _Candidate(peer or address, peer, join=address)
+
+    def _add(self, peer: PeerId) -> None:
+        if peer != self._network.me and peer not in self._candidates and len(self._candidates) < CANDIDATES:
+            self._candidates[peer] = _Candidate(peer, peer)
+            self._changes.notify()
+
+    async def _follow(self, events: trio.MemoryReceiveChannel[PeerEvent]) -> None:
+        async for event in events:
+            if event.moved:
+                self._note(event.peer)
+            elif event.up:
+                self._came(event.peer)
+            else:
+                self._went(event.peer)
+            self._changes.notify()
+
+    def _came(self, peer: PeerId) -> None:
+        self._came_at[peer] = trio.current_time()
+        for candidate in self._candidates.values():
+            if candidate.peer == peer and candidate.join is not None:
+                self._failures.pop(candidate.join, None)
+        self._note(peer)
+
+    def _note(self, peer: PeerId) -> None:
+        view = next((view for view in self._network.peers() if view.peer == peer), None)
+        addresses = tuple(dict.fromkeys((view.addresses if view else ()) + self._addresses(peer)))
+        self._book.answered(peer, addresses, view.group if view else None)
+
+    def _addresses(self, peer: PeerId) -> tuple[Address, ...]:
+        return self._network.known_addresses(peer)
+
+    def _went(self, peer: PeerId) -> None:
+        now = trio.current_time()
+        self._make_room()
+        self._candidates.setdefault(peer, _Candidate(peer, peer))
+        affected = [candidate for candidate in self._candidates.values() if candidate.peer == peer]
+        if now - self._came_at.pop(peer, now) < BRIEF:
+            for candidate in affected:
+                candidate.failures += 1
+                candidate.due = now + self._pause(candidate)
+            return
+        for candidate in affected:
+            candidate.lost_at, candidate.failures = now, 0
+            candidate.due = now + self._random.uniform(0.2, 1.0)  # apart from the other side, which lost us too
+        lost = sorted((c for c in self._candidates.values() if c.lost_at > now - LOSS), key=lambda c: c.lost_at)
+        for oldest in lost[:-LOST_PEERS]:
+            oldest.lost_at = -float("inf")
+        if not self._network.peers():
+            for other in self._candidates.values():
+                other.failures = min(other.failures, 1)
+                other.due = min(other.due, now + self._random.uniform(0.2, 1.0))
+
+    def _make_room(self) -> None:
+        """Forget the candidates that failed most often: strangers that come and go must not fill the memory."""
+        spare = [c for c in self._candidates.values() if c.join is None and not c.dialling]
+        spare.sort(key=lambda c: (c.failures, -c.lost_at))
+        while len(self._candidates) >= CANDIDATES and spare:
+            del self._candidates[spare.pop().target]
+
+    def _wanted(self, candidate: _Candidate, connected: set[PeerId]) -> bool:
+        if candidate.dialling or candidate.peer in connected:
+            return False
+        just_lost = candidate.lost_at > trio.current_time() - LOSS
+        return candidate.join is not None or just_lost or len(connected) < ENOUGH
+
+    async def _dial_when_due(self, nursery: trio.Nursery) -> None:
+        while True:
+            changed = self._changes.event
+            connected = {view.peer for view in self._network.peers()}
+            wanted = sorted(
+                (c for c in self._candidates.values() if self._wanted(c, connected)), key=lambda c: (c.due, c.target)
+            )
+            free = AT_ONCE - sum(c.dialling for c in self._candidates.values())
+            now = trio.current_time()
+            for candidate in wanted[:free]:
+                if candidate.due <= now:
+                    candidate.dialling = True
+                    nursery.start_soon(self._try, candidate)
+            pending = [c.due for c in wanted if not c.dialling]
+            # Without a free dial there is nothing to wake up for before one ends.
+            until = min(pending, default=float("inf")) if free else float("inf")
+            with trio.move_on_at(max(until, now)):
+                await changed.wait()
+
+    async def _try(self, candidate: _Candidate) -> None:
+        try:
+            peer = await self._network.connect(candidate.target, timeout=DIAL)
+            if all(view.peer != peer for view in self._network.peers()):
+                raise Unreachable(f"{peer} hung up at once: one of the two has enough peers")
+            self._answered(candidate, peer)
+        except NetworkError as error:
+            candidate.failures += 1
+            if candidate.join is not None:
+                if candidate.failures == 1:
+                    log.info("join address %s: %s", candidate.join, error)
+                self._failures[candidate.join] = str(error)
+            candidate.due = trio.current_time() + self._pause(candidate)
+        finally:
+            candidate.dialling = False
+            self._changes.notify()
+
+    def _answered(self, candidate: _Candidate, peer: PeerId) -> None:
+        if candidate.join is not None:
+            self._failures.pop(candidate.join, None)
+        if candidate.join is None or candidate.peer == peer:
+            return
+        candidate.peer = peer  # a nameless join address
+        log.warning(
+            "join address %s was answered by %s, and nothing says that this is the right node; "
+            "to have it checked, end the address in /p2p/%s",
+            candidate.join,
+            peer,
+            peer,
+        )
+        self._network.learn(peer, (with_peer(candidate.join, peer),))
+        self._note(peer)
+
+    def _pause(self, candidate: _Candidate) -> float:
+        """Seconds until the next try: 1, 2, 4 … with a quarter of jitter."""
+        just_lost = candidate.lost_at > trio.current_time() - LOSS
+        longest = QUICK if just_lost or not self._network.peers() else SLOW
+        pause: float = min(longest, 2.0 ** min(candidate.failures - 1, 10))
+        return pause * self._random.uniform(0.75, 1.25)
+
+    async def _meet(self) -> None:
+        """Announce the rendezvous key and dial who else did, often while there are few peers."""
+        provided: bytes | None = None
+        pause = 1.0
+        while True:
+            changed = self._changes.event
+            key = self._rendezvous
+            peers = len(self._network.peers())
+            if key is not None and peers:
+                try:
+                    if key != provided:
+                        await self._network.provide(key)
+                        provided, pause = key, 1.0
+                    if peers < ENOUGH:
+                        for peer in await self._network.find_providers(key):
+                            self._add(peer)
+                except (NetworkError, ValueError) as error:
+                    log.warning("looking for others of this run failed: %s", error)
+                longest = 5.0 if peers < FEW else SLOW
+                pause = min(longest, 2 * pause)
+                await trio.sleep(pause * self._random.uniform(0.75, 1.25))
+            else:
+                pause = 1.0
+                await changed.wait()
+
+    async def _keep_book(self) -> None:
+        """Write the address book a little after it changed, and at the end."""
+        try:
+            while True:
+                await self._changes.event.wait()
+                await trio.sleep(SAVE)
+                for view in self._network.peers():  # identify may have told more addresses since
+                    self._note(view.peer)
+                await self._runner(self._book.save)
+        finally:
+            with trio.CancelScope(shield=True), contextlib.suppress(OSError):
+                await self._runner(self._book.save)

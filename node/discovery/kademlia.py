@@ -1,0 +1,275 @@
+"""This node's part in the Kademlia DHT: py-libp2p's `KadDHT` answers others, in server mode, within limits of ours.
+
+Upstream's routing table and handlers are used as they are, but for
+- values and providers: kept in stores of our own (`dht_stores`), which are bounded;
+- streams: upstream admits 12 at once and waits for ever for what they say, so 12 silent streams of one stranger end
+  a node's part in the DHT. Here each peer may have some, each for a while, and with questions of a bounded size.
+
+Upstream's own lookups are not used. They answer from the local store first (so a node that provides a key finds only
+itself, and a reader of a value sees no newer one for a day), wait up to 10 s for each dead peer, follow whatever closer
+peers a liar invents, and say nothing about failed stores. `find_providers`, `get` and `put` here ask one peer;
+`protocols.lookup` decides whom.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakValueDictionary
+
+import base58
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.abc import IHost, INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.kad_dht.common import PROTOCOL_ID
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.kad_dht.pb.kademlia_pb2 import Record as StoredRecord
+from libp2p.peer.id import ID
+from libp2p.records.validator import NamespacedValidator
+from multiaddr import Multiaddr
+
+from swarmnode.node.discovery.dht_stores import Providers as ProviderKeys
+from swarmnode.node.discovery.dht_stores import RecordStore, RecordValidator
+from swarmnode.node.host.addresses import with_peer
+from swarmnode.node.host.limits import DhtLimits
+from swarmnode.protocols.dht.lookup import sorted_by_distance
+from swarmnode.protocols.dht.records import NAMESPACE, BadRecord
+from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
+from swarmnode.protocols.peers.diversity import Group, group_of_addresses, spread
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.wire import WireError
+
+log = logging.getLogger(__name__)
+
+ASKS = 4  # questions of ours in flight to one peer: half of what a peer of our kind admits
+ASK = 2.0  # seconds to open a stream, dialling included
+REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
+CLOSER = 20  # closer peers taken from an answer: Kademlia's k
+ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
+PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
+PER_RELAY = 5  # peers reached through one relay in a bucket, which has room for 20
+LIMITS = DhtLimits()
+
+QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
+_asking: ContextVar[PeerId | None] = ContextVar("_asking", default=None)  # whose stream the task answers
+
+Providers = dict[PeerId, tuple[Address, ...]]
+
+
+class Kademlia(KadDHT):
+    """Serves the DHT as soon as it is made, and asks one peer at a time on behalf of lookups."""
+
+    def __init__(
+        self,
+        host: IHost,
+        network: Network,
+        *,
+        group: Callable[[PeerId], Group] = lambda peer: None,
+        limits: DhtLimits = LIMITS,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`group` tells where a connected peer connects from."""
+        self._connected_from = group
+        self._limits = limits
+        self.offences = Offences(str(PROTOCOL_ID))
+        self._streams: Counter[PeerId] = Counter()
+        self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
+        self._network = network
+        self.records = RecordStore(host, network.verify, now, limits=limits, refused=self._refused)
+        validator = NamespacedValidator({NAMESPACE: RecordValidator(self.records)}, strict_validation=True)
+        super().__init__(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
+        self.value_store = self.records
+        self.provider_store: ProviderKeys = ProviderKeys(host, limits)
+
+    async def handle_stream(self, stream: INetStream) -> None:
+        peer = str(stream.muxed_conn.peer_id)
+        if self.offences.refuses(peer) is not None:
+            await stream.reset()
+            return
+        if self._streams[peer] >= self._limits.streams:
+            self.offences.note(peer, f"more than {self._limits.streams} streams", Kind.LOAD)
+            await stream.reset()
+            return
+        self._streams[peer] += 1
+        _asking.set(peer)
+        try:
+            with trio.move_on_after(self._limits.stream) as scope:
+                await self._do_handle_stream(_Measured(stream, self._limits.message))  # type: ignore[arg-type]
+            if scope.cancelled_caught:
+                await stream.reset()
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(QUESTIONS, self._streams.total)
+        for part in (self.records, self.provider_store, self.offences):
+            part.measure(metrics)
+
+    def blame(self, peer: PeerId, error: BadRecord) -> None:
+        """`peer` gave what is no valid record: an offence, where no honest node would have."""
+        if error.why != "expired":
+            self.offences.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
+
+    def _refused(self, error: BadRecord) -> None:
+        peer = _asking.get()
+        if peer is not None:
+            self.blame(peer, error)
+
+    def speakers(self) -> list[PeerId]:
+        """Connected peers that said in identify that they speak Kademlia."""
+        store, protocol = self.host.get_peerstore(), str(TProtocol(PROTOCOL_ID))
+        return [
+            str(peer)
+            for peer in self.host.get_connected_peers()
+            if store.has_peer(peer) and store.supports_protocols(peer, [protocol])
+        ]
+
+    async def first_hand(self, key: bytes) -> list[PeerId]:
+        """Where a lookup of `key` begins: the closest of the table, those connected, and before all the `anchors`."""
+        await self.fill_table()
+        speakers = sorted_by_distance(key, self.speakers())
+        table = [str(peer) for peer in self.routing_table.find_local_closest_peers(key, CLOSER)]
+        known = list(dict.fromkeys((*self.anchors(), *table, *speakers)))
+        return spread(known, self._group_of)[: ANCHORS + 2 * CLOSER]
+
+    def _group_of(self, peer: PeerId) -> Group:
+        """Where it connects from; of one that is not connected, where it says that it is."""
+        return self._connected_from(peer) or group_of_addresses(self._network.known_addresses(peer))
+
+    async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
+        """Put a peer into the table, unless its bucket has as many from there as it may have.
+
+        Upstream has the same rule and applies it to addresses that a peer claims.
+        """
+        peer, table = str(peer_id), self.routing_table
+        group = self._group_of(peer)
+        if group is not None and not table.peer_in_table(peer_id):
+            there = sum(self._group_of(str(other)) == group for other in table.find_bucket(peer_id).peer_ids())
+            if there >= (PER_RELAY if group.startswith("via ") else PER_PREFIX):
+                return False
+        return bool(await super().add_peer(peer_id, skip_server_mode_check=skip_server_mode_check))
+
+    async def fill_table(self) -> None:
+        """Put those connected that speak Kademlia into the table, for lookups of ours and of others."""
+        for peer in map(ID.from_base58, self.speakers()):
+            if not self.routing_table.peer_in_table(peer):
+                await self.add_peer(peer, skip_server_mode_check=True)
+
+    def anchors(self) -> list[PeerId]:
+        """The peers connected longest: identities ground to crowd a key out of sight do not come before these."""
+        speakers = set(self.speakers())
+        views = sorted(self._network.peers(), key=lambda view: view.connected_at)
+        oldest = spread((view for view in views if view.peer in speakers), lambda view: view.group)
+        return [view.peer for view in oldest][:ANCHORS]
+
+    # -- one question to one peer
+
+    async def find_providers(self, peer: PeerId, key: bytes) -> tuple[Providers, list[PeerId]]:
+        """Who `peer` says provides `key`, and the closer peers that it knows. Raises NetworkError."""
+        answer = await self._exchange(peer, Message(type=Message.MessageType.GET_PROVIDERS, key=key))
+        providers: Providers = {}
+        for told in answer.providerPeers[:CLOSER]:
+            name, addresses = _named(told)
+            if name != self._network.me:
+                providers.setdefault(name, addresses)
+        return providers, self._closer(answer)
+
+    async def announce(self, peer: PeerId, key: bytes) -> None:
+        """Tell `peer` that this node provides `key`. Raises NetworkError."""
+        message = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
+        addresses = [address.to_bytes() for address in self.host.get_addrs()]
+        message.providerPeers.add(id=self.host.get_id().to_bytes(), addrs=addresses)
+        await self._exchange(peer, message, silent=True)
+
+    async def get(self, peer: PeerId, key: bytes) -> tuple[bytes | None, list[PeerId]]:
+        """The bytes, unchecked, that `peer` holds under `key`, and the closer peers it knows. Raises NetworkError."""
+        answer = await self._exchange(peer, Message(type=Message.MessageType.GET_VALUE, key=key))
+        value = answer.record.value if answer.HasField("record") and answer.record.key == key else None
+        return value or None, self._closer(answer)
+
+    async def put(self, peer: PeerId, key: bytes, raw: bytes) -> bool:
+        """Whether `peer` says that it keeps the record now. Raises NetworkError."""
+        record = StoredRecord(key=key, value=raw)
+        answer = await self._exchange(peer, Message(type=Message.MessageType.PUT_VALUE, key=key, record=record))
+        return bool(answer.type == Message.MessageType.PUT_VALUE and answer.key == key)
+
+    async def _exchange(self, peer: PeerId, message: Message, *, silent: bool = False) -> Message:
+        """The answer of `peer`; with `silent`, of one that may close the stream without (go-libp2p, ADD_PROVIDER)."""
+        line = self._lines.setdefault(peer, trio.Semaphore(ASKS))
+        async with line:
+            try:
+                stream = await self._network.open_stream(peer, str(PROTOCOL_ID), timeout=ASK)
+            except NetworkError:
+                self.routing_table.remove_peer(ID.from_base58(peer))
+                raise
+            try:
+                await stream.send_all(frame(message.SerializeToString()))
+                if silent:
+                    await stream.send_eof()  # only here: upstream resets a stream that ends, the answer with it
+                raw = await FrameReader(stream, limit=REPLY).frame()
+                if raw is None and not silent:
+                    raise NetworkError(f"{peer} closed the stream without an answer")
+                return Message.FromString(bytes(raw or b""))
+            except (WireError, DecodeError) as error:
+                self.offences.note(peer, str(error))
+                raise NetworkError(f"{peer} broke the rules of Kademlia: {error}") from None
+            finally:
+                with trio.CancelScope(shield=True):  # aclose never waits long
+                    await stream.aclose()
+
+    def _closer(self, answer: Message) -> list[PeerId]:
+        """Closer peers of an answer. Where to dial them is learned only of peers that nothing is known about."""
+        closer = []
+        for told in answer.closerPeers[:CLOSER]:
+            peer, addresses = _named(told)
+            if peer == self._network.me:
+                continue
+            closer.append(peer)
+            if addresses and not self._network.known_addresses(peer):
+                self._network.learn(peer, addresses)
+        return closer
+
+
+class _Measured:
+    """A stream on which no question is longer than `most` bytes: upstream allows 4 MiB for each."""
+
+    def __init__(self, stream: INetStream, most: int) -> None:
+        self._stream = stream
+        self._most = most
+        self._read = 0  # since the last answer
+
+    async def read(self, n: int | None = None) -> bytes:
+        chunk = await self._stream.read(n)
+        self._read += len(chunk)
+        if self._read > self._most:
+            raise NetworkError(f"a question of more than {self._most} bytes")
+        return chunk
+
+    async def write(self, data: bytes) -> None:
+        self._read = 0
+        await self._stream.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _named(told: Any) -> tuple[PeerId, tuple[Address, ...]]:
+    """A peer in an answer, with those of its addresses that can be read."""
+    peer = base58.b58encode(told.id).decode()
+    addresses = []
+    for raw in told.addrs[:16]:
+        try:
+            addresses.append(with_peer(str(Multiaddr(raw)), peer))
+        except Exception as error:  # multiaddr raises many kinds for what it cannot read
+            log.debug("Kademlia: an unreadable address of %s: %r", peer, error)
+    return peer, tuple(addresses)

@@ -1,0 +1,283 @@
+"""Where peers may be dialled, and dialling them: one dial a peer at a time, its addresses raced a little apart.
+
+A join address may say where without saying who: then the Noise handshake tells who answered. Names are resolved anew
+for each dial, so a seed that moved is found again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+
+import trio
+from libp2p.abc import IRawConnection
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from swarmnode.node.host import addresses as multiaddrs
+from swarmnode.node.host.connections import Connections
+from swarmnode.node.host.endpoint import FAMILIES, Endpoint, parse
+from swarmnode.node.host.libp2p_host import UPGRADE
+from swarmnode.protocols.network import Address, PeerId, Unreachable
+from swarmnode.protocols.peers.scoring import Conduct, Standing
+
+log = logging.getLogger(__name__)
+
+STAGGER = 0.2  # seconds before the next address of a peer is tried beside the first
+RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
+MAX_ADDRESSES = 16  # remembered per peer, and taken from a name
+MAX_KNOWN = 2048  # peers whose addresses are remembered
+KEPT = 3600  # seconds that the peer store, from which Kademlia tells others, keeps an address
+
+
+class Dialler:
+    """Dials run in the nursery given to `run_in`; callers that come while a dial is under way share its result."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        swarm: Swarm,
+        connections: Connections,
+        conduct: Conduct,
+        mine: Callable[[], tuple[Address, ...]],
+        through: Callable[[PeerId, PeerId], Awaitable[None]],
+    ) -> None:
+        """`mine` gives this node's own addresses; `through(relay, peer)` connects to a peer behind a relay."""
+        self._me = me
+        self._swarm = swarm
+        self._connections = connections
+        self._conduct = conduct
+        self._mine = mine
+        self._through = through
+        self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
+        self._under_way: dict[PeerId | Address, _Dial] = {}
+        self._nursery: trio.Nursery | None = None
+
+    def run_in(self, nursery: trio.Nursery | None) -> None:
+        self._nursery = nursery
+
+    def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+        fresh = [multiaddrs.with_peer(address, peer) for address in addresses if parse(address)]
+        known = tuple(dict.fromkeys(fresh + list(self._known.pop(peer, ()))))[:MAX_ADDRESSES]
+        if known:
+            self._known[peer] = known
+            self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(multiaddrs.without_peer(a)) for a in known], KEPT)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def known(self, peer: PeerId) -> tuple[Address, ...]:
+        told = list(self._known.get(peer, ()))
+        store = self._swarm.peerstore
+        try:
+            if store.has_peer(peer_id(peer)):
+                told += [multiaddrs.with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
+        except Exception as error:  # PeerStoreError: all its addresses expired
+            log.debug("no stored addresses of %s: %s", peer, error)
+        return tuple(address for address in dict.fromkeys(told) if parse(address))[:MAX_ADDRESSES]
+
+    async def dial(self, peer: PeerId) -> None:
+        """Connect to `peer` where it is known to be. Raises Unreachable, also where the peer is banned."""
+        if self._conduct.standing(peer) is Standing.BANNED:
+            await trio.lowlevel.checkpoint()
+            raise Unreachable(f"{peer} broke rules, and this node keeps away from it for a while: see swarmnode peers")
+        try:
+            await self._share(peer, partial(self._reach, peer))
+        except Unreachable:
+            if self._connections.best(peer) is None:
+                raise
+
+    async def dial_whoever(self, place: Address) -> PeerId:
+        """Connect to whoever answers at `place`, a multiaddr without a peer; who it was. Raises Unreachable."""
+        return await self._share(place, partial(self._reach_whoever, place))
+
+    async def _share(self, target: PeerId | Address, reach: Callable[[], Awaitable[PeerId]]) -> PeerId:
+        dial = self._under_way.get(target)
+        if dial is None:
+            if self._nursery is None:
+                raise Unreachable("the network is not running")
+            dial = self._under_way[target] = _Dial()
+            self._nursery.start_soon(self._carry_out, target, dial, reach)
+        dial.waiting += 1
+        try:
+            await dial.done.wait()
+        finally:
+            dial.waiting -= 1
+            if not dial.waiting:
+                dial.scope.cancel()  # nobody wants it any more
+                if self._under_way.get(target) is dial:
+                    del self._under_way[target]
+        if dial.answered is None:
+            raise Unreachable(dial.error)
+        return dial.answered
+
+    async def _carry_out(self, target: PeerId | Address, dial: _Dial, reach: Callable[[], Awaitable[PeerId]]) -> None:
+        try:
+            with dial.scope:
+                dial.answered = await reach()
+        except Unreachable as error:
+            dial.error = str(error)
+        finally:
+            if self._under_way.get(target) is dial:
+                del self._under_way[target]
+            dial.done.set()
+
+    async def _reach(self, peer: PeerId) -> PeerId:
+        # Nobody else is where this node listens; but others are behind the same relays.
+        mine = {multiaddrs.without_peer(address) for address in self._mine() if multiaddrs.CIRCUIT not in address}
+        candidates = [address for address in self.known(peer) if multiaddrs.without_peer(address) not in mine]
+        if not candidates:
+            raise Unreachable(f"no address of {peer} is known")
+        candidates.sort(key=lambda address: multiaddrs.CIRCUIT in address)  # a direct way is tried before a relayed one
+
+        async def dial(address: Address) -> PeerId:
+            endpoint = parse(address)
+            if endpoint is not None and endpoint.relay is not None:
+                self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
+                await self._through(endpoint.relay, peer)
+            else:
+                await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
+            return peer
+
+        try:
+            return await _first(candidates, dial)
+        except _Failed as failed:
+            raise Unreachable(f"{peer} could not be reached ({'; '.join(failed.reasons)})") from failed
+
+    async def _reach_whoever(self, place: Address) -> PeerId:
+        try:
+            return await _first([place], self._dial_whoever)
+        except _Failed as failed:
+            raise Unreachable("; ".join(failed.reasons)) from failed
+
+    async def _dial_whoever(self, address: Address) -> PeerId:
+        """As `Swarm.dial_addr`, which cannot do without a peer id: connect, secure, multiplex, register."""
+        where = Multiaddr(address)
+        transport = self._swarm.transport_manager.transport_for_dialing(where)
+        assert transport is not None
+        raw = await transport.dial(where)
+        assert isinstance(raw, IRawConnection)
+        try:
+            upgrader = self._swarm.upgrader
+            with trio.fail_after(UPGRADE):
+                secured = await upgrader.security_multistream.secure_outbound(raw, None)  # type: ignore[arg-type]
+                peer = str(secured.get_remote_peer())
+                if peer == self._me:
+                    raise Unreachable("it is this node itself")
+                if self._connections.best(peer) is not None:
+                    await secured.close()
+                    return peer
+                self.learn(peer, (address,))
+                muxed = await upgrader.upgrade_connection(secured, peer_id(peer))
+            await self._swarm.add_conn(muxed, direction="outbound")
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await raw.close()
+            raise
+        return peer
+
+
+class _Dial:
+    """A dial under way: who waits for it, who answered, or why nobody did."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.done = trio.Event()
+        self.waiting = 0
+        self.answered: PeerId | None = None
+        self.error = "the dial was cancelled"
+
+
+class _Failed(Exception):
+    """No address worked."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+async def _first(addresses: Iterable[Address], dial: Callable[[Address], Awaitable[PeerId]]) -> PeerId:
+    """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
+
+    A name is replaced by what it resolves to, raced the same way.
+    """
+    reasons: list[str] = []
+    answered: PeerId | None = None
+
+    async def attempt(address: Address, ended: trio.Event) -> None:
+        nonlocal answered
+        endpoint = parse(address)
+        assert endpoint is not None
+        try:
+            if endpoint.is_name:
+                answered = await _first(await _resolve(endpoint), dial)
+            else:
+                with trio.fail_after(2 * UPGRADE):
+                    answered = await dial(address)
+            nursery.cancel_scope.cancel()
+        except _Failed as failed:
+            reasons.extend(f"{endpoint.place} is {reason}" for reason in failed.reasons)
+        except Exception as error:
+            reasons.append(f"{endpoint.place}: {_reason(error)}")
+        finally:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            ended = trio.Event()
+            nursery.start_soon(attempt, address, ended)
+            with trio.move_on_after(STAGGER):
+                await ended.wait()
+    if answered is None:
+        raise _Failed(reasons)
+    return answered
+
+
+async def _resolve(name: Endpoint) -> list[Address]:
+    """The name's addresses, in the system's order. Raises Unreachable."""
+    try:
+        with trio.fail_after(RESOLVE):  # getaddrinfo runs in a thread, which is left behind when it is too slow
+            found = await trio.socket.getaddrinfo(
+                name.host, name.port, family=FAMILIES[name.kind], type=socket.SOCK_STREAM
+            )
+    except trio.TooSlowError:
+        raise Unreachable(f"the name {name.host} was not resolved within {RESOLVE:g} s") from None
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"the name {name.host} cannot be resolved ({error.args[-1]})") from None
+    hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
+    places = dict.fromkeys(f"/{kind}/{host}/tcp/{name.port}" for kind, host in hosts)
+    dialable = [f"{place}/p2p/{name.peer}" if name.peer else place for place in places if parse(place)]
+    if not dialable:
+        raise Unreachable(f"the name {name.host} has no address of this kind that can be dialled")
+    return dialable[:MAX_ADDRESSES]
+
+
+def peer_id(peer: PeerId) -> ID:
+    return ID.from_string(peer)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause in few words."""
+    while True:
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        if inner is None:
+            break
+        error = inner
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused, nothing listens there"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    if "does not correspond" in str(error):  # the Noise handshake's words
+        other = re.search(r"remote_peer_id_from_pubkey=(\w+)", str(error))
+        return f"answers as another peer{', ' + other[1] if other else ''}"
+    if isinstance(error, trio.TooSlowError):
+        return "no answer"
+    if isinstance(error, (SwarmException, Unreachable)):
+        return str(error)
+    return f"no node of this kind answers ({str(error) or type(error).__name__})"  # the handshakes made no sense

@@ -1,0 +1,150 @@
+"""How the py-libp2p host is made: what it offers, what it limits, and what it leaves to us.
+
+Only Noise and Yamux over TCP are offered and accepted. Limits stand where upstream enforces them. Upstream's own
+re-dialling of known peers and its retries are off: `node.discovery` decides whom to dial, and when.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.identity.identify import identify
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.rcmgr.connection_limits import ConnectionLimits as EstablishedLimits
+from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.handshakes import Handshakes
+from swarmnode.node.host.limits import ConnectionLimits, Limits
+from swarmnode.node.host.metered_tcp import Meter, MeteredTCP
+from swarmnode.protocols.network import NetworkError
+
+if TYPE_CHECKING:
+    from swarmnode.node.identity import Identity
+
+log = logging.getLogger(__name__)
+
+UPGRADE = ConnectionLimits().handshake  # seconds for the handshakes of a connection
+
+
+class PortTaken(NetworkError):
+    """Another program listens on the port. The text says what to do."""
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """How a host faces the network."""
+
+    listen: tuple[str, ...]  # multiaddrs, "/ip4/0.0.0.0/tcp/4077"; port 0 takes any free one
+    announce: tuple[str, ...] = ()  # multiaddrs told to others instead of those of the interfaces
+    mdns: bool = False  # find peers on the local network
+    up: float = 0.0  # bytes per second at the sockets, all peers together; 0 = no cap
+    down: float = 0.0
+    max_peers: int = 64
+    agent: str = "swarmnode"
+    limits: Limits = field(default_factory=Limits)  # its `connections.peers` gives way to `max_peers`
+
+    @property
+    def connections(self) -> ConnectionLimits:
+        """The limits on connections, with the owner's number of peers."""
+        return replace(self.limits.connections, peers=self.max_peers)
+
+
+def make_host(
+    identity: Identity,
+    settings: HostSettings,
+    meter: Meter,
+    handshakes: Handshakes,
+    announced: Callable[[list[Multiaddr]], list[Multiaddr]],
+) -> Any:
+    """A host that does not listen yet. `announced` gives the addresses to tell others."""
+    _quiet_libp2p()
+    identify.AGENT_VERSION = settings.agent
+    keys = create_new_key_pair(identity.private_key.private_bytes_raw())
+    noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+    limits = settings.connections
+    most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
+    pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
+    host = new_host(
+        key_pair=keys,
+        transports=[MeteredTCP(meter, handshakes)],
+        sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
+        muxer_preference="YAMUX",
+        addrs_factory=announced,
+        negotiate_timeout=math.ceil(UPGRADE),
+        connection_config=ConnectionConfig(
+            max_connections=most,
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=most,
+            max_connections_per_peer=limits.per_peer,
+            inbound_upgrade_timeout=limits.handshake,
+            outbound_upgrade_timeout=limits.handshake,
+        ),
+        resource_manager=ResourceManager(
+            limits=ResourceLimits(max_connections=2 * most + pending, max_streams=most * limits.streams),
+            connection_limits=EstablishedLimits(max_established_per_peer=limits.per_peer, max_established_total=most),
+            enable_metrics=False,
+            enable_memory_limits=False,
+            enable_circuit_breaker=False,
+            enable_graceful_degradation=False,
+        ),
+    )
+    swarm = host.get_network()
+    assert isinstance(swarm, Swarm)
+    swarm.retry_config = RetryConfig(max_retries=0)
+    swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
+    swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]
+    return host
+
+
+def _quiet_libp2p() -> None:
+    """What peers do wrong is logged here, with the peer; upstream logs it as errors, a traceback each."""
+    if not log.isEnabledFor(logging.DEBUG):
+        logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+
+
+def check_free(address: Multiaddr) -> None:
+    """Raise PortTaken where someone listens: upstream binds with SO_REUSEPORT and would share the port in silence."""
+    _, family, host, _, port = str(address).split("/")[:5]
+    if port == "0":
+        return
+    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise NetworkError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+            raise PortTaken(
+                f"port {port} is in use by another program, perhaps another swarmnode; "
+                f"choose another with --port, or --port 0 for any free one "
+                f"(`ss -ltnp 'sport = :{port}'` shows who has it)"
+            ) from error
+
+
+class _NoAutoConnector:
+    """Stands where py-libp2p re-dials known peers by itself; `node.discovery` decides that here."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def maybe_connect(self) -> None: ...
+
+    async def run_background_task(self, nursery: object) -> None: ...
+
+    def record_disconnect(self, peer: ID) -> None: ...

@@ -1,0 +1,98 @@
+"""Everything that peers may take of this node, in one place: `Limits`, one part for each thing that enforces its own.
+
+Each field names its unit and its reason. What a peer goes beyond is waited out where waiting costs the peer alone
+(bytes a second), else refused before memory is taken; and noted as an offence, which `protocols.conduct` weighs.
+`Limits.parts_per_peer` lists what one peer can make this node keep, by doing everything at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarmnode.node.nat.relay import RelayLimits
+from swarmnode.protocols.calls.frames import RpcLimits
+from swarmnode.protocols.methods.rollouts.sharing import RolloutLimits
+from swarmnode.protocols.peers.scoring import ConductLimits
+from swarmnode.protocols.transfer.bulk import CHUNK as BULK_CHUNK
+from swarmnode.protocols.transfer.bulk import BulkLimits
+from swarmnode.protocols.transfer.shard_wire import RUN_BYTES, ShardLimits
+
+KIB, MIB = 1 << 10, 1 << 20
+SOCKET = 1 * MIB  # bytes that one connection keeps beside its streams: outbox, batch, its ciphertext, what was read
+STREAM = 12 * KIB  # bytes of an open stream: 6 KiB were measured with the least handler, others have a task more
+WANT = 4 * KIB  # bytes of a bulk or shard request
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Connections and what is on them."""
+
+    peers: int = 64  # connected at once; a seat for each in the default swarm, 2 % of a core for their pings
+    per_peer: int = 4  # connections: both sides may dial at once, and again when one side lost its end
+    handshakes: int = 64  # connections whose peer is not known yet: what 5 s each allow is 13 newcomers a second
+    handshake: float = 5.0  # seconds for it: six round trips of a slow satellite link
+    streams: int = 128  # of one peer, on all its connections. An honest one has about 30
+    streams_in_all: int = 4096  # of all peers: 48 MiB of tasks
+    unread: int = 16 * MIB  # bytes of one peer that no reader has taken yet: four streams at their widest window
+    unread_in_all: int = 128 * MIB  # beyond half of it each peer has an equal share
+    unread_chunk: int = 64  # bytes that a piece costs beside its length: a peer may send them one byte at a time
+
+
+@dataclass(frozen=True)
+class RateLimits:
+    """Bytes a second, in each direction; beyond them a peer is not read from and not written to. 0 is no limit.
+
+    Members of a run have none: the volunteer's own caps (`up`, `down`) hold for all, and a round is as fast as its
+    slowest member. The others get what a home or office network carries, which a busy machine can still encrypt.
+    """
+
+    member: float = 0.0  # bytes a second; see above
+    stranger: float = 128.0 * MIB  # bytes a second, each: the line rate of gigabit Ethernet: a fifth of a core
+    strangers: float = 256.0 * MIB  # bytes a second, all together: two such links, half a core
+    slowed: float = 64.0 * KIB  # bytes a second, a peer whose standing fell: 400 small calls, or half a large one
+
+
+@dataclass(frozen=True)
+class DhtLimits:
+    """The DHT: questions of others, and what is kept for them."""
+
+    streams: int = 8  # of one peer; go-libp2p keeps one and opens another while that is busy
+    stream: float = 30.0  # seconds that a stream of a peer lives
+    message: int = 64 * KIB  # bytes of a question: a record of 16 KiB and twenty peers with addresses take 40
+    records: int = 4096  # values kept for others in all
+    records_per_author: int = 16  # as many as a node of our kind puts: 256 KiB
+    record_bytes: int = 32 * MIB  # of all values kept
+    provider_keys: int = 8192  # keys with providers in all, of at most 20 each: 60 MiB at the very worst
+    keys_per_provider: int = 128  # twice what a node of our kind announces
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All limits of one node."""
+
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    rates: RateLimits = field(default_factory=RateLimits)
+    dht: DhtLimits = field(default_factory=DhtLimits)
+    conduct: ConductLimits = field(default_factory=ConductLimits)
+    rpc: RpcLimits = field(default_factory=RpcLimits)
+    bulk: BulkLimits = field(default_factory=BulkLimits)
+    shards: ShardLimits = field(default_factory=ShardLimits)
+    relay: RelayLimits = field(default_factory=RelayLimits)
+    rollouts: RolloutLimits = field(default_factory=RolloutLimits)
+
+    def parts_per_peer(self) -> dict[str, int]:
+        """Bytes that one peer can make this node keep at once, by where."""
+        conn, rpc, bulk, shards, dht = self.connections, self.rpc, self.bulk, self.shards, self.dht
+        pool = self.rollouts.pool
+        return {
+            "sockets": conn.per_peer * SOCKET,
+            "streams": conn.streams * STREAM,
+            "unread": conn.unread,
+            "calls: half a frame each": rpc.streams * rpc.frame,
+            "calls: requests, and answers without room": rpc.held,
+            "calls: answers queued, and one beyond": rpc.streams * (rpc.queued + rpc.frame),
+            "bulk: a chunk each": bulk.serves * (BULK_CHUNK + WANT),
+            "shards: an answer each": shards.streams * (RUN_BYTES + WANT),
+            "DHT: a question and its answer each": dht.streams * 2 * dht.message,
+            "rollouts: an author's part of the pool": int(pool.share * pool.bytes),
+        }

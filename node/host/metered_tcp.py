@@ -1,0 +1,294 @@
+"""TCP for libp2p that counts every byte at the socket and holds it to the volunteer's caps and the peer's pace.
+
+An inbound connection has a place among the handshakes until it is `settled`: then its peer is known, and its pace.
+
+Reads are buffered and exact: py-libp2p's `read_exactly` gives up after 100 pieces (`io/utils.py:54`), which a slow link
+reaches within one frame.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import trio
+from libp2p.abc import IRawConnection
+from libp2p.custom_types import THandler
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.transport.tcp.tcp import TCP, TCPListener
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.handshakes import Handshakes
+
+PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
+WIDE_PIECE = 256 * 1024  # where there is none: each piece costs as much as encrypting 64 KiB, for calls and switches
+UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
+BURST = 0.25  # seconds of traffic that an idle link may catch up on
+
+Piece = bytes | memoryview
+
+
+class TokenBucket:
+    """Lets `rate` bytes per second through on average; 0 means no cap."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._tokens = rate * BURST
+        self._filled_at = -float("inf")
+
+    async def take(self, size: int) -> None:
+        """Wait until `size` bytes may pass. Debts are allowed, so callers queue up in the order in which they came."""
+        if not self.rate:
+            return
+        now = trio.current_time()
+        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate) - size
+        self._filled_at = now
+        if self._tokens < 0:
+            await trio.sleep(-self._tokens / self.rate)
+
+    def take_now(self, size: int) -> bool:
+        """Whether `size` bytes may pass without waiting; then they have."""
+        if not self.rate:
+            return True
+        now = trio.current_time()
+        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate)
+        self._filled_at = now
+        if self._tokens < size:
+            return False
+        self._tokens -= size
+        return True
+
+
+class Pace(Protocol):
+    """How fast a peer may be read and written."""
+
+    def piece(self) -> int:
+        """How many bytes to read or write at once."""
+
+    def send_now(self, size: int) -> bool:
+        """Whether so much may be written without waiting; then it counts as written."""
+
+    async def received(self, size: int) -> None:
+        """Wait before more is read."""
+
+    async def sending(self, size: int) -> None:
+        """Wait before this is written."""
+
+
+class Meter:
+    """Bytes at all sockets of a node since its start, and the caps on them (bytes per second, 0 = none)."""
+
+    def __init__(self, *, up: float, down: float) -> None:
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.up = TokenBucket(up)
+        self.down = TokenBucket(down)
+        self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
+
+
+class MeteredStream(ReadWriteCloser):
+    """One TCP connection, on a socket of its own: trio's streams cost each small message three more system calls."""
+
+    def __init__(self, stream: trio.SocketStream, meter: Meter) -> None:
+        self._remote = _remote_of(stream)
+        self.local_port = int(stream.socket.getsockname()[1])
+        self._meter = meter
+        self._received = bytearray()
+        self._unpaid = 0  # bytes read for which nobody waited yet
+        self._socket = socket.socket(fileno=stream.socket.detach())
+        self._socket.setblocking(False)
+        self._pace: Pace | None = None
+        self._when_settled: Callable[[], None] | None = None
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+
+    def when_settled(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` when the peer is known."""
+        self._when_settled = listener
+
+    def settled(self, pace: Pace) -> None:
+        """The peer is known now, and how fast it may be."""
+        self._pace = pace
+        if self._when_settled is not None:
+            self._when_settled()
+
+    async def write(self, data: bytes) -> None:
+        view, step = memoryview(data), self._piece(self._meter.up)
+        for start in range(0, len(view), step):
+            piece = view[start : start + step]
+            if self._pace is not None:
+                await self._pace.sending(len(piece))
+            await self._meter.up.take(len(piece))
+            while piece := piece[self._sent([piece]) :]:
+                await self._until(trio.lowlevel.wait_writable)
+        await trio.lowlevel.checkpoint()
+
+    async def write_each(self, pieces: Sequence[Piece]) -> None:
+        """All the pieces, in as few system calls as there is room for, without putting them together."""
+        if self._piece(self._meter.up) < WIDE_PIECE:
+            await self.write(b"".join(pieces))
+            return
+        if self._pace is not None:
+            await self._pace.sending(sum(map(len, pieces)))
+        left = list(pieces)
+        while left := _after(left, self._sent(left)):
+            await self._until(trio.lowlevel.wait_writable)
+        await trio.lowlevel.checkpoint()
+
+    def write_now_each(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What is left of the pieces once as much has gone as goes without waiting; all where there is a cap."""
+        left = list(pieces)
+        capped = self._meter.up.rate or (self._pace is not None and not self._pace.send_now(sum(map(len, left))))
+        return left if capped else _after(left, self._sent(left))
+
+    def _sent(self, pieces: Sequence[Piece]) -> int:
+        try:
+            size = self._socket.sendmsg(pieces) if len(pieces) > 1 else self._socket.send(pieces[0])
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
+        self._meter.bytes_out += size
+        return size
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes, fewer only at the connection's end; without `n` whatever is there."""
+        wanted = 1 if n is None else n
+        while len(self._received) < wanted:
+            chunk = await self._arrived(b"")
+            if not chunk:
+                break
+            if n is None and not self._received:
+                return bytes(chunk)
+            self._received += chunk
+        size = len(self._received) if n is None else n
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+    async def read_after(self, head: bytes) -> memoryview:
+        """Whatever is there, behind `head`; nothing but `head` at the end. It is good until the next `await`."""
+        if self._received:
+            received = memoryview(head + self._received)
+            self._received.clear()
+            return received
+        return await self._arrived(head)
+
+    async def _arrived(self, head: bytes) -> memoryview:
+        if self._unpaid:
+            size, self._unpaid = self._unpaid, 0
+            await self._meter.down.take(size)  # what is not read backs up into the sender's TCP
+            if self._pace is not None:
+                await self._pace.received(size)
+        while True:
+            await self._until(trio.lowlevel.wait_readable)
+            piece = self._piece(self._meter.down)
+            scratch = self._meter.scratch
+            if len(scratch) < len(head) + piece:
+                scratch = self._meter.scratch = bytearray(len(head) + WIDE_PIECE)
+            view = memoryview(scratch)[: len(head) + piece]
+            try:
+                size = self._socket.recv_into(view[len(head) :])
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
+            self._meter.bytes_in += size
+            self._unpaid = size
+            view[: len(head)] = head
+            return view[: len(head) + size]
+
+    def _piece(self, cap: TokenBucket) -> int:
+        """How many bytes to read or write at once."""
+        own = WIDE_PIECE if self._pace is None else self._pace.piece()
+        return min(own, PIECE) if cap.rate else own
+
+    async def speaks(self) -> bool:
+        """Whether there is something to read, as soon as there is; False where the connection was closed here."""
+        try:
+            await self._until(trio.lowlevel.wait_readable)
+        except ConnectionClosedError:
+            return False
+        return True
+
+    async def _until(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
+        if self._socket.fileno() < 0:
+            raise ConnectionClosedError("TCP connection closed here", transport="tcp")
+        try:
+            await ready(self._socket)
+        except trio.ClosedResourceError as error:
+            raise ConnectionClosedError("TCP connection closed here", transport="tcp") from error
+
+    def abort(self) -> None:
+        """Close at once: whoever reads or writes finds the connection lost."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+    async def close(self) -> None:
+        self.abort()
+        await trio.lowlevel.checkpoint()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._remote
+
+
+def _after(pieces: list[Piece], size: int) -> list[Piece]:
+    """The pieces without their first `size` bytes."""
+    for index, piece in enumerate(pieces):
+        if size < len(piece):
+            return [memoryview(piece)[size:], *pieces[index + 1 :]]
+        size -= len(piece)
+    return []
+
+
+def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:
+    """IPv6 sockets name their peer with four values; upstream (`io/trio.py:103`) then says that it has no address."""
+    try:
+        host, port, *_ = stream.socket.getpeername()
+    except OSError:
+        return None  # gone already
+    return str(host), int(port)
+
+
+def metered_stream_of(secured: Any) -> MeteredStream | None:
+    """The TCP connection below a secured one; None where it runs over something else."""
+    for layer in ("conn", "read_writer", "read_write_closer", "stream"):  # session, Noise, its framing, raw connection
+        secured = getattr(secured, layer, None)
+    return secured if isinstance(secured, MeteredStream) else None
+
+
+class MeteredTCP(TCP):
+    """The stock TCP transport with metered connections in both directions."""
+
+    def __init__(self, meter: Meter, handshakes: Handshakes) -> None:
+        super().__init__()
+        self._meter = meter
+        self._handshakes = handshakes
+
+    def create_listener(self, handler_function: THandler) -> TCPListener:
+        async def metered(connection: Any) -> None:
+            stream = MeteredStream(connection.stream, self._meter)
+            host = (stream.get_remote_address() or ("", 0))[0]
+            with self._handshakes.place(host, stream.abort) as handshake:
+                stream.when_settled(partial(self._handshakes.settle, handshake))
+                with trio.move_on_after(self._handshakes.patience):
+                    handshake.spoke = await stream.speaks()
+                if handshake.spoke:
+                    await self._handshakes.turn()
+                    await handler_function(stream)
+                else:
+                    await stream.close()
+
+        return super().create_listener(metered)
+
+    async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> IRawConnection:
+        connection = await super()._dial_resolved(maddr, source)
+        assert isinstance(connection, RawConnection) and isinstance(connection.stream, TrioTCPStream)
+        connection.stream = MeteredStream(connection.stream.stream, self._meter)
+        return connection

@@ -1,0 +1,410 @@
+"""The libp2p host: `protocols.network.Network` over TCP, Noise and Yamux, faced to strangers.
+
+py-libp2p gives sockets, handshakes, identify, ping, limits and Kademlia's tables; its defects are mended in
+`libp2p_patches`. Dialling (`dialling`), peers that come and go (`connections`) and opening streams (`hoststream`) are
+our own, because upstream's wait where nobody need wait: 0.25 s a dial, 60 s before a failed peer is tried again.
+
+All tasks live in `run()`. A peer's failure ends that peer's stream or connection; a failure of the host itself is
+logged and leaves `run()` as an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import trio
+from cryptography.exceptions import InvalidSignature
+from libp2p.abc import IHost, INetConn, INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.peerstore import PeerStoreError
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+from swarmnode.node.discovery import mdns as lan
+from swarmnode.node.discovery.dht_values import DhtRecords
+from swarmnode.node.discovery.kademlia import Kademlia
+from swarmnode.node.discovery.providers import Providers
+from swarmnode.node.host import addresses as multiaddrs
+from swarmnode.node.host import patches as libp2p_patches
+from swarmnode.node.host.connections import Connection, Connections, Watcher, relay_in
+from swarmnode.node.host.dialling import Dialler, peer_id
+from swarmnode.node.host.endpoint import EXPECTED, parse
+from swarmnode.node.host.handshakes import Handshakes
+from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
+from swarmnode.node.host.metered_tcp import Meter
+from swarmnode.node.host.pace import Pacer
+from swarmnode.node.host.patches.agent_versions import KEY as AGENT
+from swarmnode.node.host.patches.yamux_session import Session
+from swarmnode.node.host.stream import Libp2pStream, Refused, agree
+from swarmnode.node.nat.circuit import Circuits
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import (
+    Address,
+    NetworkError,
+    PeerEvent,
+    PeerId,
+    PeerView,
+    ProtocolUnsupported,
+    StreamHandler,
+    Traffic,
+    Unreachable,
+)
+from swarmnode.protocols.peers.scoring import Conduct
+
+if TYPE_CHECKING:
+    from swarmnode.node.identity import Identity
+
+__all__ = ["HostSettings", "Libp2pNetwork", "PortTaken"]
+
+log = logging.getLogger(__name__)
+
+CLOSING = 1.5  # seconds to say goodbye to everybody
+
+BYTES = Metric("swarmnode_bytes_total", COUNTER, "bytes at the sockets, all overheads included", "direction")
+HANDLER_FAILURES = Metric("swarmnode_handler_failures_total", COUNTER, "faults of stream handlers", "protocol")
+
+
+class Libp2pNetwork:
+    """A node's place in the libp2p network. Use after `run()` has called `started()`."""
+
+    def __init__(self, identity: Identity, settings: HostSettings) -> None:
+        libp2p_patches.apply()
+        self._identity = identity
+        self._settings = settings
+        self._meter = Meter(up=settings.up, down=settings.down)
+        self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
+        self.conduct = Conduct(settings.limits.conduct, trio.current_time)
+        self.conduct.on_ban(self._hang_up)
+        self.pacer = Pacer(settings.limits.rates, self.conduct)
+        self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
+        self._made = False  # py-libp2p asks for the addresses while it is being made
+        self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
+        self._made = True
+        network = self._host.get_network()
+        assert isinstance(network, Swarm)
+        self._swarm = network
+        self._connections = Connections(settings.connections, self.conduct, self.pacer, self._arrived, self._drop)
+        self._swarm.register_notifee(Watcher(self._connections))
+        self.circuits = Circuits(self, self._swarm)
+        self._dialler = Dialler(
+            self.me, self._swarm, self._connections, self.conduct, lambda: self.addresses, self.circuits.dial
+        )
+        self._failures: dict[str, int] = {}
+        self._nursery: trio.Nursery | None = None
+        self._kademlia = Kademlia(self._host, self, group=self._connections.group_of, limits=settings.limits.dht)
+        self.conduct.watch(self._kademlia.offences)
+        self._providers = Providers(self._host, self, self._kademlia)
+        self.records = DhtRecords(self, self._kademlia)
+
+    @property
+    def swarm(self) -> Swarm:
+        """py-libp2p's own, for what works below streams: circuits, hole punching."""
+        return self._swarm
+
+    @property
+    def me(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return self.own_addresses if self._found_out is None or self._settings.announce else self._found_out
+
+    @property
+    def own_addresses(self) -> tuple[Address, ...]:
+        """Where this node listens, or what its owner announces instead, each ending in /p2p/<me>."""
+        if self._settings.announce:
+            told = self._settings.announce
+        elif not self._made:
+            told = ()
+        else:
+            told = multiaddrs.announced(str(address) for address in self._host.get_transport_addrs())
+        return tuple(multiaddrs.with_peer(address, self.me) for address in told)
+
+    def announce_instead(self, found: tuple[Address, ...] | None) -> None:
+        """Announce these addresses instead of the node's own, unless its owner says what to announce; None ends it."""
+        if found != self._found_out:
+            self._found_out = found
+            self._providers.addresses_changed()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled. Raises PortTaken, or NetworkError where an address cannot be listened on."""
+        listen = [Multiaddr(address) for address in self._settings.listen]
+        for address in listen:
+            check_free(address)
+        try:
+            async with background_trio_service(self._swarm):
+                try:
+                    listens = await self._swarm.listen(*listen)
+                    if listens:
+                        await self._serve_until_cancelled(task_status)
+                finally:
+                    with trio.move_on_after(CLOSING) as closing:
+                        closing.shield = True
+                        await self._host.close()
+        except* Exception:
+            log.exception("the libp2p host failed")
+            raise
+        if not listens:
+            raise NetworkError(f"cannot listen on {', '.join(self._settings.listen)}: check `listen`")
+
+    def peers(self) -> tuple[PeerView, ...]:
+        return tuple(
+            PeerView(
+                peer=peer,
+                addresses=self._addresses_of(peer, first),
+                path="direct" if self.is_direct(peer) else "relayed",
+                connected_at=first.since,
+                inbound=first.inbound,
+                agent=self._agent_of(peer),
+                group=self._connections.group_of(peer),
+            )
+            for peer, first in self._connections.peers()
+        )
+
+    def connections_of(self, peer: PeerId) -> tuple[Connection, ...]:
+        """The oldest first."""
+        return self._connections.of(peer)
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether there is a connection to `peer` without a relay."""
+        return any(connection.direct for connection in self._connections.of(peer))
+
+    def dialled_through_relay(self, peer: PeerId) -> bool:
+        """Whether all that connects `peer` are circuits that it made."""
+        connections = self._connections.of(peer)
+        return bool(connections) and all(c.inbound and not c.direct for c in connections)
+
+    def relay_of(self, peer: PeerId) -> PeerId | None:
+        """Whose circuit `peer` is reached through; None where there is a direct connection, or none at all."""
+        best = self._connections.best(peer)
+        if best is None or best.direct:
+            return None
+        return relay_in(best.conn)
+
+    def host_of(self, peer: PeerId) -> str | None:
+        """The IP address at the other end of a direct connection; None where there is none."""
+        direct = [c for c in self._connections.of(peer) if c.direct]
+        remote = direct[0].session.get_remote_address() if direct else None
+        return remote[0] if remote is not None else None
+
+    def speaks(self, peer: PeerId, protocol: str) -> bool:
+        """Whether `peer` said in identify that it serves `protocol`."""
+        with contextlib.suppress(PeerStoreError):  # nothing stored yet
+            return protocol in self._swarm.peerstore.get_protocols(peer_id(peer))
+        return False
+
+    def dial_source(self) -> tuple[str, int] | None:
+        """Where to dial from so that a NAT maps the listening port; None where this node listens on no IPv4 address."""
+        for address in self._host.get_transport_addrs():
+            endpoint = re.fullmatch(r"/ip4/([0-9.]+)/tcp/([0-9]+)(/p2p/.*)?", str(address))
+            if endpoint is not None:
+                return endpoint[1], int(endpoint[2])
+        return None
+
+    async def connect_from_listening_port(self, peer: PeerId) -> Session | None:
+        """One more connection to a directly connected peer, from the listening port; None where it failed."""
+        host, source = self.host_of(peer), self.dial_source()
+        for address in self.known_addresses(peer):
+            endpoint = parse(address)
+            if endpoint is None or endpoint.host != host or endpoint.relay is not None or source is None:
+                continue
+            try:
+                conn = await self._swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
+            except (SwarmException, OSError) as error:
+                log.debug("no connection to %s from the listening port: %s", peer, error)
+                continue
+            session = conn.muxed_conn
+            return session if isinstance(session, Session) else None
+        return None
+
+    def rtt(self, peer: PeerId) -> float | None:
+        """Round-trip time in seconds from the connection's own pings; None until the first came back."""
+        for connection in self._connections.of(peer):
+            if connection.session.rtt():
+                return connection.session.rtt()
+        return None
+
+    def traffic(self) -> Traffic:
+        return Traffic(bytes_in=self._meter.bytes_in, bytes_out=self._meter.bytes_out)
+
+    def sign(self, message: bytes) -> bytes:
+        return self._identity.private_key.sign(message)
+
+    def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        try:
+            multiaddrs.public_key(peer).verify(signature, message)
+        except (InvalidSignature, ValueError, TypeError):
+            return False
+        return True
+
+    def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+        if peer != self.me:
+            self._dialler.learn(peer, addresses)
+
+    def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
+        return self._dialler.known(peer)
+
+    async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(timeout):
+            endpoint = parse(target)
+            if endpoint is not None and endpoint.peer is None:
+                return await self._dialler.dial_whoever(endpoint.place)
+            peer = self._peer_of(target)
+            if self._connections.best(peer) is None:
+                if endpoint is not None:
+                    self.learn(peer, (target,))
+                await self._dialler.dial(peer)
+            return peer
+        raise Unreachable(f"{target} did not answer within {timeout:g} s")
+
+    def _peer_of(self, target: PeerId | Address) -> PeerId:
+        try:
+            peer = multiaddrs.peer_of(target) if target.startswith("/") else target
+            multiaddrs.public_key(peer)
+        except ValueError as error:
+            nobody = target.startswith("/") and "/p2p/" not in target
+            raise Unreachable(f"{target} cannot be dialled: {EXPECTED}" if nobody else str(error)) from error
+        if peer == self.me:
+            raise Unreachable(f"{target} is this node itself")
+        return peer
+
+    async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> Libp2pStream:
+        with trio.move_on_after(timeout):
+            await self.connect(peer, timeout=timeout)
+            connection = self._connections.best(peer)
+            if connection is None:
+                raise Unreachable(f"{peer} closed the connection")
+            try:
+                stream = await connection.session.open_stream()
+            except MuxedStreamError as error:
+                raise Unreachable(f"{peer} closed the connection") from error
+            try:
+                await agree(stream, protocol)
+            except MuxedStreamError as error:
+                raise Unreachable(f"{peer} ended the stream before agreeing on {protocol}") from error
+            except Refused as error:
+                raise ProtocolUnsupported(f"{peer} does not speak {protocol}") from error
+            except BaseException:
+                stream.abort()
+                raise
+            return Libp2pStream(stream, peer)
+        raise Unreachable(f"{peer} did not answer for {protocol} within {timeout:g} s")
+
+    def serve(self, protocol: str, handler: StreamHandler) -> None:
+        async def handle(incoming: INetStream) -> None:
+            muxed = incoming.muxed_stream  # type: ignore[attr-defined]
+            stream = Libp2pStream(muxed, str(muxed.muxed_conn.peer_id))
+            if self.conduct.refusal(stream.peer) is not None:
+                muxed.abort()
+                return
+            try:
+                await handler(stream)
+            except NetworkError as error:
+                log.debug("%s with %s ended: %s", protocol, stream.peer, error)
+                muxed.abort()
+            except Exception:
+                self._failures[protocol] = self._failures.get(protocol, 0) + 1
+                log.exception("the handler of %s failed with %s", protocol, stream.peer)
+                muxed.abort()
+            except BaseException:
+                muxed.abort()
+                raise
+            else:
+                muxed.end()
+
+        self._host.set_stream_handler(TProtocol(protocol), handle)
+
+    async def provide(self, key: bytes) -> None:
+        await self._providers.provide(key)
+
+    def withdraw(self, key: bytes) -> None:
+        self._providers.withdraw(key)
+
+    async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
+        found = await self._providers.find(key, limit)
+        for peer, addresses in found.items():
+            self.learn(peer, addresses)
+        return tuple(found)
+
+    def watch_peers(self) -> AbstractContextManager[trio.MemoryReceiveChannel[PeerEvent]]:
+        return self._connections.watch()
+
+    async def _serve_until_cancelled(self, task_status: trio.TaskStatus[None]) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._dialler.run_in(nursery)
+                nursery.start_soon(self._providers.run)
+                nursery.start_soon(self.records.run)
+                if self._settings.mdns:
+                    nursery.start_soon(lan.advertise_and_listen, self._swarm, self.addresses, self._found)
+                task_status.started()
+        finally:
+            self._nursery = None
+            self._dialler.run_in(None)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
+        metrics.show(HANDLER_FAILURES, lambda: self._failures)
+        for part in (self._handshakes, self._connections, self.conduct, self.pacer, self._kademlia, self._providers):
+            part.measure(metrics)
+
+    def _hang_up(self, peer: PeerId) -> None:
+        """The peer is banned."""
+        for connection in self._connections.of(peer):
+            self._drop(connection.conn)
+
+    def _arrived(self, peer: PeerId) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._notice_identified, peer)
+
+    def _drop(self, conn: INetConn) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(conn.close)
+
+    async def _notice_identified(self, peer: PeerId) -> None:
+        """Wait until identify told what the peer speaks; it may then keep provider records."""
+        with trio.move_on_after(UPGRADE):
+            while peer in self._connections and not self._agent_of(peer):  # noqa: ASYNC110 (upstream has no event)
+                await trio.sleep(0.25)
+        if peer in self._connections:
+            self._providers.peer_arrived()
+            self.records.peer_arrived()
+
+    def _found(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """mDNS heard of `peer`."""
+        if peer == self.me or self._nursery is None:
+            return
+        self.learn(peer, addresses)
+        if peer not in self._connections and len(self._connections) < self._settings.max_peers:
+            self._nursery.start_soon(self._connect_quietly, peer)
+
+    async def _connect_quietly(self, peer: PeerId) -> None:
+        try:
+            await self.connect(peer)
+        except Unreachable as error:
+            log.debug("heard of %s on the local network: %s", peer, error)
+
+    def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
+        return [Multiaddr(multiaddrs.without_peer(address)) for address in self.addresses]
+
+    def _addresses_of(self, peer: PeerId, connection: Connection) -> tuple[Address, ...]:
+        told = self.known_addresses(peer)
+        if connection.inbound:
+            return told
+        dialled = (multiaddrs.with_peer(str(address), peer) for address in connection.conn.get_transport_addresses())
+        return tuple(dict.fromkeys([*dialled, *told]))
+
+    def _agent_of(self, peer: PeerId) -> str:
+        store = self._swarm.peerstore
+        with contextlib.suppress(Exception):  # PeerStoreError: nothing stored yet
+            return str(store.get(peer_id(peer), AGENT))
+        return ""

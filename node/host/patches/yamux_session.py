@@ -1,0 +1,403 @@
+"""A Yamux session in place of py-libp2p's, whose read and write paths hold five defects that cannot be mended apart.
+
+What breaks upstream (py-libp2p 0.8.1, `stream_muxer/yamux/yamux.py`):
+
+- :851 a cancelled `write()` leaves half a frame on the wire; Noise is out of step and the connection dies.
+- :288 a reader that stalls for 5 s makes the *writer* fail; a frozen application costs more than its own streams.
+- :1546 the receive window is only logged: a peer pushed 400 MiB into memory.
+- :1368 the read loop itself waits to hand over a stream (10 unaccepted ones) and to write answers: two peers whose
+  sockets are full wait for each other for ever.
+- :827 every frame is described for a DEBUG log that nobody reads (half of the CPU time of small frames).
+
+Here frames go through one bounded outbox that a task of its own writes, so cancelling a sender never cuts a frame, a
+full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds ends the connection.
+While nothing waits, a frame is written by whoever sends it, without waking that task; and what is answered to frames
+that arrived together goes in one write.
+A peer that sends more than its window ends its connection too. A silent connection is pinged, and given up when nothing
+at all was heard. Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md.
+
+No longer needed when the `test_stock_yamux_still_…` tests in tests/node/host/test_libp2p_patches.py fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.peer.id import ID
+from libp2p.stream_muxer import muxer_multistream
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.patches import noise_transport
+from swarmnode.node.host.patches.yamux_outbox import Outbox, Piece
+from swarmnode.node.host.patches.yamux_stream import (
+    ACK,
+    DATA,
+    FIN,
+    GO_AWAY,
+    HEADER,
+    MAX_WINDOW,
+    PING,
+    RST,
+    SYN,
+    WINDOW_UPDATE,
+    SessionStream,
+)
+from swarmnode.node.host.shares import Share
+from swarmnode.protocols.peers.violations import Kind
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_ERROR = 1  # GO_AWAY code
+MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
+MAX_WIDENED = 8 * 1024 * 1024  # bytes by which the receive windows of one connection may grow, all streams together
+RTTS = 16  # round-trip times kept
+KEEPALIVE = 5.0  # seconds of silence before a ping
+SILENCE = 8.0  # further seconds of silence before the connection is given up
+WRITE_STALL = 12.0  # seconds in which the socket must take one frame
+FLUSH = 0.5  # seconds that a polite close waits for the outbox
+
+
+class Session(IMuxedConn):
+    """One connection's streams. `start()` is its lifetime: three tasks that end together."""
+
+    def __init__(
+        self,
+        secured_conn: ISecureConn,
+        peer_id: ID,
+        is_initiator: bool | None = None,
+        on_close: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
+        self.secured_conn = secured_conn
+        self.peer_id = peer_id
+        self.on_close = on_close  # py-libp2p sets it; its SwarmConn learns of the end from accept_stream
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.share = Share()  # what the peer takes of this node; the host's connections of one peer have the same
+        self.complain: Callable[[str, Kind], None] = lambda what, kind: None  # the peer did something wrong
+        self.outbox = Outbox()
+        self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
+        self._next_id = 1 if self._initiator else 2
+        self._streams: dict[int, SessionStream] = {}
+        self._arrived: deque[SessionStream] = deque()
+        self._arrival = trio.lowlevel.ParkingLot()
+        self._work = trio.Event()
+        self._idle = False  # nothing waits to be written and nobody writes
+        self._drained = trio.Event()
+        self._transport = noise_transport.over(secured_conn)
+        self._messages: deque[bytes] = deque()  # that arrived, and wait
+        self._received = b""  # the one at hand
+        self._at = 0  # how far it is taken
+        self._taking = False  # frames at hand are taken: answers to them gather, and go together
+        self._heard_at = -float("inf")
+        self._pinged_at: float | None = None
+        self._rtt = 0.0
+        self._rtts: deque[float] = deque(maxlen=RTTS)
+        self._widened = 0  # bytes of all streams' windows beyond their first
+        self._closing = False
+
+    async def start(self) -> None:
+        """Run until either side ends the connection; every stream is broken by then."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_frames)
+                nursery.start_soon(self._keep_alive)
+                self.event_started.set()
+                await self._read_frames()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.abandon("the connection ended")
+
+    def send(self, stream: SessionStream, frame: bytes, body: Piece = b"") -> None:
+        """A frame of `stream`, a long body by itself; written at once where nothing else is."""
+        if not self._closing and not self._written_now(frame, body):
+            self.outbox.put(stream, frame, body)
+            self._wake()
+
+    def answer(self, frame: bytes) -> None:
+        """A frame that goes before those of streams."""
+        if not self._closing and not self._written_now(frame):
+            self.outbox.answer(frame)
+            self._wake()
+
+    def send_last(self, frame: bytes) -> None:
+        """A frame that goes after all that wait now."""
+        self.outbox.put_last(frame)
+        self._wake()
+
+    def _written_now(self, *pieces: Piece) -> bool:
+        """Write a frame without waking the writer, and say whether that was possible."""
+        if not self._idle or self._taking or not self._transport.immediate:
+            return False
+        try:
+            gone = self._transport.write_now(pieces)
+        except Exception:  # the writer meets it again
+            gone = False
+        if not gone:
+            self._wake()
+        return True
+
+    def _wake(self) -> None:
+        if not (self._taking and self._idle and self._transport.immediate):  # else `_answered` sees to it
+            self._idle = False
+            self._work.set()
+
+    def _answered(self) -> None:
+        """The frames at hand are taken: write what they gave rise to."""
+        self._taking = False
+        if self._idle and self.outbox:  # so it is immediate
+            self._written_now(*self.outbox.batch())
+            if self.outbox:
+                self._wake()
+
+    def forget(self, stream: SessionStream) -> None:
+        if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
+            self.share.close()
+        self._widened -= stream.widened
+        stream.widened = 0
+
+    def widen(self, by: int) -> bool:
+        """Whether a receive window may grow by `by` bytes: once a round trip, if all that it lets in has room."""
+        if self._pinged_at is not None or self._widened + by > min(MAX_WIDENED, self.share.room() // 2):
+            return False
+        self._widened += by
+        self._ping()
+        return True
+
+    def move_to(self, share: Share) -> None:
+        """Account for this connection in `share` from now on."""
+        if share is not self.share:
+            share.take_over(self.share)
+            self.share = share
+
+    def _is_theirs(self, stream_id: int) -> bool:
+        return stream_id % 2 == (0 if self._initiator else 1)
+
+    def rtt(self) -> float:
+        """Smoothed round-trip time in seconds, 0.0 until the first ping came back."""
+        return self._rtt
+
+    def shortest_rtt(self) -> float:
+        """The shortest of the last round trips in seconds: what the way takes without the queues on it."""
+        return min(self._rtts, default=0.0)
+
+    async def abandon(self, why: str) -> None:
+        """Break all streams and close the socket, without a word to the peer."""
+        if self._closing and self.event_closed.is_set():
+            return
+        log.debug("connection to %s: %s", self.peer_id, why)
+        self._closing = True
+        for stream in tuple(self._streams.values()):
+            stream.break_off()
+        self._arrival.unpark_all()
+        self.outbox.room.unpark_all()
+        self._drained.set()
+        self._wake()
+        self.event_closed.set()
+        try:
+            await self.secured_conn.close()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.debug("closing the socket to %s: %s", self.peer_id, error)
+
+    async def _write_frames(self) -> None:
+        while True:
+            if not self.outbox:
+                self._drained.set()
+                self._work = trio.Event()
+                self._idle = True
+                await self._work.wait()
+                if self._closing and not self.outbox:
+                    return
+            try:
+                with trio.CancelScope(deadline=trio.current_time() + WRITE_STALL) as scope:
+                    await self._transport.write(self.outbox.batch())
+            except Exception as error:
+                await self.abandon(f"write failed: {error!r}")
+                return
+            if scope.cancelled_caught:
+                await self.abandon(f"the socket took nothing for {WRITE_STALL:.0f} s")
+                return
+
+    async def _keep_alive(self) -> None:
+        while True:
+            asked_at = self._ping()
+            await trio.sleep(SILENCE)
+            if self._heard_at < asked_at:
+                await self.abandon(f"no answer to a ping within {SILENCE:.0f} s")
+                return
+            while self._heard_at + KEEPALIVE > trio.current_time():  # noqa: ASYNC110
+                await trio.sleep_until(self._heard_at + KEEPALIVE)
+
+    def _ping(self) -> float:
+        self._pinged_at = now = trio.current_time()
+        self.answer(HEADER.pack(0, PING, SYN, 0, int(now * 1000) & 0xFFFFFFFF))
+        return now
+
+    async def _receive(self, size: int) -> bool:
+        """Have at least `size` bytes in hand; False at the connection's end."""
+        while len(self._received) - self._at < size:
+            if not self._messages:
+                self._answered()
+                self._messages.extend(await self._transport.read())
+                if not self._messages:
+                    return False
+                self._taking = True
+                self._heard_at = trio.current_time()
+            message = self._messages.popleft()
+            self._received = self._received[self._at :] + message if self._at < len(self._received) else message
+            self._at = 0
+        return True
+
+    async def _read_frames(self) -> None:
+        why = "closed by the peer"
+        try:
+            while await self._receive(HEADER.size):
+                version, kind, flags, stream_id, length = HEADER.unpack_from(self._received, self._at)
+                self._at += HEADER.size
+                if version != 0 or kind > GO_AWAY:
+                    raise _ProtocolViolation(f"version {version}, frame type {kind}")
+                if kind == GO_AWAY:
+                    break
+                if kind == PING:
+                    self._on_ping(flags, length)
+                    continue
+                stream = self._on_syn(stream_id) if flags & SYN else self._streams.get(stream_id)
+                if kind == DATA and not await self._read_body(stream, length):
+                    break
+                if stream is not None:
+                    if kind == WINDOW_UPDATE and length:
+                        stream.widen(length)
+                    if flags & RST:
+                        stream.break_off()
+                    elif flags & FIN:
+                        stream.feed_eof()
+                if self.outbox.answers > MAX_ANSWERS:
+                    self._answered()
+                    self._taking = True
+                if self.outbox.answers > MAX_ANSWERS:
+                    raise _ProtocolViolation("asks for answers and does not read them")
+        except _ProtocolViolation as violation:
+            why = f"broke the protocol: {violation}"
+            log.info("peer %s %s; its connection is closed", self.peer_id, why)
+            self.complain(why, Kind.BREACH)
+            self.answer(HEADER.pack(0, GO_AWAY, 0, 0, PROTOCOL_ERROR))
+            self._answered()
+            await self._flush()
+        except Exception as error:
+            why = f"read failed: {error!r}"
+        self._answered()
+        await self.abandon(why)
+
+    async def _read_body(self, stream: SessionStream | None, length: int) -> bool:
+        if length > (MAX_WINDOW if stream is None else stream.receive_window):
+            raise _ProtocolViolation(f"sent {length} bytes where its window allows fewer")
+        if stream is not None:
+            stream.receive_window -= length
+        while length:
+            if self._at >= len(self._received) and not await self._receive(1):
+                return False
+            chunk = self._received  # whole where it can be: no copy
+            if self._at or len(chunk) > length:
+                chunk = chunk[self._at : self._at + length]
+            self._at += len(chunk)
+            length -= len(chunk)
+            if stream is not None and not stream.broken and not stream.feed(chunk):
+                self.complain(f"{self.share.unread} bytes that nobody read: a stream was reset", Kind.LOAD)
+                stream.abort()
+        return True
+
+    def _on_syn(self, stream_id: int) -> SessionStream | None:
+        if not self._is_theirs(stream_id) or stream_id in self._streams:
+            raise _ProtocolViolation(f"opened stream {stream_id}, which is not its to open")
+        if not self.share.open():
+            self.complain(f"more than {self.share.streams} streams", Kind.LOAD)
+            self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
+            return None
+        stream = self._streams[stream_id] = SessionStream(self, stream_id)
+        self.answer(HEADER.pack(0, WINDOW_UPDATE, ACK, stream_id, 0))
+        self._arrived.append(stream)
+        self._arrival.unpark(count=1)
+        return stream
+
+    def _on_ping(self, flags: int, nonce: int) -> None:
+        if flags & SYN:
+            self.answer(HEADER.pack(0, PING, ACK, 0, nonce))
+        elif self._pinged_at is not None:
+            sample, self._pinged_at = trio.current_time() - self._pinged_at, None
+            self._rtts.append(sample)
+            self._rtt = sample if self._rtt == 0.0 else (self._rtt + sample) / 2
+
+    async def _flush(self) -> None:
+        self._drained = trio.Event()
+        self._wake()
+        with trio.move_on_after(FLUSH):
+            await self._drained.wait()
+
+    # The names that py-libp2p calls.
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._initiator
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self._closing
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing
+
+    @property
+    def open_streams(self) -> int:
+        """Streams of both sides; ours, not called by py-libp2p."""
+        return len(self._streams)
+
+    async def open_stream(self) -> SessionStream:
+        await trio.lowlevel.checkpoint()
+        if self._closing:
+            raise MuxedStreamError("the connection ended")
+        stream = self._streams[self._next_id] = SessionStream(self, self._next_id)
+        self._next_id += 2
+        self.outbox.put(stream, HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
+        self._wake()
+        return stream
+
+    async def accept_stream(self) -> SessionStream:
+        while not self._arrived:
+            if self._closing:
+                raise MuxedConnUnavailable("the connection ended")
+            await self._arrival.park()
+        return self._arrived.popleft()
+
+    async def close(self) -> None:
+        """Say goodbye, wait up to FLUSH seconds until what was queued is sent, and close."""
+        if not self._closing and self.event_started.is_set():
+            self.send_last(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+            await self._flush()
+        with trio.CancelScope(shield=True):
+            await self.abandon("closed here")
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self.secured_conn.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.secured_conn.get_remote_address()
+
+
+class _ProtocolViolation(Exception):
+    """The peer sent what no honest implementation sends."""
+
+
+def apply() -> None:
+    """Let py-libp2p's upgrader make this session where Yamux is agreed on."""
+    muxer_multistream.Yamux = Session  # type: ignore[misc,assignment]

@@ -1,0 +1,158 @@
+"""What `swarmnode netcheck` tells: how this node is reached, through what, how well, and what its owner can do.
+
+`report` reads the parts of the daemon; `problems` is pure and works on the report alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swarmnode.node.host.endpoint import parse
+from swarmnode.node.nat.reachability import is_local
+
+if TYPE_CHECKING:
+    from swarmnode.node.host.network import Libp2pNetwork
+    from swarmnode.node.nat.traversal import NatStatus
+
+NO_NAT, INDEPENDENT, DEPENDENT, UNKNOWN = "none", "endpoint-independent", "address-dependent", "unknown"
+
+
+OPEN, CLOSED = "open", "port-dependent"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it could be."""
+
+    what: str
+    do: str
+
+
+def report(network: Libp2pNetwork, nat: NatStatus, *, upnp: bool, rates: Mapping[str, float]) -> dict[str, Any]:
+    """The answer of the control socket; docs/cli.md documents it. `rates` in bytes/s."""
+    views = network.peers()
+    relayed = sum(view.path == "relayed" for view in views)
+    mapping = nat.mapping
+    answer: dict[str, Any] = {
+        "reachability": nat.reachability,
+        "reached_by": nat.reached_by,
+        "failed_for": nat.failed_for,
+        "listens": list(network.own_addresses),
+        "announces": list(network.addresses),
+        "observed": list(nat.observed),
+        "nat": kind_of_nat(network.own_addresses, nat),
+        "filtering": filtering(nat),
+        "port_mapping": {
+            "asked": upnp,
+            "way": mapping.way if mapping is not None else None,
+            "address": mapping.address if mapping is not None else None,
+            "state": nat.mapping_state,
+        },
+        "relays": [
+            {"peer_id": relay, "rtt_ms": round(1000 * rtt, 2) if (rtt := network.rtt(relay)) else None}
+            for relay in nat.relays
+        ],
+        "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
+        "punched": nat.punched,
+        "not_punched": nat.not_punched,
+        "rates": dict(rates),
+        "serves": {"reservations": nat.reservations, "circuits": nat.circuits, "bytes": nat.bytes_relayed},
+    }
+    return answer | {"problems": [{"problem": p.what, "advice": p.do} for p in problems(answer)]}
+
+
+def kind_of_nat(own: tuple[str, ...], nat: NatStatus) -> str:
+    """Whether there is a NAT in front of this node and how it maps (RFC 4787, section 4.1)."""
+    if {_host(address) for address in own} & {_host(place) for place in nat.observed}:
+        return NO_NAT
+    if nat.endpoint_independent is None:
+        return UNKNOWN
+    return INDEPENDENT if nat.endpoint_independent else DEPENDENT
+
+
+def filtering(nat: NatStatus) -> str:
+    """What the way in lets through (RFC 4787, section 5), as peers that dialled back found out.
+
+    They dial from another port than the one that this node knows of them: where they got through, the way is open;
+    where they did not, only answers from where this node sent something come in.
+    """
+    if nat.reachability == "public":
+        return OPEN
+    return CLOSED if nat.reachability in ("private", "relayed") else UNKNOWN
+
+
+def problems(answer: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong by a report, the worst first."""
+    found: list[Problem] = []
+    reachability, relays = answer["reachability"], answer["relays"]
+    endpoints = [endpoint for address in answer["listens"] if (endpoint := parse(address)) is not None]
+    port = endpoints[0].port if endpoints else 4077
+    forward = f"forward TCP port {port} to this machine on the router"
+    if not answer["peers"]["connected"]:
+        found.append(
+            Problem("no peer is connected, so nothing could be tried", "join one: swarmnode run --join ADDRESS")
+        )
+    elif reachability == "unknown":
+        found.append(Problem("no peer has tried to dial this node yet", "wait a minute and look again"))
+    if endpoints and all(endpoint.host in ("127.0.0.1", "::1") for endpoint in endpoints):
+        found.append(Problem("the node listens for this machine only", "start it with --listen 0.0.0.0"))
+    if reachability == "private":
+        found.append(
+            Problem(
+                "peers cannot dial this node, and no relay has a place for it: it works with those that it dials",
+                f"{forward}, or have somebody with a public address run: swarmnode run --role relay --join ADDRESS",
+            )
+        )
+    if reachability == "relayed" and len(relays) == 1:
+        found.append(
+            Problem(
+                "there is a place at one relay only; if it goes, peers lose this node until another is found",
+                "one more node with a public address mends that: swarmnode run --role relay --join ADDRESS",
+            )
+        )
+    if reachability in ("private", "relayed"):
+        found += _closed(answer, forward)
+    return found
+
+
+def _closed(answer: Mapping[str, Any], forward: str) -> list[Problem]:
+    """Why peers cannot dial in, as far as that is known."""
+    found: list[Problem] = []
+    mapping = answer["port_mapping"]
+    outer = _host(mapping["address"]) if mapping["address"] else None
+    seen = {_host(place) for place in answer["observed"]}
+    if outer is not None and (is_local(outer) or (seen and outer not in seen)):
+        found.append(
+            Problem(
+                f"there are two NATs: the router's own outer address, {outer}, is not on the internet",
+                "set one of the two routers to bridge mode, or ask the provider for a public address",
+            )
+        )
+    elif outer is not None:
+        found.append(
+            Problem("the router mapped a port, and peers still cannot dial in", "look for a firewall: " + forward)
+        )
+    elif not mapping["asked"]:
+        found.append(Problem("the router is not asked for a port", "set upnp = true, or " + forward))
+    else:
+        found.append(
+            Problem(
+                f"the router opens no port ({mapping['state']})",
+                "switch on UPnP or NAT-PMP in the router, or " + forward,
+            )
+        )
+    if answer["nat"] == DEPENDENT:
+        found.append(
+            Problem(
+                "the router shows this node at another port to each peer, so peers behind such routers stay relayed",
+                forward + "; nothing else makes those connections direct",
+            )
+        )
+    return found
+
+
+def _host(address: str) -> str | None:
+    endpoint = parse(address)
+    return endpoint.host if endpoint is not None else None

@@ -1,0 +1,1 @@
+"""What lies on the disk: the data directory, the replicated state, shards, data sets, checkpoints."""

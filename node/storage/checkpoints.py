@@ -1,0 +1,294 @@
+"""Checkpoints of a run: the shared state, this node's residual, and a small manifest beside each.
+
+    runs/<run id>/checkpoints/round-00000040.safetensors     parameters, momentum, residual: float32 (P,) each; extra
+    runs/<run id>/checkpoints/round-00000040.json            the manifest
+
+A tensor that is all zeros is left out of the file. `extra` are bytes that only the exchange method understands which
+wrote them; another method goes on from the rest. Everything is host memory in float32, and nothing says how many nodes
+there are, so a checkpoint serves on another device and in a swarm of another size.
+
+What a node needs to go on that is not in here, and where it comes from: the position in the data and all sampling
+follow from the run's seed, the peer id and the round (`training/inner.py`), so a node that begins a round anew draws
+the same windows as one that was never stopped; the learning rate's warm-up follows from the round. Not kept: the
+moments of the inner optimizer, which start at zero after a restart as after the trainer's death, and the work of the
+round in hand where the process was killed (one that leaves in order puts it into the residual).
+
+Who may fail when, and what is then true: a checkpoint is written whole before its manifest is, and the manifest before
+older ones go. So whenever the process or the machine stops, and when the disk is full, the newest manifest that is
+there names a complete file. One that does not hash to what its manifest says is reported and left alone, and the one
+before is used. Checkpoints of later rounds than the one being saved belong to a history that this node gave up for a
+better one; they go, so that nobody restarts from them.
+
+The newest `keep` stay; and for each of 1, 2, 4, 8, … hours, up to `hours`, one that is that old, or at most twice as
+old: a way back from a state that went wrong, for few files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from swarmnode.node.storage.datadir import DataDirError, explain, write_atomic
+from swarmnode.node.storage.tensorfile import discard_unfinished, read_tensors, write_tensors
+from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.runner import Runner
+from swarmnode.training.layout import Layout
+from swarmnode.training.outer import OuterState, state_hash
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+HOUR = 3600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is of."""
+
+    format: int
+    run_id: str
+    spec: str  # the run's canonical encoding, base64; its sha-256 is the run id
+    round: int  # rounds that are in the state; also the position in the data and in all sampling
+    state_hash: str
+    layout: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of the tensors within `parameters`, in order
+    sha256: str  # of the tensors' file
+    members: tuple[str, ...]  # peer ids, see `Saved`
+    method: str  # that wrote the residual, and `extra`
+    written: float  # seconds since 1970
+
+    @property
+    def table(self) -> Layout:
+        return Layout.of([(name, shape) for name, shape in self.layout])
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder. Blocking."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        layout: Layout,
+        keep: int,
+        hours: float = 0.0,
+        spec: bytes = b"",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`spec` is the run's canonical encoding; `now` gives seconds since 1970."""
+        self._folder = folder
+        self._run_id = run_id
+        self._layout = layout
+        self._keep = keep
+        self._hours = hours
+        self._spec = spec
+        self._now = now
+
+    def save(self, saved: Saved) -> Path:
+        """Write one and drop what is too old. Raises NoSpace or DataDirError; older ones are then intact."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            discard_unfinished(self._folder)
+        except OSError as error:
+            raise explain(error, self._folder) from error
+        path = self._folder / f"round-{saved.round:08d}.safetensors"
+        vectors: dict[str, NDArray[Any]] = {
+            "parameters": saved.state.parameters,
+            "momentum": saved.state.momentum,
+            "residual": saved.residual,
+            "extra": np.frombuffer(saved.extra, np.uint8),
+        }
+        kept = {name: np.ascontiguousarray(vector) for name, vector in vectors.items() if not _all_zero(vector)}
+        sha256 = write_tensors(path, kept, {"run": self._run_id, "round": str(saved.round)})
+        manifest = Manifest(
+            FORMAT,
+            self._run_id,
+            base64.b64encode(self._spec).decode(),
+            saved.round,
+            state_hash(saved.round, self._layout, saved.state),
+            tuple((slot.name, slot.shape) for slot in self._layout.slots),
+            sha256,
+            saved.members,
+            saved.method,
+            self._now(),
+        )
+        write_atomic(path.with_suffix(".json"), json.dumps(asdict(manifest), indent=1).encode())
+        try:
+            self._drop_others_than(path.with_suffix(".json"))
+        except OSError as error:
+            raise DataDirError(f"{self._folder}: old checkpoints cannot be deleted: {error.strerror}") from error
+        return path
+
+    def _drop_others_than(self, newest: Path) -> None:
+        """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""
+        history = [m for m in self._manifests() if m.name <= newest.name]
+        kept = {*history[: self._keep], *self._by_age(history[self._keep :])}
+        for manifest in self._manifests():
+            if manifest not in kept:
+                manifest.unlink(missing_ok=True)
+        stems = {manifest.stem for manifest in kept}
+        for tensors in self._folder.glob("round-*.safetensors"):
+            if tensors.stem not in stems:
+                tensors.unlink(missing_ok=True)
+
+    def _by_age(self, manifests: list[Path]) -> set[Path]:
+        """The first in each of the last two spans of 1, 2, 4, … hours: what begins a long span begins shorter ones."""
+        written = sorted((min(m.stat().st_mtime, self._now()), m) for m in manifests)
+        kept: set[Path] = set()
+        span = HOUR
+        while span <= self._hours * HOUR:
+            first: dict[int, Path] = {}
+            for at, manifest in written:
+                first.setdefault(int(at // span), manifest)
+            kept |= {manifest for number, manifest in first.items() if number >= self._now() // span - 1}
+            span *= 2
+        return kept
+
+    def newest(self) -> Saved | None:
+        """The newest checkpoint that is whole; its arrays are read-only. One that is not is skipped with a warning."""
+
+        def mine(manifest: Manifest) -> bool:
+            return manifest.run_id == self._run_id and manifest.table == self._layout
+
+        found = newest_whole(self._folder, mine)
+        if found is None and self._manifests():
+            logger.warning(
+                "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",
+                self._folder,
+            )
+        return None if found is None else found[1]
+
+    def _manifests(self) -> list[Path]:
+        return _manifests(self._folder)
+
+
+def newest_whole(folder: Path, fits: Callable[[Manifest], bool]) -> tuple[Manifest, Saved] | None:
+    """The newest checkpoint in `folder` that is whole and fits. Blocking. One that is not is skipped with a warning."""
+    for path in _manifests(folder):
+        try:
+            manifest = read_manifest(path)
+            if not fits(manifest):
+                raise ValueError("it belongs to another run or model")
+            return manifest, load(path, manifest)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("checkpoint %s is skipped and the one before it tried: %s", path.stem, error)
+    return None
+
+
+def newest_round(folder: Path) -> int | None:
+    """Rounds in the newest checkpoint of `folder`, which is not read for that; None where there is none. Blocking."""
+    for path in _manifests(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            path.with_suffix(".safetensors").stat()
+            return read_manifest(path).round
+    return None
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """Manifests in `folder`, of the latest round first."""
+    return sorted(folder.glob("round-*.json"), reverse=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest as it was written. Raises ValueError, TypeError, KeyError or OSError where it is damaged."""
+    fields: dict[str, Any] = json.loads(path.read_bytes())
+    if fields["format"] != FORMAT:
+        raise ValueError(f"it has format {fields['format']}, this version reads {FORMAT}")
+    layout = tuple((str(name), tuple(int(axis) for axis in shape)) for name, shape in fields["layout"])
+    manifest = Manifest(**{**fields, "members": tuple(fields["members"]), "layout": layout})
+    if type(manifest.round) is not int or manifest.round < 0:
+        raise ValueError(f"it names round {manifest.round!r}")
+    return manifest
+
+
+def load(path: Path, manifest: Manifest) -> Saved:
+    """The checkpoint that `manifest`, read from `path`, describes. Raises ValueError or OSError."""
+    layout = manifest.table
+    found = read_tensors(path.with_suffix(".safetensors"))
+    if found.sha256 != manifest.sha256:
+        raise ValueError("its file is damaged: it does not hash to what the manifest says")
+    vectors: dict[str, NDArray[np.float32]] = {}
+    for name in ("parameters", "momentum", "residual"):
+        vector = found.tensors.get(name)
+        if vector is None:
+            vector = np.zeros(layout.parameters, np.float32)
+        if vector.shape != (layout.parameters,) or vector.dtype != np.float32:
+            raise ValueError(f"its {name} are {vector.dtype} {vector.shape}")
+        if not np.isfinite(vector).all():
+            raise ValueError(f"its {name} contain NaN or infinity")
+        vector.flags.writeable = False
+        vectors[name] = vector
+    state = OuterState(vectors["parameters"], vectors["momentum"])
+    if state_hash(manifest.round, layout, state) != manifest.state_hash:
+        raise ValueError("its parameters do not hash to the state that the manifest names")
+    extra = found.tensors.get("extra", np.zeros(0, np.uint8)).tobytes()
+    return Saved(
+        manifest.round,
+        state,
+        vectors["residual"],
+        manifest.members,
+        manifest.method,
+        extra,
+    )
+
+
+def _all_zero(vector: NDArray[Any]) -> bool:
+    """Whether all bits are: -0.0 is another state than 0.0."""
+    return not vector.view(np.uint32 if vector.dtype == np.float32 else vector.dtype).any()
+
+
+class CheckpointWriter:
+    """Writes checkpoints beside training, one at a time: of those that come while one is written, the last follows."""
+
+    def __init__(self, checkpoints: Checkpoints, *, runner: Runner, warn: Callable[[str | None], None]) -> None:
+        """`warn` is told why a checkpoint could not be written, and None as soon as one could."""
+        self._checkpoints = checkpoints
+        self._runner = runner
+        self._warn = warn
+        self.failure: DataDirError | None = None  # why the last one could not be written; None where it could
+        self._next: Saved | None = None
+        self._writing = False
+        self._news = trio.lowlevel.ParkingLot()
+        self._settled = trio.lowlevel.ParkingLot()
+
+    def put(self, saved: Saved) -> None:
+        """Have this written, in place of one that still waits. Returns at once; no array is copied."""
+        self._next = saved
+        self._news.unpark_all()
+
+    async def settled(self) -> None:
+        """Wait until what was put is written, or could not be. Needs `run`."""
+        while self._writing or self._next is not None:
+            await self._settled.park()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write until cancelled; a write in hand is finished then."""
+        task_status.started()
+        while True:
+            while self._next is None:
+                await self._news.park()
+            saved, self._next = self._next, None
+            self._writing = True
+            try:
+                await self._runner(lambda saved=saved: self._checkpoints.save(saved))  # type: ignore[misc]
+            except DataDirError as error:
+                self.failure = error
+                self._warn(f"no checkpoint could be written: {error}")
+                logger.error("no checkpoint of round %d: %s Training goes on.", saved.round, error)
+            else:
+                self.failure = None
+                self._warn(None)
+            finally:
+                self._writing = False
+                self._settled.unpark_all()

@@ -1,0 +1,389 @@
+"""The data of one run on one node: which shards it needs, and how it comes by them while it already trains.
+
+1. The index that the RunSpec names is here, or is made from this node's own corpus where that is the run's, or is
+   fetched. It names the held-out part, which everybody needs, and the shards, of which a node wants the first quarter
+   by its own ranking (`training.dataset`).
+2. What is in the store is hashed again; what the own corpus contains is taken from there.
+3. Who has the rest is asked of connected peers, then of those that announced the index in the DHT; what somebody has
+   is fetched, several shards at once, and each is fed to the trainer when it is complete and verified.
+4. Training begins when an eighth of what is wanted is here, or all that anybody had at the first look.
+5. Where nobody has a shard, the search goes on, and after a while further down the ranking: any quarter of the data
+   is better than less. A warning says so until it is complete.
+
+All that is fetched is pinned and served onwards, so the data outlive their creator as far as members hold them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.storage import datashards
+from swarmnode.node.storage.datadir import NoSpace
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId
+from swarmnode.protocols.transfer.shard_wire import HAVE, LIMITS, Have, Holdings, NoRoom, ShardError, Unavailable
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.training.corpus import Chunk
+from swarmnode.training.dataset import MAX_INDEX, BadIndex, Entry, Index, ranking, share
+from swarmnode.training.runspec import RunSpec
+
+logger = logging.getLogger(__name__)
+
+ENOUGH = 1 / 8  # of the wanted shards: with them training begins
+LOOK_AGAIN = 5.0  # seconds between looks for shards that nobody had
+OWN_FIRST = 15.0  # seconds in which only shards of this node's own quarter are looked for: members arrive meanwhile
+PATIENCE = 30.0  # seconds after which a node that found no text at all gives up
+ASKED = 256  # shards asked for in one look: peers bear 64 questions a second in vain
+TELL_EVERY = 1.0  # seconds between two events
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class DataUnavailable(ExpectedError):
+    """The run's data cannot be had: nobody who can be reached has them, or they are not what the run says."""
+
+    exit_code = RUN_UNAVAILABLE
+
+
+class DataSet:
+    """`run` gets what is wanted and keeps looking for what is missing; the other methods may be called meanwhile."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        network: Network,
+        rpc: Rpc,
+        shards: Shards,
+        store: ShardStore,
+        runner: Runner,
+        corpus: str,
+        own_text: bool,
+        emit: Emit,
+    ) -> None:
+        self._spec = spec
+        self._network = network
+        self._rpc = rpc
+        self._shards = shards
+        self._store = store
+        self._runner = runner
+        self._corpus = corpus
+        self._own_text = own_text or spec.data.source == "local"
+        self._emit = emit
+        self._index_id = bytes.fromhex(spec.data.index)
+        self._index: Index | None = None
+        self._chunks: list[Chunk] | None = None  # of the own corpus, while it is searched
+        self._ranked: tuple[Entry, ...] = ()
+        self._sizes: dict[ShardId, int] = {}
+        self._wanted = 0
+        self._here: dict[ShardId, Entry] = {}  # complete, verified and pinned, in the order of their arrival
+        self._given = 0  # of these, how many the trainer was told of
+        self._arrived = trio.Event()
+        self._looked = 0  # times
+        self._fetched_bytes = 0
+        self._told_at = -TELL_EVERY
+        self.warnings: dict[str, str] = {}
+
+    # -- what others see
+
+    @property
+    def room(self) -> int:
+        """Bytes of text at the most, whichever shards will be found."""
+        return sum(sorted((entry.size for entry in self._ranked), reverse=True)[: self._wanted])
+
+    @property
+    def heldout(self) -> str:
+        """The file with the run's held-out part. `run` must have started."""
+        assert self._index is not None  # `run` has read it
+        return str(self._store.path(self._index.heldout.shard))
+
+    def take(self) -> tuple[str, ...]:
+        """Files to train on that were not taken before; none where the node brings its own text."""
+        fresh = list(self._here)[self._given :]
+        self._given = len(self._here)
+        return tuple(str(self._store.path(shard)) for shard in fresh)
+
+    # -- what who looks at others' work asks for (`texts.Texts`)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the run's nodes train on shards of one text, so that everybody can have what another trained on."""
+        return self._spec.data.source == "shards"
+
+    def given(self) -> tuple[ShardId, ...]:
+        """Shards that the trainer was given, in that order."""
+        return tuple(self._here)[: self._given]
+
+    def assigned(self, author: PeerId) -> tuple[ShardId, ...]:
+        """Shards that a node is to train on, by its own ranking; none before the index is here."""
+        if self._index is None:
+            return ()
+        return tuple(entry.shard for entry in ranking(self._index, self._spec.run_id, author)[: share(self._index)])
+
+    def size(self, shard: ShardId) -> int | None:
+        """Bytes of a shard of the run's text; None for any other."""
+        return self._sizes.get(shard)
+
+    async def read(self, holder: PeerId, shard: ShardId, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop` of a shard, from here or in verified chunks from `holder`. Raises Unavailable."""
+        if self._store.holding(shard).complete:
+            return (await self._shards.content(shard))[start:stop]
+        chunks = [await self._shards.read(holder, shard, at) for at in range(start // CHUNK, (stop - 1) // CHUNK + 1)]
+        first = start // CHUNK * CHUNK
+        return b"".join(chunks)[start - first : stop - first]
+
+    def status(self) -> dict[str, Any]:
+        """For `swarmnode status` and the event `data`."""
+        here = list(self._here.values())
+        return {
+            "source": "local" if self._own_text else "shards",
+            "shards": len(here),
+            "wanted": self._wanted,
+            "bytes": sum(entry.size for entry in here),
+            "fetched": self._fetched_bytes,
+        }
+
+    # -- the life of it
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Started when there is enough to train on; goes on until all that is wanted is here, then announces on.
+
+        Raises DataUnavailable, NoSpace or CorpusError.
+        """
+        async with trio.open_nursery() as nursery:
+            index = await self._open()
+            nursery.start_soon(self._announce)
+            self._sizes = {entry.shard: entry.size for entry in index.shards}
+            if self._own_text:
+                task_status.started()
+                return
+            self._ranked = ranking(index, self._spec.run_id, self._network.me)
+            self._wanted = share(index)
+            for entry in await self._runner(lambda: self._found_here(self._ranked[: self._wanted], index)):
+                self._arrive(entry)
+            self._chunks = None
+            await self._complete(task_status)
+
+    async def pass_on(
+        self,
+        feed: Callable[[Sequence[str]], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Give to the trainer what arrives, until cancelled."""
+        task_status.started()
+        while True:
+            self._arrived = trio.Event()
+            if texts := self.take():
+                await feed(texts)
+            else:
+                await self._arrived.wait()
+
+    async def _announce(self) -> None:
+        """Let the DHT find this node for whoever looks for the run's data."""
+        try:
+            await self._network.provide(self._index_id)
+        except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
+            logger.info("the run's data are found only by connected peers: %s", error)
+
+    # -- index and held-out part
+
+    async def _open(self) -> Index:
+        """Have the index and the held-out part."""
+        if not await self._runner(self._index_here):
+            logger.info("fetching the index of the run's data")
+            await self._need("index", self._index_id, lambda size: size <= MAX_INDEX)
+        try:
+            index = await self._runner(lambda: datashards.read_index(self._index_id, self._store))
+        except BadIndex as error:
+            raise DataUnavailable(
+                f"the run names data whose index is none: {error}. Ask whoever made the run."
+            ) from error
+        heldout = index.heldout
+        if (self._spec.data.source == "shards") != bool(index.shards):
+            raise DataUnavailable("the run's data are not of the kind that it says. Ask whoever made the run.")
+        if not await self._runner(lambda: self._found_here((heldout,), index)):
+            logger.info("fetching the held-out text of the run")
+            await self._need("held-out text", heldout.shard, lambda size: size == heldout.size)
+        await self._runner(lambda: datashards.pin_all((self._index_id, heldout.shard), self._store))
+        self._index = index
+        return index
+
+    def _index_here(self) -> bool:
+        """Whether the index is in the store, or can be made from the own corpus. Blocks."""
+        return datashards.intact(self._index_id, self._store) or datashards.make_index(
+            self._spec, self._own_chunks(), self._store
+        )
+
+    def _found_here(self, wanted: Sequence[Entry], index: Index) -> list[Entry]:
+        """Those that the store has, after what the own corpus contains was put there; pinned. Blocks."""
+        lacking = [entry for entry in wanted if not datashards.intact(entry.shard, self._store)]
+        if lacking:
+            datashards.take_own(lacking, index, self._own_chunks(), self._store)
+        found = [entry for entry in wanted if self._store.holding(entry.shard).complete]
+        datashards.pin_all([entry.shard for entry in found], self._store)
+        return found
+
+    def _own_chunks(self) -> list[Chunk]:
+        """The own corpus, read once. Blocks."""
+        if self._chunks is None:
+            self._chunks = datashards.own_chunks(self._corpus)
+        return self._chunks
+
+    async def _need(self, what: str, shard: ShardId, fits: Callable[[int], bool]) -> None:
+        try:
+            await self._fetch(shard, fits, await self._announcers())
+        except NoRoom as error:
+            raise _no_space(error) from error
+        except ShardError as error:
+            raise DataUnavailable(
+                f"the {what} of the run's data cannot be had: {error}. The corpus here is not the one that the run "
+                "began with: join a member of the run that has it (--join), or name the run's corpus (--corpus)."
+            ) from error
+
+    # -- the shards
+
+    async def _complete(self, task_status: trio.TaskStatus[None]) -> None:
+        """Fetch until as many as wanted are here; started when training can begin."""
+        began, started = trio.current_time(), False
+
+        def start_with(least: float) -> None:
+            nonlocal started
+            if not started and len(self._here) >= max(1, least):
+                started = True
+                task_status.started()
+
+        async def get(entry: Entry, peers: Sequence[PeerId], slots: trio.Semaphore) -> None:
+            async with slots:
+                if await self._get(entry, peers):
+                    start_with(ENOUGH * self._wanted)
+
+        while len(self._here) < self._wanted:
+            before = len(self._here)
+            stand_ins = trio.current_time() - began >= OWN_FIRST
+            holders = await self._who_has(self._ranked if stand_ins else self._ranked[: self._wanted])
+            slots = trio.Semaphore(LIMITS.fetches)
+            async with trio.open_nursery() as nursery:
+                for entry, peers in list(holders.items())[: self._wanted - before]:
+                    nursery.start_soon(get, entry, peers, slots)
+            start_with(1)
+            if len(self._here) == before:
+                if not self._here and trio.current_time() - began >= PATIENCE:
+                    self._give_up()
+                self._warn()
+                await trio.sleep(LOOK_AGAIN)
+        start_with(1)
+        self.warnings.pop("data", None)
+        self._tell(finished=True)
+        logger.info("all %d shards of this node's text are here (%d bytes fetched)", self._wanted, self._fetched_bytes)
+
+    async def _get(self, entry: Entry, peers: Sequence[PeerId]) -> bool:
+        try:
+            await self._fetch(entry.shard, lambda size: size == entry.size, peers)
+            await self._runner(lambda: self._store.pin(entry.shard))
+        except NoRoom as error:
+            self.warnings["room"] = str(_no_space(error))
+            logger.warning("%s", self.warnings["room"])
+            return False
+        except ShardError as error:
+            logger.info("a shard of the run's data did not come: %s", error)
+            return False
+        self.warnings.pop("room", None)
+        self._fetched_bytes += entry.size
+        self._arrive(entry)
+        self._tell()
+        return True
+
+    async def _fetch(self, shard: ShardId, fits: Callable[[int], bool], peers: Sequence[PeerId]) -> None:
+        """Have a shard whose size is as it should be. Raises Unavailable or NoRoom."""
+
+        def check(done: int, size: int) -> None:
+            if not fits(size):
+                scope.cancel()
+
+        with trio.CancelScope() as scope:
+            await self._shards.fetch(shard, providers=peers, progress=check)
+        if scope.cancelled_caught or not fits(self._store.holding(shard).size):
+            raise Unavailable(f"shard {shard.hex()} has another size than the run's data say")
+
+    async def _who_has(self, entries: Sequence[Entry]) -> dict[Entry, list[PeerId]]:
+        """Peers that say they have a shard, or a part of it, for those that are not here, in their order."""
+        lacking = [entry for entry in entries if entry.shard not in self._here]
+        first = self._looked * ASKED % max(1, len(lacking))  # each time others, where they are many
+        lacking, self._looked = (lacking[first:] + lacking[:first])[:ASKED], self._looked + (len(lacking) > ASKED)
+        said: defaultdict[Entry, list[PeerId]] = defaultdict(list)
+        asked: set[PeerId] = set()
+
+        async def ask(peer: PeerId) -> None:
+            for at in range(0, len(lacking), LIMITS.asked):
+                batch = lacking[at : at + LIMITS.asked]
+                question = Have(tuple(entry.shard for entry in batch))
+                try:
+                    answer = await self._rpc.call(peer, HAVE, question, Holdings, timeout=LIMITS.call)
+                    if len(answer.shards) != len(batch):
+                        raise ValueError(f"{len(answer.shards)} holdings for {len(batch)} shards")
+                    bits = [holding.bits() for holding in answer.shards]
+                except (CallError, ValueError) as error:
+                    logger.debug("%s does not say which shards it has: %s", peer, error)
+                    return
+                for entry, holding, some in zip(batch, answer.shards, bits, strict=True):
+                    if some and holding.size == entry.size:
+                        said[entry].append(peer)
+
+        async def ask_all(peers: Sequence[PeerId]) -> None:
+            async with trio.open_nursery() as nursery:
+                for peer in peers:
+                    if peer not in asked and peer != self._network.me:
+                        asked.add(peer)
+                        nursery.start_soon(ask, peer)
+
+        await ask_all([view.peer for view in self._network.peers()])
+        if len(said) < len(lacking):
+            await ask_all(await self._announcers())
+        return {entry: said[entry] for entry in lacking if entry in said}
+
+    async def _announcers(self) -> tuple[PeerId, ...]:
+        """Peers that announced the index, and so hold some of the data."""
+        with trio.move_on_after(LIMITS.call):
+            return await self._network.find_providers(self._index_id)
+        return ()
+
+    def _arrive(self, entry: Entry) -> None:
+        self._here[entry.shard] = entry
+        self._arrived.set()
+
+    def _give_up(self) -> None:
+        if "room" in self.warnings:
+            raise NoSpace(self.warnings["room"])
+        raise DataUnavailable(
+            f"no text to train on: nobody who could be reached within {PATIENCE:.0f} s has a shard of the run's data. "
+            "Join a member that has (--join), name the run's corpus (--corpus), or train on text of your own (--data "
+            "local)."
+        )
+
+    def _warn(self) -> None:
+        missing = self._wanted - len(self._here)
+        text = f"{missing} of the {self._wanted} shards of text for this node are not to be found; still looking"
+        if self.warnings.get("data") != text:
+            logger.warning("%s", text)
+        self.warnings["data"] = text
+
+    def _tell(self, *, finished: bool = False) -> None:
+        now = trio.current_time()
+        if finished or now - self._told_at >= TELL_EVERY:
+            self._told_at = now
+            logger.info("%d of %d shards of text are here", len(self._here), self._wanted)
+            self._emit({"event": "data", **self.status()})
+
+
+def _no_space(error: NoRoom) -> NoSpace:
+    return NoSpace(f"the run's data do not fit: {error} The cap is shards_cap (--shards-cap GB).")

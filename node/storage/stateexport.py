@@ -1,0 +1,128 @@
+"""The replicated state as one file, to look at elsewhere or to begin from without peers.
+
+    "swarmnode-state/1 <run id>\\n", then for each element its length as u32 big-endian and its sealed bytes
+
+Elements carry their signatures, so a file needs no trust: importing verifies each one, as if a peer had sent it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from swarmnode.crdt.elements import MAX_SEALED, Element, open_element
+from swarmnode.crdt.law import Merged
+from swarmnode.crdt.ranges import END, START
+from swarmnode.crdt.record import InvalidRecord, Verify
+from swarmnode.node.storage.datadir import DataDirError, NoSpace, sync_directory
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.state.backend import StateBackend
+
+BATCH = 256  # elements read, verified and merged at once
+_HEAD = "swarmnode-state/1 "
+
+
+class NotAnExport(ValueError):
+    """The file is none that `export` wrote, or is cut off. The text is fit for a person."""
+
+
+async def export(backend: StateBackend, target: Path, *, now: int, runner: Runner) -> int:
+    """Write all that has not expired by `now`, ms; how many elements. The file appears whole or not at all.
+
+    Raises DataDirError, Unwritable.
+    """
+    ranks = backend.snapshot(now).keys(START, END)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    written = 0
+    try:
+        await runner(lambda: _append(beside, [f"{_HEAD}{backend.run_id}\n".encode()], first=True))
+        for at in range(0, len(ranks), BATCH):
+            sealed = await backend.sealed(ranks[at : at + BATCH])
+            written += len(sealed)
+            framed = [len(raw).to_bytes(4, "big") + raw for raw in sealed]
+            await runner(partial(_append, beside, framed))
+        await runner(lambda: _finish(beside, target))
+    except OSError as error:
+        raise _explained(error, target, "written") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return written
+
+
+async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner: Runner) -> Counter[str]:
+    """Merge the elements of a file; counts by verdict, and "invalid" for those that do not verify.
+
+    Raises NotAnExport, DataDirError, Unwritable; what was merged until then stays.
+    """
+    counts: Counter[str] = Counter()
+    try:
+        with source.open("rb") as file:
+            head = await runner(lambda: file.readline(len(_HEAD) + 65))
+            if head != f"{_HEAD}{backend.run_id}\n".encode():
+                if not head.startswith(_HEAD.encode()):
+                    raise NotAnExport(f"{source} is no file that swarmnode state export wrote")
+                run = head[len(_HEAD) :].decode(errors="replace").strip()
+                raise NotAnExport(
+                    f"{source} holds the state of run {run[:12]}…, and this node takes part in {backend.run_id[:12]}…"
+                )
+            while batch := await runner(lambda: _opened(file, source, verify, backend.run_id)):
+                elements = [element for element in batch if element is not None]
+                counts["invalid"] += len(batch) - len(elements)
+                counts.update(verdict.value for verdict in await backend.merge(elements))
+    except OSError as error:
+        raise _explained(error, source, "read") from error
+    return +counts
+
+
+def stored(counts: Counter[str]) -> int:
+    """How many elements of an import were news."""
+    return counts[Merged.STORED.value]
+
+
+def _explained(error: OSError, path: Path, done: str) -> DataDirError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"{path} cannot be {done}: no space left on its disk ({error.strerror})")
+    return DataDirError(f"{path} cannot be {done}: {error.strerror or error}")
+
+
+def _append(beside: Path, parts: list[bytes], *, first: bool = False) -> None:
+    with beside.open("xb" if first else "ab") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.writelines(parts)
+
+
+def _finish(beside: Path, target: Path) -> None:
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, target)
+    sync_directory(target.parent)
+
+
+def _opened(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Element | None]:
+    """The next elements of a file; None for each that is invalid."""
+    return [_element(raw, verify, run_id) for raw in _read(file, source)]
+
+
+def _read(file: BinaryIO, source: Path) -> Iterator[bytes]:
+    for _ in range(BATCH):
+        head = file.read(4)
+        if not head:
+            return
+        size = int.from_bytes(head, "big")
+        raw = file.read(size) if len(head) == 4 and size <= MAX_SEALED else b""
+        if not raw or len(raw) != size:
+            raise NotAnExport(f"{source} is cut off or damaged; what came before that was taken")
+        yield raw
+
+
+def _element(raw: bytes, verify: Verify, run_id: str) -> Element | None:
+    try:
+        element = open_element(raw, verify)
+    except InvalidRecord:
+        return None
+    return element if element.run == run_id else None

@@ -1,0 +1,145 @@
+"""Safetensors files, written and read in pieces: nothing is copied whole, and the hash is taken on the way.
+
+A file (github.com/huggingface/safetensors, "Format") is the length of its header as u64 little-endian, the header, JSON
+padded with spaces to a multiple of 8 bytes, and the tensors' bytes without gaps. `safetensors.numpy` reads what is
+written here; its own writer gives neither the hash nor a file that is synced before it has its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.node.storage.datadir import explain, sync_directory
+
+PIECE = 4 << 20  # bytes that are hashed and written at a time
+MAX_HEADER = 16 << 20  # bytes; some hundred thousand tensors
+UNFINISHED = ".part"  # how the name of a file ends while it is written
+_NAMES = {"float32": "F32", "uint8": "U8"}
+_TYPES = {name: np.dtype(kind).newbyteorder("<") for kind, name in _NAMES.items()}
+
+
+class NotTensors(ValueError):
+    """The file is no safetensors file that this module reads; says why."""
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """What a file holds, and the sha-256 of its bytes, 64 hex digits."""
+
+    tensors: dict[str, NDArray[Any]]
+    metadata: dict[str, str]
+    sha256: str
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> str:
+    """Replace `path`, whole or not at all; the sha-256 of the new file, 64 hex digits. Blocking.
+
+    Tensors are float32 or uint8, contiguous, and must not change meanwhile. Raises NoSpace or DataDirError; what was at
+    `path` is then still there.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, tensor in tensors.items():
+        span = [offset, offset + tensor.nbytes]
+        header[name] = {"dtype": _NAMES[tensor.dtype.name], "shape": list(tensor.shape), "data_offsets": span}
+        offset += tensor.nbytes
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    digest = hashlib.sha256()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
+        beside = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                for piece in _pieces(encoded, tensors):
+                    digest.update(piece)
+                    _write(file, piece)
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        sync_directory(path.parent)
+    except OSError as error:
+        raise explain(error, path) from error
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> TensorFile:
+    """Read a whole file into fresh memory. Blocking. Raises NotTensors or OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        size = int.from_bytes(_read(file, 8, digest), "little")
+        if size > MAX_HEADER:
+            raise NotTensors(f"its header would have {size} bytes")
+        try:
+            header = json.loads(bytes(_read(file, size, digest)))
+            metadata = {str(k): str(v) for k, v in dict(header.pop("__metadata__", {})).items()}
+            plan = [
+                (name, _TYPES[entry["dtype"]], tuple(map(int, entry["shape"])), tuple(map(int, entry["data_offsets"])))
+                for name, entry in header.items()
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise NotTensors(f"its header cannot be read: {error}") from error
+        tensors: dict[str, NDArray[Any]] = {}
+        left = os.fstat(file.fileno()).st_size - 8 - size
+        at = 0
+        for name, dtype, shape, span in sorted(plan, key=lambda entry: entry[3]):
+            end = at + math.prod(shape) * dtype.itemsize
+            if min(shape, default=0) < 0 or span != (at, end) or end > left:
+                raise NotTensors(f"its tensor {name[:80]!r} does not lie where the header says")
+            raw, at = _read(file, end - at, digest), end
+            tensors[name] = np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="), copy=False).reshape(shape)
+        if at != left:
+            raise NotTensors(f"{left - at} bytes follow its last tensor")
+    return TensorFile(tensors, metadata, digest.hexdigest())
+
+
+def discard_unfinished(folder: Path) -> None:
+    """Delete what writers that were killed left in `folder`; nobody may be writing there. Raises OSError."""
+    for left in folder.glob(f".*{UNFINISHED}"):
+        left.unlink(missing_ok=True)
+
+
+def _pieces(header: bytes, tensors: Mapping[str, NDArray[Any]]) -> Iterator[memoryview]:
+    yield memoryview(len(header).to_bytes(8, "little") + header)
+    for tensor in tensors.values():
+        if sys.byteorder == "big":
+            tensor = tensor.astype(tensor.dtype.newbyteorder("<"))
+        raw = tensor.reshape(-1).data.cast("B") if tensor.size else memoryview(b"")
+        for start in range(0, len(raw), PIECE):
+            yield raw[start : start + PIECE]
+
+
+def _write(file: Any, piece: memoryview) -> None:
+    while piece:
+        piece = piece[file.write(piece) :]
+
+
+def _read(file: BinaryIO, size: int, digest: Any) -> bytearray:
+    """The next `size` bytes, hashed as they come; memory is taken as far as the file goes. Raises NotTensors."""
+    if size > os.fstat(file.fileno()).st_size:
+        raise NotTensors("it is cut off")
+    room = bytearray(size)
+    view, at = memoryview(room), 0
+    while at < size:
+        count = file.readinto(view[at : at + PIECE])  # type: ignore[attr-defined]
+        if not count:
+            raise NotTensors("it is cut off")
+        digest.update(view[at : at + count])
+        at += count
+    return room

@@ -1,0 +1,1 @@
+"""The trainer's process: started, confined, asked for work, and started again when it dies."""

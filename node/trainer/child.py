@@ -1,0 +1,216 @@
+"""One life of the trainer's process: its socket, the calls in flight on it, what it printed, and how it ended.
+
+Commands and answers are msgpack maps behind a length of four bytes. The child is started in the daemon's own thread and
+dies with it. Whatever happens to it, who waits for an answer learns that none will come; what fails to end in order is
+killed. `trainer.py` decides what follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import msgpack
+import trio
+
+from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.training.sandbox import Rules
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct(">I")
+STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
+QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
+STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
+WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
+SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
+
+
+class TrainerFailed(Exception):
+    """The trainer cannot work here. The message says why and what to do."""
+
+
+class TrainerChild:
+    """One life of the child process: its socket, the calls in flight on it, and how it ended."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.answered = 0  # commands
+        self._numbers = itertools.count()
+        self._in_flight: dict[int, _Call] = {}
+        self._sending = trio.Lock()
+        self._words = b""
+        self._heard = trio.Event()  # all of its words
+        self._hearing = trio.CancelScope(shield=True)  # while the process lives, whatever becomes of who awaits it
+        self._reason = ""
+
+    @asynccontextmanager
+    async def running(self, memory_fd: int, rules: Rules, environment: Mapping[str, str]) -> AsyncIterator[None]:
+        """Start the process under `rules`; at the end of the block ask it to quit, then make sure that it is gone."""
+        ours, theirs = trio.socket.socketpair()
+        arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid()), json.dumps(asdict(rules))]
+        # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the child
+        # ends, and trio's worker threads end when they are idle.
+        self.process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-P", "-m", "swarmnode.training.confined", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[theirs.fileno(), memory_fd],
+            env=environment,
+        )
+        theirs.close()
+        assert self.process.stdout is not None  # asked for above
+        self._stream = trio.SocketStream(ours)
+        words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
+        self.process.stdout.close()
+        async with self._stream, trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, words)
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._quit()
+                    with trio.move_on_after(WORDS_GRACE):
+                        await self._heard.wait()
+                self._hearing.cancel()
+
+    async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; when cancelled, have it stopped and wait for the step in hand.
+
+        Raises TrainerDied, and TrainerFailed for an error that trying again cannot mend. Any other error makes the
+        child unfit: it is killed, so that its successor starts clean.
+        """
+        number, call = next(self._numbers), _Call(op)
+        self._in_flight[number] = call
+        try:
+            await self._send({"id": number, "op": op, **arguments})
+            try:
+                await call.done.wait()
+            except trio.Cancelled:
+                if op == "train":
+                    await self._stop(call)
+                raise
+        finally:
+            del self._in_flight[number]
+        if call.answer is None:
+            raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
+        if "error" not in call.answer:
+            self.answered += 1
+            return call.answer["ok"] or {}
+        if call.answer["fault"]:
+            raise TrainerFailed(call.answer["error"])
+        self._kill(f"{op} failed: {call.answer['error']}")
+        raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
+
+    async def interrupt(self) -> None:
+        """Have it end the `train` in hand, if there is one, after the present step; its answer comes as always."""
+        if any(call.op == "train" for call in self._in_flight.values()):
+            await self._send({"id": next(self._numbers), "op": "stop"})
+
+    def cause(self) -> str:
+        """How it ended, in a few words."""
+        if self._reason:
+            return self._reason
+        code = self.process.poll()
+        if code is None:
+            return "closed its socket"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        return self._words.decode(errors="replace").strip()
+
+    async def _send(self, command: dict[str, Any]) -> None:
+        """Send whole or not at all: half a command would garble what follows."""
+        packed = msgpack.packb(command)
+        with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
+            async with self._sending:
+                try:
+                    await self._stream.send_all(_LENGTH.pack(len(packed)) + packed)
+                except trio.BrokenResourceError:
+                    self._finish()
+        if patience.cancelled_caught:
+            self._kill("took no commands")
+
+    async def _stop(self, call: _Call) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE) as patience:
+            await self._send({"id": next(self._numbers), "op": "stop"})
+            await call.done.wait()
+        if patience.cancelled_caught:
+            self._kill("did not stop")
+
+    async def _quit(self) -> None:
+        """Reap the process, by force where it does not go."""
+        if not self.ended.is_set():
+            with trio.move_on_after(QUIT_GRACE):
+                await self._send({"id": next(self._numbers), "op": "quit"})
+                await self.ended.wait()
+        if not self.ended.is_set():
+            self.process.kill()
+        await trio.to_thread.run_sync(self.process.wait)
+        self._finish()
+
+    async def _hear(self, words: trio.lowlevel.FdStream) -> None:
+        """Answers, words and the end: heard out also when the daemon is stopping, or its end would be waited for."""
+        with self._hearing:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_answers)
+                nursery.start_soon(self._listen, words)
+
+    async def _read_answers(self) -> None:
+        received = bytearray()
+        try:
+            async for piece in self._stream:
+                received += piece
+                while len(received) >= _LENGTH.size:
+                    (length,) = _LENGTH.unpack(received[: _LENGTH.size])
+                    if len(received) < _LENGTH.size + length:
+                        break
+                    answer = msgpack.unpackb(bytes(received[_LENGTH.size : _LENGTH.size + length]))
+                    del received[: _LENGTH.size + length]
+                    call = self._in_flight.get(answer["id"])
+                    if call is not None:
+                        call.answer = answer
+                        call.done.set()
+        except trio.BrokenResourceError:
+            logger.debug("the trainer's socket broke")
+        # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
+        self.process.kill()
+        await trio.to_thread.run_sync(self.process.wait)
+        self._finish()
+
+    async def _listen(self, words: trio.lowlevel.FdStream) -> None:
+        async with words:
+            async for piece in words:
+                self._words = (self._words + piece)[-STDERR_TAIL:]
+        self._heard.set()
+
+    def _kill(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self.process.kill()
+
+    def _finish(self) -> None:
+        """No answer will come any more."""
+        self.ended.set()
+        for call in self._in_flight.values():
+            call.done.set()
+
+
+class _Call:
+    """A command in flight; `answer` stays None where the child ended."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.done = trio.Event()
+        self.answer: dict[str, Any] | None = None

@@ -1,0 +1,430 @@
+"""The trainer's supervisor: the daemon's side of the child process that owns torch.
+
+What fails, and what is then true: the child may be killed, run out of memory or crash at any moment. The call in
+flight raises TrainerDied; the parameters stay, because they lie in a memfd that the daemon holds too (a child killed
+in the middle of an optimizer step leaves some tensors one step ahead of others, which training does not mind). A new
+child is started from them after a back-off and calls wait for it; the inner optimizer starts afresh. A child that
+cannot be started three times in a row, or says why it never will, ends `run` with TrainerFailed.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import trio
+
+from swarmnode.node.trainer import confinement
+from swarmnode.node.trainer.child import TrainerChild, TrainerFailed
+from swarmnode.protocols.methods.trainer import (
+    NOTHING,
+    Answered,
+    Batches,
+    Learned,
+    Marked,
+    Replayed,
+    Slice,
+    TrainerDied,
+    Vector,
+    Worked,
+)
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.training.layout import Layout
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.runspec import RunSpec, encode, hf_model
+from swarmnode.training.sandbox import Rules
+from swarmnode.training.verify.distance import Distance
+from swarmnode.training.verify.trace import Stretch, state_row, stretches_of
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACK_OFF = 0.5  # s before a dead child is replaced; doubles each time until a command succeeds
+LAST_BACK_OFF = 60.0  # s
+MAX_FAILED_STARTS = 3  # in a row
+MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
+
+
+SPENT = Metric(
+    "swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in inner steps, or measuring", "what"
+)
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How this node's trainer runs; none of it is part of the run."""
+
+    threads: int = 0  # of torch; 0 means one for each core
+    nice: int = 10
+    device: str = "auto"  # auto, cpu or cuda
+    corpus: str = ""  # file or folder; empty is the task's own default
+    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
+    texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    room: int = 0  # bytes of text that there will ever be, where `texts` are given
+    task: str = ""  # file.py:Class of a task that is not built in
+    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
+    sandbox: str = "auto"  # auto, require or off
+    scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
+    readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
+    memory: int = 0  # bytes of its own at the most; 0 is no cap
+
+
+class TrainerProcess:
+    """A `Trainer` in a child process. Its other methods work once `run` has said that it started."""
+
+    def __init__(
+        self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = TrainerSettings()
+    ) -> None:
+        self._spec = spec
+        self._run_id = run_id
+        self._peer_id = peer_id
+        self._settings = settings
+        self._layout: Layout | None = None
+        self._vector: Vector | None = None  # (P,), the shared memory itself
+        self._gradient: Vector | None = None  # (P,), behind it
+        self._child: TrainerChild | None = None
+        self._ready = trio.Event()
+        self._interrupted = False
+        self.restarts = 0
+        self.device = settings.device
+        self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
+        self.sampling: dict[str, str] | None = None  # what writes answers, as `engine.Told`; None where nobody does
+        self.spent = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of all children
+        self._told = dict(self.spent)  # by the present child
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(SPENT, lambda: self.spent)
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            raise RuntimeError("the trainer has not started yet")
+        return self._layout
+
+    @property
+    def rules(self) -> Rules:
+        """Those of its sandbox."""
+        settings = self._settings
+        return confinement.rules(
+            mode=settings.sandbox,
+            scratch=settings.scratch,
+            memory=settings.memory,
+            corpus=settings.corpus,
+            heldout=settings.heldout,
+            texts=settings.texts,
+            task=settings.task,
+            policy=settings.policy,
+            readable=settings.readable,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None while there is none."""
+        return None if self._child is None else self._child.process.pid
+
+    def parameters(self) -> Vector:
+        return self._shared().copy()
+
+    def load(self, vector: Vector) -> None:
+        np.copyto(self._shared(), vector, casting="no")
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+        self._interrupted = False
+        while (child := self._child) is None:
+            await self._ready.wait()
+            if self._interrupted:
+                return NOTHING
+        answer = await child.call("train", round=round, steps=steps, seconds=seconds)
+        self._note(answer.pop("spent"))
+        return Worked(**answer)
+
+    async def interrupt(self) -> None:
+        self._interrupted = True
+        if self._child is not None:
+            await self._child.interrupt()
+        else:
+            self._ready.set()  # who waits for a child looks again; `train` then ends
+            self._ready = trio.Event()
+            await trio.lowlevel.checkpoint()
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        if self._child is None and not wait:
+            raise TrainerDied("the trainer is being started again")
+        child = await self._ready_child()
+        answer = await child.call("evaluate", thorough=thorough, seed=seed)
+        self._note(answer["spent"])
+        return float(answer["loss"])
+
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        child = await self._ready_child()
+        answer = await child.call("heldout", seed=seed, sequences=sequences)
+        self._note(answer["spent"])
+        return float(answer["loss"])
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+        child = await self._ready_child()
+        answer = await child.call("slope", seed=seed, first=first, last=last)
+        self._note(answer["spent"])
+        if answer["loss"] is None:
+            return None
+        assert self._gradient is not None
+        return float(answer["loss"]), self._gradient.copy()
+
+    async def rollouts(
+        self, *, version: int, count: int | None = None, policy: str = ""
+    ) -> tuple[list[RolloutGroup], float]:
+        child = await self._ready_child()
+        answer = await child.call("rollouts", version=version, count=count, policy=policy)
+        self._note_writing(answer)
+        return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
+
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
+        child = await self._ready_child()
+        asked = [[task.name, task.difficulty, task.seed] for task in tasks]
+        answer = await child.call("answer", tasks=asked, version=version, policy=policy)
+        self._note_writing(answer)
+        groups = tuple(RolloutGroup.from_map(group) for group in answer["groups"])
+        return Answered(groups, answer["reward"], answer["seconds"])
+
+    async def learn(
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
+    ) -> Learned:
+        child = await self._ready_child()
+        answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation))
+        self._note_writing(answer)
+        return Learned(**answer)
+
+    async def mark(self) -> Marked:
+        answer = await self._present_child().call("mark")
+        return Marked(answer["life"], stretches_of(answer["stretches"]))
+
+    async def kept(self, id: bytes) -> Vector | None:
+        vector = (await self._present_child().call("kept", vector=id))["vector"]
+        return None if vector is None else np.frombuffer(vector, "<f4")
+
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
+        child = await self._ready_child()
+        answer = await child.call("places", size=batches.size, **_whose(batches))
+        return [(start, stop) for start, stop in answer["places"]]
+
+    async def drawn(self, batches: Batches) -> float | None:
+        child = await self._ready_child()
+        answer = await child.call("drawn", size=batches.size, pieces=list(batches.pieces), **_whose(batches))
+        self._note(answer["spent"])
+        loss: float | None = answer["loss"]
+        return loss
+
+    async def replay(self, slice: Slice) -> Replayed:
+        child = await self._ready_child()
+        answer = await child.call(
+            "replay",
+            peer=slice.author,
+            state=state_row(slice.start),
+            claimed=state_row(slice.claimed),
+            size=slice.size,
+            pieces=list(slice.pieces),
+            **_steps(slice.stretch),
+        )
+        self._note(answer["spent"])
+        return _replayed(answer)
+
+    async def calibrate(self) -> Replayed:
+        child = await self._ready_child()
+        answer = await child.call("calibrate")
+        self._note(answer["spent"])
+        return _replayed(answer)
+
+    def _note(self, spent: dict[str, float]) -> None:
+        """Add what a child says it spent since it began; of calls that were cancelled as well."""
+        for what, seconds in spent.items():
+            before = self._told[what] if seconds >= self._told[what] else 0.0  # a new child begins at nothing
+            self.spent[what] += seconds - before
+            self._told[what] = seconds
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        if not 0 <= length <= MAX_SAMPLE:
+            raise ValueError(f"length = {length} is not valid; expected 0 to {MAX_SAMPLE} bytes")
+        child = await self._ready_child()
+        answer = await child.call("sample", prompt=prompt, length=length, temperature=temperature, seed=seed)
+        text: bytes = answer["text"]
+        return text
+
+    async def feed(self, texts: Sequence[str]) -> None:
+        """Train on these files as well, from the next step on, and after a restart."""
+        self._settings = replace(self._settings, texts=(*self._settings.texts, *texts))
+        if self._child is not None:
+            with suppress(TrainerDied):  # its successor is told of all
+                await self._child.call("feed", texts=list(texts))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
+        if not hasattr(os, "memfd_create"):
+            raise TrainerFailed("training needs Linux (memfd_create); on this system run with --role relay or watch")
+        with confinement.scratch_directory(self._settings.scratch) as scratch:
+            self._settings = replace(self._settings, scratch=scratch)
+            memory_fd = os.memfd_create("swarmnode-parameters")
+            try:
+                await self._fetch_model()
+                await self._keep_running(memory_fd, task_status)
+            finally:
+                os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
+
+    async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
+        failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
+        while True:
+            child = TrainerChild()
+            failure: TrainerFailed | None = None
+            await self._empty_scratch()
+            async with child.running(memory_fd, self.rules, self._environment()):
+                try:
+                    await self._introduce(child, memory_fd)
+                    if not started:
+                        task_status.started()
+                        started = True
+                    await child.ended.wait()
+                except TrainerFailed as error:
+                    failure = error  # raised below, outside the nursery, which would wrap it in a group
+                except TrainerDied:
+                    pass  # before it was ready; counted below
+                finally:
+                    self._child = None
+                    if self._ready.is_set():  # otherwise those who wait on it go on waiting for the next child
+                        self._ready = trio.Event()
+            if failure is not None:
+                raise failure
+            failed_starts = 0 if child.answered else failed_starts + 1
+            if failed_starts and self._may_take_vllm():
+                # Whatever made for another processor or more memory does to a process, it must not cost the training.
+                self._settings = replace(self._settings, sampling="torch")
+                logger.warning(
+                    "the trainer ended as it started (%s), perhaps by vLLM, which is installed here: from now on "
+                    "answers are sampled in torch, which is slower; sampling = 'torch' does so from the start",
+                    child.cause(),
+                )
+            if failed_starts == MAX_FAILED_STARTS:
+                raise TrainerFailed(
+                    f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
+                    f"its last words: {child.last_words() or 'none'}"
+                )
+            if child.answered > 1:  # not only its introduction: it was fit for work
+                back_off = FIRST_BACK_OFF
+            self.restarts += 1
+            logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
+            await trio.sleep(back_off)
+            back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    def _may_take_vllm(self) -> bool:
+        policy = self._settings.policy or self._spec.rollouts.policy
+        return self._settings.sampling == "auto" and hf_model(policy) is not None and find_spec("vllm") is not None
+
+    def _environment(self) -> dict[str, str]:
+        settings = self._settings
+        return confinement.environment(os.environ, threads=settings.threads, scratch=settings.scratch)
+
+    async def _fetch_model(self) -> None:
+        try:
+            await confinement.fetch_model(self._settings.policy)
+        except confinement.NotFetched as error:
+            raise TrainerFailed(str(error)) from error
+
+    async def _empty_scratch(self) -> None:
+        scratch = self._settings.scratch
+        try:
+            await trio.to_thread.run_sync(confinement.empty, scratch)
+        except OSError as error:
+            raise TrainerFailed(f"{scratch}: the trainer's own directory cannot be made: {error.strerror}") from error
+
+    def _tell_sandbox(self, told: dict[str, Any]) -> None:
+        """Say what holds the trainer and what does not; once, unless it changes."""
+        if told == self.sandbox:
+            return
+        self.sandbox = told
+        if told["enforced"]:
+            logger.info("the trainer's sandbox holds: %s", ", ".join(told["enforced"]))
+        for lacking in told["missing"]:
+            logger.warning("the trainer's sandbox lacks %s: %s", lacking["part"], lacking["why"])
+
+    def _note_writing(self, answer: dict[str, Any]) -> None:
+        """Take out of an answer what the trainer says of itself."""
+        self._note(answer.pop("spent"))
+        self._tell_sampling(answer.pop("sampling"))
+
+    def _tell_sampling(self, told: dict[str, str] | None) -> None:
+        """Say what samples; once, unless it changes."""
+        if told == self.sampling:
+            return
+        self.sampling = told
+        if told is not None and told["why"]:
+            logger.warning("%s", told["why"])
+        elif told is not None and told["by"] != "torch":
+            logger.info("answers are sampled by %s", told["by"])
+
+    async def _introduce(self, child: TrainerChild, memory_fd: int) -> None:
+        """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
+        told = self._settings.texts
+        answer = await child.call(
+            "init",
+            spec=encode(self._spec),
+            run_id=self._run_id,
+            peer_id=self._peer_id,
+            keep=self._vector is not None,
+            **asdict(self._settings),
+        )
+        layout = Layout.of([(name, tuple(shape)) for name, shape in answer["layout"]])
+        if self._vector is None:
+            self._layout = layout
+            memory = np.frombuffer(mmap.mmap(memory_fd, 8 * layout.parameters), dtype="<f4")
+            self._vector, self._gradient = memory[: layout.parameters], memory[layout.parameters :]
+        elif layout != self._layout:
+            raise TrainerFailed("the trainer came back with another layout; were its files changed? restart the node")
+        while len(told) < len(self._settings.texts):  # more have come meanwhile
+            more, told = self._settings.texts[len(told) :], self._settings.texts
+            await child.call("feed", texts=list(more))
+        self.device = answer["device"]
+        self._tell_sandbox(answer["sandbox"])
+        self._tell_sampling(answer["sampling"])
+        self._child = child
+        self._ready.set()
+
+    async def _ready_child(self) -> TrainerChild:
+        while self._child is None:
+            await self._ready.wait()
+        return self._child
+
+    def _present_child(self) -> TrainerChild:
+        """The child, of which nothing is left to ask where it is being started again. Raises TrainerDied."""
+        if self._child is None:
+            raise TrainerDied("the trainer is being started again")
+        return self._child
+
+    def _shared(self) -> Vector:
+        if self._vector is None:
+            raise RuntimeError("the trainer has not started yet")
+        return self._vector
+
+
+def _steps(stretch: Stretch) -> dict[str, int]:
+    return {"round": stretch.round, "step": stretch.step, "steps": stretch.steps}
+
+
+def _whose(batches: Batches) -> dict[str, Any]:
+    return {"peer": batches.author, "round": batches.round, "steps": list(batches.steps)}
+
+
+def _replayed(answer: dict[str, Any]) -> Replayed:
+    return Replayed(tuple(Distance(*row) for row in answer["distances"]), answer["seconds"])
+
+
+def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(author, group.to_map()) for author, group in groups]

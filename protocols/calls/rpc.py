@@ -1,0 +1,199 @@
+"""Calls between peers: many in flight on one stream, each with a deadline, answered in any order.
+
+Protocol `/swarmnode/rpc/1`. Who wants to call opens one stream to the peer and keeps it; the callee answers on the same
+stream. For calls in the other direction the other node opens a stream of its own.
+
+Messages, each a `Frame` behind its varint length, at most `RpcLimits.frame` bytes:
+- caller: CALL(id, method, timeout, body), and CANCEL(id) when the caller no longer wants the answer;
+- callee: REPLY(id, body) or FAIL(id, code, text), exactly one for each CALL that was not cancelled.
+
+Order: ids grow by one; calls are started in the order of sending and answered when they are done. The timeout travels
+as seconds left, so clocks need not agree; each side ends the call by its own clock.
+
+Who may fail when, and what is then true:
+- the stream breaks or the peer goes: every call on it raises PeerGone at once; whether it was carried out is unknown.
+  The next call opens a new stream;
+- the peer is frozen or slow: each call ends at its own deadline, and calls to other peers notice nothing. A write that
+  blocks is given up when no call waits for it, and the stream with it; the next call opens a new one;
+- the peer moves to a better path: calls from then on go over a new stream; those in flight are answered on the old
+  one, which is closed after the last;
+- the caller is cancelled: the handler is cancelled when CANCEL arrives;
+- the handler raises Refuse: the caller gets Refused with its code; anything else it raises is logged here and is
+  Refused(code="internal") there;
+- a peer breaks the rules (no msgpack, false lengths, answers to calls never made, too many streams): its stream is
+  closed and it is counted. One that calls too much is refused as "busy"; one that does not read its answers is not read
+  from, and after `write_stall` loses the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import trio
+
+from swarmnode.protocols.calls.client import Line, check_answer, read_body
+from swarmnode.protocols.calls.errors import CallError, DeadlineExceeded, PeerGone, Refuse, Refused
+from swarmnode.protocols.calls.frames import (
+    CALL,
+    CANCEL,
+    FAIL,
+    HEADROOM,
+    PROTOCOL,
+    REPLY,
+    Frame,
+    RpcLimits,
+    close,
+)
+from swarmnode.protocols.calls.server import Desk, Method, Office
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.network import Network, PeerId, Stream
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.wire import encode
+
+__all__ = [
+    "CALL",
+    "CANCEL",
+    "FAIL",
+    "PROTOCOL",
+    "REPLY",
+    "CallError",
+    "DeadlineExceeded",
+    "Frame",
+    "PeerGone",
+    "Refuse",
+    "Refused",
+    "Rpc",
+    "RpcLimits",
+]
+
+PING = "ping"  # the method that every Rpc serves
+NORMAL = RpcLimits()
+
+CALLS = Metric("swarmnode_calls", GAUGE, "calls of peers that are carried out here now")
+HELD = Metric("swarmnode_calls_held_bytes", GAUGE, "bytes of their requests, and of answers that find no room")
+REFUSED = Metric("swarmnode_calls_refused_total", COUNTER, 'calls of peers that were answered "busy"', "why")
+STREAMS = Metric("swarmnode_call_streams", GAUGE, "streams that carry calls", "direction")
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Asks for a Pong."""
+
+
+@dataclass(frozen=True)
+class Pong:
+    """Says that the peer's event loop is alive."""
+
+
+class Rpc:
+    """Both sides of calls: serve methods before or during `run`, call during it."""
+
+    def __init__(self, network: Network, *, limits: RpcLimits = NORMAL) -> None:
+        self._network = network
+        self._limits = limits
+        self._lines: dict[PeerId, Line] = {}
+        self._nursery: trio.Nursery | None = None
+        self._serving: dict[Desk, None] = {}
+        self.offences = Offences(PROTOCOL)
+        self._office = Office(limits, self.offences)
+        self.serve(PING, Ping, _pong)
+        network.serve(PROTOCOL, self._serve_stream)
+
+    def serve(self, method: str, request: type[Q], handler: Callable[[PeerId, Q], Awaitable[Any]]) -> None:
+        """Answer calls of `method` with `handler(peer, request)`, whose result is a message dataclass."""
+        if method in self._office.methods:
+            raise ValueError(f"{method} is served already")
+        self._office.methods[method] = Method(request, handler)
+
+    async def call(self, peer: PeerId, method: str, request: Any, reply: type[A], *, timeout: float) -> A:
+        """The peer's answer, within `timeout` seconds from now, connecting included.
+
+        Raises PeerGone, DeadlineExceeded or Refused; ValueError where the request does not fit a frame.
+        """
+        body = self._encoded(request)
+        deadline = trio.current_time() + timeout
+        with trio.CancelScope(deadline=deadline):
+            try:
+                line = self._line(peer, method)
+            except PeerGone:
+                await trio.lowlevel.checkpoint()
+                raise
+            answer = await line.call(method, body, deadline)
+            check_answer(answer, peer, method)
+            return read_body(answer.body, peer, method, reply)
+        raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
+
+    async def ping(self, peer: PeerId, *, timeout: float) -> float:
+        """Seconds from asking to the answer. Raises as `call` does."""
+        began = trio.current_time()
+        await self.call(peer, PING, Ping(), Pong, timeout=timeout)
+        return trio.current_time() - began
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the streams of both directions until cancelled; calls in flight then raise PeerGone."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                with self._network.watch_peers() as events:
+                    task_status.started()
+                    async for event in events:
+                        if event.moved and event.peer in self._lines:
+                            self._lines.pop(event.peer).retire()
+        finally:
+            self._nursery = None
+            for desk in list(self._serving):
+                desk.scope.cancel()
+
+    def measure(self, metrics: Metrics) -> None:
+        office = self._office
+        metrics.show(CALLS, office.carried_out.total)
+        metrics.show(HELD, office.held.total)
+        metrics.show(REFUSED, lambda: {why: office.refused[why] for why in ("closed", "over its limits")})
+        metrics.show(STREAMS, lambda: {"in": len(self._serving), "out": len(self._lines)})
+        self.offences.measure(metrics)
+
+    def _encoded(self, request: Any) -> bytes:
+        body = encode(request)
+        if len(body) > self._limits.frame - HEADROOM:
+            raise ValueError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
+        return body
+
+    def _line(self, peer: PeerId, method: str) -> Line:
+        if self._nursery is None:
+            raise PeerGone(
+                f"{method} to {peer}: this node makes no calls before it has started or after it has stopped"
+            )
+        line = self._lines.get(peer)
+        if line is None:
+            line = self._lines[peer] = Line(self._network, peer, self._limits, self.offences)
+            self._nursery.start_soon(self._hold, line)
+        return line
+
+    async def _hold(self, line: Line) -> None:
+        try:
+            await line.run()
+        finally:
+            if self._lines.get(line.peer) is line:
+                del self._lines[line.peer]
+
+    async def _serve_stream(self, stream: Stream) -> None:
+        held = sum(desk.peer == stream.peer for desk in self._serving)
+        desk = Desk(self._office, stream)
+        try:
+            if held >= self._limits.streams:
+                self.offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
+            elif self._nursery is not None:
+                self._serving[desk] = None
+                await desk.run()
+        finally:
+            self._serving.pop(desk, None)
+            await close(stream)
+
+
+async def _pong(_peer: PeerId, _request: Ping) -> Pong:
+    return Pong()

@@ -1,0 +1,259 @@
+"""The callee's side of one stream of calls: reads them, carries each out in a task, writes answers.
+
+A call never waits for another's handler: for each there is a task that rested, or a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from swarmnode.protocols.calls.errors import Refuse
+from swarmnode.protocols.calls.frames import (
+    CALL,
+    CANCEL,
+    FAIL,
+    HEADROOM,
+    MAX_TEXT,
+    REPLY,
+    Frame,
+    Outbox,
+    RpcLimits,
+)
+from swarmnode.protocols.frames import FrameReader
+from swarmnode.protocols.network import NetworkError, PeerId, Stream
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.wire import WireError, decode, encode
+
+log = logging.getLogger(__name__)
+
+RESTING = 4  # tasks of one stream that wait for calls
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is served under a name."""
+
+    request: type[Any]
+    handler: Callable[[PeerId, Any], Awaitable[Any]]
+
+
+@dataclass(eq=False)
+class Office:
+    """What all desks of a node share."""
+
+    limits: RpcLimits
+    offences: Offences
+    methods: dict[str, Method] = field(default_factory=dict)
+    carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
+    held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
+    refused: Counter[str] = field(default_factory=Counter)  # calls, by why
+    failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
+
+    def closed(self, peer: PeerId, call: Frame) -> str | None:
+        """Why one more call is not carried out, whoever's it were or because of what the peer did before; else None."""
+        limits = self.limits
+        refusal = self.offences.refuses(peer)
+        if refusal is not None:
+            return refusal
+        if self.carried_out.total() >= limits.serves_in_all:
+            return f"more than {limits.serves_in_all} calls of all peers at once"
+        if self.held.total() + len(call.body) > limits.held_in_all:
+            return f"requests of all peers in progress of more than {limits.held_in_all} bytes"
+        return None
+
+    def over(self, peer: PeerId, call: Frame) -> str | None:
+        """Which limit of its own the peer would break by one more call, None where none."""
+        limits = self.limits
+        if self.carried_out[peer] >= limits.serves:
+            return f"more than {limits.serves} calls at once"
+        if self.held[peer] + len(call.body) > limits.held:
+            return f"requests in progress of more than {limits.held} bytes"
+        return None
+
+    def admit(self, peer: PeerId, call: Frame, sign: int = 1) -> None:
+        """Account for a call that begins (`sign` 1) or has ended (-1)."""
+        for account, amount in ((self.carried_out, 1), (self.held, len(call.body))):
+            account[peer] += sign * amount
+            if not account[peer]:
+                del account[peer]
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call in progress."""
+
+    scope: trio.CancelScope
+    cancelled: bool = False  # by the caller, who waits for nothing
+
+
+class Desk:
+    """One stream of a caller."""
+
+    def __init__(self, office: Office, stream: Stream) -> None:
+        self.peer = stream.peer
+        self.scope = trio.CancelScope()
+        self._office = office
+        self._limits = office.limits
+        self._stream = stream
+        self._outbox = Outbox()
+        self._jobs: dict[int, _Job] = {}
+        self._due: deque[tuple[Frame, _Job]] = deque()  # calls for which a task was woken or made
+        self._resting = trio.lowlevel.ParkingLot()  # tasks that wait for calls
+        self._turned_away = 0  # calls
+        self._turned_away_since = -math.inf  # trio time
+
+    async def run(self) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until_over, self._write)
+                nursery.start_soon(self._until_over, self._read, nursery)
+
+    async def _until_over(self, job: Callable[..., Awaitable[None]], *args: Any) -> None:
+        try:
+            await job(*args)
+        except WireError as error:
+            self._office.offences.note(self.peer, str(error))
+        except NetworkError as error:
+            log.debug("the calls of %s ended: %s", self.peer, error)
+        finally:
+            self.scope.cancel()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        reader = FrameReader(self._stream, limit=self._limits.frame)
+        while await reader.each(lambda raw: self._take(raw, nursery)):
+            await self._outbox.below(self._limits.queued)
+
+    def _take(self, raw: bytes, nursery: trio.Nursery) -> bool:
+        """One frame of the caller's. False where its answers fill their queue: it is not read from then."""
+        message = decode(Frame, raw, limit=self._limits.frame)
+        job = self._jobs.get(message.id)
+        if message.kind == CALL and message.id > 0 and job is None:
+            self._start(message, nursery)
+        elif message.kind != CANCEL:
+            raise WireError(f"frame of kind {message.kind} for call {message.id}")
+        elif job is not None:  # else late: it was answered already
+            job.cancelled = True
+            job.scope.cancel()
+        return self._outbox.size < self._limits.queued
+
+    def _start(self, call: Frame, nursery: trio.Nursery) -> None:
+        closed = self._office.closed(self.peer, call)
+        excess = self._office.over(self.peer, call) if closed is None else self._hammers()
+        if excess is not None:
+            self._complain(excess, Kind.LOAD)
+        if closed is not None or excess is not None:
+            self._office.refused["closed" if closed is not None else "over its limits"] += 1
+            self._outbox.put(Frame(FAIL, call.id, code="busy", text=closed or excess or ""))
+            return
+        if not (call.timeout > 0 and math.isfinite(call.timeout)):
+            raise WireError(f"call {call.id} has a timeout of {call.timeout} s")
+        self._office.admit(self.peer, call)
+        job = self._jobs[call.id] = _Job(trio.CancelScope())
+        job.scope.deadline = trio.current_time() + min(call.timeout, self._limits.longest)
+        self._due.append((call, job))
+        if self._resting:
+            self._resting.unpark()
+        else:
+            nursery.start_soon(self._work)
+
+    async def _work(self) -> None:
+        """Carry out what is due, and rest: waking a task that rests costs less than making one for each call."""
+        while True:
+            while self._due:
+                await self._carry_out(*self._due.popleft())
+            if len(self._resting) >= RESTING:
+                return
+            await self._resting.park()
+
+    async def _carry_out(self, call: Frame, job: _Job) -> None:
+        try:
+            answer = Frame(FAIL, call.id, code="deadline", text="the time is up")
+            with job.scope:
+                answer = await self._result(call)
+            if job.cancelled:
+                return
+            if self._outbox.size >= self._limits.queued:
+                answer = await self._kept_back(answer)
+            self._outbox.put(answer, alone=len(self._jobs) == 1)
+        finally:
+            del self._jobs[call.id]
+            self._office.admit(self.peer, call, -1)
+
+    async def _kept_back(self, answer: Frame) -> Frame:
+        """Wait until the peer reads its answers; where it leaves too many of them, this one is not kept."""
+        held, size = self._office.held, len(answer.body)
+        if held[self.peer] + size > self._limits.held:
+            self._complain(f"answers of more than {self._limits.held} bytes not read", Kind.LOAD)
+            answer, size = Frame(FAIL, answer.id, code="busy", text="earlier answers are not read"), 0
+        held[self.peer] += size
+        try:
+            await self._outbox.below(self._limits.queued)
+        finally:
+            held[self.peer] -= size
+            if not held[self.peer]:
+                del held[self.peer]
+        return answer
+
+    async def _result(self, call: Frame) -> Frame:
+        method = self._office.methods.get(call.method)
+        if method is None:
+            return Frame(FAIL, call.id, code="unknown-method", text=f"no method {call.method[:80]!r}")
+        try:
+            request = decode(method.request, call.body)
+        except WireError as error:
+            self._complain(f"{call.method}: {error}")
+            return Frame(FAIL, call.id, code="malformed", text=str(error)[:MAX_TEXT])
+        try:
+            body = await self._body(method, request)
+        except Refuse as refusal:
+            return Frame(FAIL, call.id, code=refusal.code[:80], text=refusal.text[:MAX_TEXT])
+        except Exception as error:
+            self._log_failure(call.method, error)
+            return Frame(FAIL, call.id, code="internal", text="the handler failed")
+        return Frame(REPLY, call.id, body=body)
+
+    async def _body(self, method: Method, request: Any) -> bytes:
+        body = encode(await method.handler(self.peer, request))
+        if len(body) > self._limits.frame - HEADROOM:
+            raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
+        return body
+
+    def _hammers(self) -> str | None:
+        """A call was turned away; whether the peer goes on as if none had been."""
+        now = trio.current_time()
+        if now - self._turned_away_since >= 1.0:
+            self._turned_away_since, self._turned_away = now, 0
+        self._turned_away += 1
+        if self._turned_away <= self._limits.calls:
+            return None
+        return f"more than {self._limits.calls} calls in a second while none are taken"
+
+    def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
+        self._office.offences.note(self.peer, what, kind)
+
+    def _log_failure(self, method: str, error: Exception) -> None:
+        """With its trace the first time, for a peer chooses how often it happens."""
+        seen = (method, type(error))
+        first = seen not in self._office.failures_logged
+        self._office.failures_logged.add(seen)
+        level = logging.ERROR if first else logging.DEBUG
+        log.log(
+            level, "the handler of %s failed for %s: %r", method, self.peer, error, exc_info=error if first else None
+        )
+
+    async def _write(self) -> None:
+        self._outbox.write_to(self._stream)
+        while True:
+            batch = await self._outbox.batch()
+            with trio.move_on_after(self._limits.write_stall) as scope:
+                await self._stream.send_all(batch)
+            if scope.cancelled_caught:
+                self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
+                return

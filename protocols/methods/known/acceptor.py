@@ -1,0 +1,401 @@
+"""Where a node stands in a run, and what it answers to others who ask about rounds.
+
+`Standing` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
+who asked to join, who said goodbye, and the open *desks*, one for each ballot that others want this node to lead. Its
+request handlers only note and answer; `agreement.py` and `leading.py` act on what they noted, woken by `changed`.
+
+What a peer can make a node remember is bounded: it waits at one desk at a time, and joiners are counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from swarmnode.protocols.calls.rpc import Refuse, Rpc
+from swarmnode.protocols.methods.known.bounds import MAX_SEATS
+from swarmnode.protocols.methods.known.messages import (
+    Accepted,
+    Decision,
+    Goodbye,
+    Head,
+    HeadQuery,
+    Join,
+    Noted,
+    Ready,
+    Report,
+    Ruling,
+    Step,
+    Summon,
+    Verdict,
+)
+from swarmnode.protocols.methods.known.roster import Owner, Roster, leader_order
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.liveness import Liveness
+
+HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
+SHOWN_HISTORY = 16  # of them in a Head
+JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgotten
+MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
+LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
+MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a node stands: about to do `round` from the state `parent`, with the last roster's consequences."""
+
+    round: int
+    parent: str
+    voters: tuple[PeerId, ...]
+    joiners: tuple[PeerId, ...]
+    window: float  # seconds
+
+    @property
+    def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
+        """What is agreed upon: promises made for one instance mean nothing in another."""
+        return self.round, self.parent, self.voters
+
+
+@dataclass
+class Desk:
+    """What the leader of one ballot collects."""
+
+    readies: dict[PeerId, Ready] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    closed: trio.Event = field(default_factory=trio.Event)
+    reports: dict[PeerId, Report] = field(default_factory=dict)
+    ruling: Ruling | None = None
+    ruled: trio.Event = field(default_factory=trio.Event)
+    away: set[PeerId] = field(default_factory=set)  # candidates without whom this ballot goes on
+
+    def close(self, verdict: Verdict) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+            self.closed.set()
+
+    def rule(self, ruling: Ruling) -> None:
+        if self.ruling is None:
+            self.ruling = ruling
+            self.ruled.set()
+
+
+def prefers(mine: Head, theirs: Head) -> bool:
+    """Whether a node at `mine` should give way to a node at `theirs` whose history differs.
+
+    More seats in the last roster win, then the later round, then the lower hash: a total order, so both sides agree.
+    """
+
+    def rank(head: Head) -> tuple[int, int, int]:
+        return len(head.voters), head.round, -int(head.state_hash, 16)
+
+    return rank(theirs) > rank(mine)
+
+
+def diverged(mine: Head, theirs: Head) -> bool:
+    """Whether the two histories contradict one another in some round that both remember."""
+    known = {step.round: step.state_hash for step in mine.history}
+    return any(known.get(step.round, step.state_hash) != step.state_hash for step in theirs.history)
+
+
+class Standing:
+    """One node's memory of the round at hand in one run; serves the `round.*` calls."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        rpc: Rpc,
+        liveness: Liveness,
+        admits: Callable[[PeerId], bool],
+    ) -> None:
+        self.run_id = run_id
+        self._me = me
+        self._liveness = liveness
+        self._admits = admits
+        self._position: Position | None = None
+        self._began = 0.0  # trio time at which this round began here
+        self._moved = trio.Event()  # set, and replaced, when the position changes
+        self._bell = trio.Event()  # set, and replaced, on any news
+        self.ballot = 0  # grows within a round; what was promised for it holds
+        self.accepted: Accepted | None = None
+        self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
+        self.attempt = trio.CancelScope()  # of the ballot in hand
+        self.desks: dict[int, Desk] = {}  # by ballot, of this round
+        self._waits_at: dict[PeerId, int] = {}  # the ballot at whose desk a peer waits
+        self._joining: dict[PeerId, float] = {}  # and when each asked last, trio time
+        self._excused: dict[PeerId, int] = {}  # the round in which a peer said goodbye
+        self._decisions: deque[Decision] = deque(maxlen=4)
+        self._history: deque[Step] = deque(maxlen=HISTORY)
+        self.paused = False
+        self.late_by = 0.0  # seconds that others were into the next round when this node learned how its own ended
+        liveness.on_suspicion(self.ring)
+        rpc.serve("round.head", HeadQuery, self._on_head)
+        rpc.serve("round.join", Join, self._on_join)
+        rpc.serve("round.ready", Ready, self._on_ready)
+        rpc.serve("round.report", Report, self._on_report)
+        rpc.serve("round.summon", Summon, self._on_summon)
+        rpc.serve("round.goodbye", Goodbye, self._on_goodbye)
+
+    # --- where this node stands -------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        if self._position is None:
+            raise RuntimeError("Agreement.advance was never called")
+        return self._position
+
+    def advance(self, position: Position, *, elapsed: float) -> None:
+        """Go to a round that began `elapsed` seconds ago. What was promised and accepted in it before still holds."""
+        before, self._position = self._position, position
+        self._began = trio.current_time() - elapsed
+        if before is None or before.instance != position.instance:
+            for ballot, desk in self.desks.items():
+                past = before is not None and before.round < position.round
+                again = Verdict("again", ballot=ballot + 1)
+                desk.close(self._verdict_for_past(before.round) if before is not None and past else again)
+                desk.rule(Ruling("again", ballot=ballot + 1))
+            self.desks.clear()
+            self._waits_at.clear()
+            self.ballot = 0
+            self.accepted = None
+            self.cut_by = ()
+            if before is not None and position.round != before.round + 1:
+                self._history.clear()  # rounds are missing in between, or another history was adopted
+            self._history.append(Step(position.round - 1, position.parent))
+        self._excused = {p: r for p, r in self._excused.items() if r >= position.round}
+        self._moved.set()
+        self._moved = trio.Event()
+        self.ring()
+
+    def head(self) -> Head:
+        """What this node tells others about where it stands."""
+        here = self.position
+        return Head(
+            self.run_id,
+            here.round,
+            here.parent,
+            here.voters,
+            here.joiners,
+            tuple(self._history)[-SHOWN_HISTORY:],
+            max(0.0, self.elapsed()),
+            here.window,
+            self.paused,
+        )
+
+    def elapsed(self) -> float:
+        """Seconds since this round began."""
+        return trio.current_time() - self._began
+
+    def candidates(self) -> tuple[PeerId, ...]:
+        """Who may have a seat in this round, in the order in which they lead."""
+        here = self.position
+        return leader_order(self.run_id, here.round, here.voters, here.joiners)
+
+    def raise_ballot(self, ballot: int) -> None:
+        """Go to a later ballot of this round; desks of earlier ones are of no use any more."""
+        self.ballot = max(self.ballot, min(ballot, self.ballot + MAX_JUMP))
+        for old in [b for b in self.desks if b < self.ballot]:
+            desk = self.desks.pop(old)
+            desk.close(Verdict("again", ballot=self.ballot))
+            desk.rule(Ruling("again", ballot=self.ballot))
+
+    def desk(self, ballot: int) -> Desk:
+        return self.desks.setdefault(ballot, Desk())
+
+    def said_goodbye(self, peer: PeerId) -> bool:
+        """Whether a candidate itself told that it takes no part in this round."""
+        return peer in self._excused
+
+    def is_absent(self, peer: PeerId) -> bool:
+        """Whether a candidate need not be waited for: suspected, or it said goodbye."""
+        return peer in self._excused or self._liveness.is_suspected(peer)
+
+    def decided(self, decision: Decision) -> None:
+        """Remember how the present round ended, for those who ask later."""
+        self._decisions.append(decision)
+
+    def note_lateness(self, head: Head | None) -> None:
+        """A decision that was known to a peer at `head` already: how far into the round after it that peer is."""
+        here = self.position
+        if head is not None and head.round > here.round:
+            self.late_by = head.elapsed if head.round == here.round + 1 else max(here.window, head.elapsed)
+
+    def waiting_to_join(self) -> tuple[PeerId, ...]:
+        """Who asked to be named, in the order in which they asked first."""
+        now = trio.current_time()
+        named = {*self.position.voters, *self.position.joiners}
+        self._joining = {p: t for p, t in self._joining.items() if now - t < JOIN_EXPIRES}
+        return tuple(p for p in self._joining if p not in named)
+
+    def ring(self) -> None:
+        """Wake who waits for news."""
+        self._bell.set()
+        self._bell = trio.Event()
+
+    async def changed(self, *, until: float) -> None:
+        """Wait for any news, at most until `until` (trio time)."""
+        with trio.move_on_at(until):
+            await self._bell.wait()
+
+    # --- what of others' messages fits here -------------------------------------------------------------------------
+
+    def should_follow(self, head: Head) -> bool:
+        """Whether a member at `head` is where this node ought to be: further, or on a better history."""
+        here = self.position
+        if head.run_id != self.run_id or head.round < here.round:
+            return False
+        return head.round > here.round or (head.state_hash != here.parent and prefers(self.head(), head))
+
+    def continues(self, roster: Roster) -> bool:
+        """Whether a roster starts from where this node stands."""
+        here = self.position
+        return (roster.run_id, roster.round, roster.parent) == (self.run_id, here.round, here.parent)
+
+    def is_for(self, roster: Roster, ballot: int) -> bool:
+        """Whether a roster is one that the leader of this ballot may have made."""
+        known = set(self.candidates())
+        return (
+            self.continues(roster)
+            and roster.ballot == ballot
+            and len(roster.seats) <= MAX_SEATS
+            and all(p in known for p in (*roster.peers, *(owner.peer for owner in roster.cut_by)))
+        )
+
+    def ends(self, decision: Decision) -> bool:
+        """Whether a decision is one of the present round, from this node's state."""
+        return decision.round == self.position.round and self.continues(decision.roster)
+
+    # --- requests of others -----------------------------------------------------------------------------------------
+
+    def _check(self, run_id: str, peer: PeerId) -> None:
+        if run_id != self.run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self._admits(peer):
+            raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
+        if self._position is None:
+            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+
+    async def _on_head(self, peer: PeerId, query: HeadQuery) -> Head:
+        self._check(query.run_id, peer)
+        return self.head()
+
+    async def _on_join(self, peer: PeerId, join: Join) -> Head:
+        self._check(join.run_id, peer)
+        self._wishes_to_join(peer)
+        return self.head()
+
+    def _wishes_to_join(self, peer: PeerId) -> None:
+        self.waiting_to_join()  # forgets those who asked long ago
+        if peer in self._joining or len(self._joining) < MAX_JOINERS:
+            self._joining[peer] = trio.current_time()
+        self.ring()
+
+    async def _on_goodbye(self, peer: PeerId, goodbye: Goodbye) -> Noted:
+        self._check(goodbye.run_id, peer)
+        self._joining.pop(peer, None)
+        # its round may have ended there a moment before it ends here
+        known = peer in self.candidates()
+        if known and goodbye.round in (self.position.round, self.position.round + 1):
+            self._excused[peer] = goodbye.round
+            self._liveness.said_goodbye(peer)
+            self.ring()
+        return Noted()
+
+    async def _on_summon(self, peer: PeerId, summon: Summon) -> Head:
+        self._check(summon.run_id, peer)
+        if summon.round == self.position.round and summon.ballot > self.ballot:
+            candidates = self.candidates()
+            if candidates[summon.ballot % len(candidates)] == peer:
+                self.raise_ballot(summon.ballot)
+                self.attempt.cancel()
+        return self.head()
+
+    async def _on_ready(self, peer: PeerId, ready: Ready) -> Verdict:
+        self._check(ready.run_id, peer)
+        with trio.move_on_after(LAG):
+            while ready.round == self.position.round + 1:
+                await self._moved.wait()  # this node is about to get there as well
+        here = self.position
+        if peer not in self.candidates():
+            self._wishes_to_join(peer)
+        if ready.round < here.round:
+            return self._verdict_for_past(ready.round)
+        if ready.round > here.round or ready.parent != here.parent:
+            return Verdict("elsewhere", head=self.head())
+        candidates = self.candidates()
+        if candidates[ready.ballot % len(candidates)] != self._me:
+            raise Refuse("not-leader", "this ballot belongs to another candidate")
+        if self.paused and ready.ballot not in self.desks:
+            raise Refuse("paused", "this node is paused and leads nobody")
+        if ready.ballot < self.ballot:
+            return Verdict("again", ballot=self.ballot)
+        if ready.ballot > self.ballot + MAX_JUMP:
+            raise Refuse("far-ahead", "no member is at such a ballot")
+        if ready.accepted is not None and not self.continues(ready.accepted.roster):
+            ready = replace(ready, accepted=None)
+        return await self._wait_at_desk(peer, ready)
+
+    async def _wait_at_desk(self, peer: PeerId, ready: Ready) -> Verdict:
+        self._leave_other_desk(peer, ready.ballot)
+        desk = self.desk(ready.ballot)
+        if desk.verdict is not None:
+            return Verdict("late") if desk.verdict.kind in ("roster", "adopt") else desk.verdict
+        self._excused.pop(peer, None)
+        self._waits_at[peer] = ready.ballot
+        desk.readies[peer] = ready
+        self.ring()
+        self._take_over(ready.ballot)
+        try:
+            await desk.closed.wait()
+        finally:
+            if desk.verdict is None and desk.readies.get(peer) is ready:
+                del desk.readies[peer]
+        if desk.verdict is None:
+            raise RuntimeError("a desk was closed without a verdict")
+        return desk.verdict
+
+    def _leave_other_desk(self, peer: PeerId, ballot: int) -> None:
+        """Who comes to one desk waits at no other: a peer has one place in a node's memory."""
+        before = self._waits_at.get(peer)
+        desk = self.desks.get(before) if before is not None and before != ballot else None
+        if before is None or desk is None or desk.verdict is not None:
+            return
+        desk.readies.pop(peer, None)
+        if not desk.readies:
+            desk.close(Verdict("again", ballot=ballot))
+            del self.desks[before]
+
+    def _take_over(self, ballot: int) -> None:
+        """Leave the present ballot for a later one that others want this node to lead, when most of them do."""
+        if ballot <= self.ballot:
+            return
+        candidates = self.candidates()
+        waiting = [p for p in candidates if p in self.desk(ballot).readies]
+        if 2 * len(waiting) >= len([p for p in candidates if not self.is_absent(p)]) - 1:
+            self.raise_ballot(ballot)
+            self.attempt.cancel()
+
+    async def _on_report(self, peer: PeerId, report: Report) -> Ruling:
+        self._check(report.run_id, peer)
+        for decision in reversed(self._decisions):
+            if decision.round == report.round:
+                return Ruling("decided", decision=decision)
+        desk = self.desks.get(report.ballot) if report.round == self.position.round else None
+        if desk is None or desk.verdict is None:
+            return Ruling("again", ballot=self.ballot)
+        if peer in desk.readies:
+            desk.reports[peer] = report
+            self.ring()
+        await desk.ruled.wait()
+        if desk.ruling is None:
+            raise RuntimeError("a desk was done without a ruling")
+        return desk.ruling
+
+    def _verdict_for_past(self, round: int) -> Verdict:
+        decided = next((d for d in reversed(self._decisions) if d.round == round), None)
+        return Verdict("ahead", decision=decided, head=self.head())

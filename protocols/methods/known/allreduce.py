@@ -1,0 +1,476 @@
+"""Butterfly all-reduce: every owner reduces one part of the vector and hands the same bytes of it to everybody.
+
+Order, for a roster that fits into one group (`grid.py`):
+
+1. each member encodes its values part by part, error feedback added, and offers each part to its owner;
+2. each owner fetches its part from all seats, decodes, takes the weighted mean in the roster's order, encodes the mean
+   *once* (with a residual of its own, dropped when ownership moves) and offers it to all seats;
+3. each member fetches all reduced parts and decodes them: all hold the same bytes, so all compute the same state.
+
+In a grid of several groups the owner of a column adds up, in step 2, the weighted values of its group alone, encodes
+these sums (with one more residual) and offers them to the owners of the column's parts; the owner of a part adds up
+the sums of all groups, in their order, encodes the mean once and offers it to the others; each passes the bytes of the
+whole column on to its group. So the mean is that of all, and the same bits for all, however many groups there are.
+
+All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`growing.py`), so a cell is on
+its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced. The
+arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the others go on, a batch of cells at a time.
+
+Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
+sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
+changed: the residuals of the attempt are pending until `commit`. A peer that shows no sign of life is given up within a
+part of a reduction's usual time, whatever it is waited for (`arrivals.py`). Where it lives, owners give up on members
+first, after `within` seconds, and members on owners after twice that, those between them in between, so that the first
+complaint names the one that held all up. In cells whose values cannot be encoded, because they and the residual
+overflow, the values count as zeros and the residual ends.
+
+Where all are one group, the next attempt at the round goes on from what is there: whoever owned a part keeps it
+(`recut.py`), with what the others sent of it, and what was encoded stands (`attempt.py`). Only the sums and means are
+made anew, and the parts of those who are gone.
+
+What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
+Wire, per parameter and member: 2 (N−1)/N times the codec's bytes, in a full grid too. Memory: beside values, mean and
+residuals, the encoded vector and the encoded means twice, for two rounds, and what arrived, for one; all of it is used
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate, pairwise
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.methods.known.arrivals import Arrivals, silence_allowed
+from swarmnode.protocols.methods.known.attempt import Attempt, Stream
+from swarmnode.protocols.methods.known.chunks import BATCH, CELL, Cells, Pool
+from swarmnode.protocols.methods.known.flow import all_or_missing, next_batch, pass_on
+from swarmnode.protocols.methods.known.grid import Column, Grid, grid_of
+from swarmnode.protocols.methods.known.reduction import Reduction, Summing, Undecodable, Vector
+from swarmnode.protocols.methods.known.roster import Part, Roster
+from swarmnode.protocols.methods.outcomes import PartsMissing
+from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.bulk import Bulk, Key
+from swarmnode.protocols.transfer.streaming import Growing
+from swarmnode.training.codecs import Codec, CodecError
+from swarmnode.training.outer import shares_of
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], Awaitable[None]]
+
+NAME = 16  # bytes of the name of an encoding: random, so that nothing else has it
+
+
+class AllReduce:
+    """One node's all-reduces in one run, with the two residuals that live across rounds."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        bulk: Bulk,
+        liveness: Liveness,
+        runner: Runner,
+        codec: Codec,
+        parameters: int,
+        patience: float,
+        group_size: int,
+    ) -> None:
+        """`patience`: seconds to wait at the most for a part of a peer that keeps answering pings."""
+        self._me = me
+        self._run_id = run_id
+        self._bulk = bulk
+        self._liveness = liveness
+        self._runner = runner
+        self._codec = codec
+        self._parameters = parameters
+        self._group_size = group_size
+        self._patience = patience
+        self._pace = AdaptiveDeadline(floor=0.0, ceiling=patience)  # of reductions that succeeded
+        self._silence: float | None = None  # seconds without a sign of life in the attempt at hand
+        self._failed: list[int] = []  # the round at hand, once for each attempt at it that failed
+        self._reduction = Reduction(codec, parameters)
+        self.sent = self._reduction.sent  # the residual of this node's own work
+        self._attempt: str | None = None  # roster id of what is pending
+        self._before: Attempt | None = None  # the last at the round at hand: what it left the next may use
+        self._offered: list[Roster] = []  # attempts whose offers stand
+        self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
+        self._pool = Pool()
+        self._mean = np.empty(0, np.float32)
+        self.rates: dict[PeerId, float] = {}  # bytes per second measured when fetching from each peer
+
+    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+        """The weighted mean of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
+
+        It is valid until the next call, which writes over it. `values` stay as they are until the round is decided:
+        what was encoded of them may be used again. `within`: seconds for each member's values to reach their owners,
+        and again for the means to come back. Raises PartsMissing. Until `commit(roster)`, the attempt has left no trace
+        but offers to others.
+        """
+        self._withdraw(lambda old: old.round >= roster.round)
+        self.rates = {p: rate for p, rate in self.rates.items() if p in roster.peers}
+        if not any(seat.weight for seat in roster.seats):
+            self.rollback()
+            self._attempt = roster.roster_id
+            return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
+        attempt = self._begin(roster, values, min(self._patience, within if within is not None else self._patience))
+        began = trio.current_time()
+        self._failed = [round for round in self._failed if round == roster.round]
+        self._silence = silence_allowed(self._pace.usual, len(self._failed))
+        self._failed.append(roster.round)
+        async with all_or_missing() as start:
+            for work in self._work_of(attempt):
+                start(work)
+        self._failed.pop()
+        if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
+            self._pace.observe(trio.current_time() - began)
+        return attempt.mean
+
+    def _begin(self, roster: Roster, values: Vector, allowed: float) -> Attempt:
+        """Take up what an earlier attempt left, and offer what is going to be encoded."""
+        now = trio.current_time()
+        grid = grid_of(roster, self._parameters, self._group_size)
+        group = grid.groups[grid.group_of(self._me)]
+        encoded, arrived = self._left_for(roster, grid, values)
+        self._attempt = roster.roster_id
+        self._offered.append(roster)
+        working = [seat for seat in roster.seats if seat.weight > 0]
+        shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
+        if self._mean.size != self._parameters:
+            self._mean = np.empty(self._parameters, np.float32)
+        owners = {column.owners[grid.groups.index(group)]: self._cells(column) for column in grid.columns}
+        sent, taken = [], {}
+        if self._me in shares:
+            name = secrets.token_bytes(NAME)
+            for owner, cells in owners.items():
+                stream = encoded.pop(owner, None)
+                sent.append(stream.encoded_on(cells, self._pool) if stream else Stream.new(cells, self._pool, name))
+        for stream in sent:
+            stream.encoded_from(encoded.values())
+        if self._me in owners:
+            cells = owners[self._me]
+            for peer in (seat.peer for seat in group if seat.peer in shares and seat.peer != self._me):
+                stream = arrived.pop(peer, None)
+                taken[peer] = stream.fetched_on(cells, self._pool) if stream else Stream.new(cells, self._pool)
+        self._give(*encoded.values(), *arrived.values())
+        by = (now + allowed * factor for factor in (1, 4 / 3, 5 / 3, 2))
+        self._before = attempt = Attempt(roster, grid, group, shares, values, self._mean, tuple(sent), taken, *by)
+        for index, (owner, stream) in enumerate(zip(owners, sent, strict=False)):
+            self._offer(attempt, ("sent", index), stream.growing, (owner,))
+        return attempt
+
+    def _left_for(
+        self, roster: Roster, grid: Grid, values: Vector
+    ) -> tuple[dict[PeerId, Stream], dict[PeerId, Stream]]:
+        """What goes on in an attempt by `roster`, read by nobody now: own values by owner, others' by sender."""
+        before = self._before
+        if before is None or not before.leads_to(roster, grid):
+            self.rollback()
+            return {}, {}
+        self._before = None
+        encoded = {column.owners[0]: stream for column, stream in zip(before.grid.columns, before.sent, strict=False)}
+        stands = before.values is values and before.is_cut_as(roster) and self._weight_in(roster) > 0
+        self._reduction.rollback(also_sent=not stands)
+        if not stands:
+            self._give(*encoded.values())
+            encoded = {}
+        return encoded, dict(before.taken)
+
+    def _work_of(self, attempt: Attempt) -> Iterator[Work]:
+        """What has to be done at once."""
+        if attempt.sent:
+            yield partial(self._encode, attempt)
+        for index, column in enumerate(attempt.grid.columns):
+            owner = attempt.owner(column)
+            if owner != self._me:
+                yield partial(self._gather, attempt, index, owner, self._cells(column))
+            elif len(attempt.grid.groups) == 1:
+                yield from self._own_part(attempt, index, column)
+            else:
+                yield from self._own_column(attempt, index, column)
+
+    # -- this node's values
+
+    async def _encode(self, attempt: Attempt) -> None:
+        """Encode the columns side by side, so that all owners have something to reduce from the start."""
+        columns = attempt.grid.columns
+        mine = next((i for i, column in enumerate(columns) if attempt.owner(column) == self._me), 0)
+        order = [(mine + 1 + i) % len(columns) for i in range(len(columns))]
+        lost = 0
+        while any(stream.growing.ready < stream.cells.size for stream in attempt.sent):
+            for cells, growing in ((attempt.sent[i].cells, attempt.sent[i].growing) for i in order):
+                done = cells.whole_in(growing.ready)
+                batch = range(done, min(done + BATCH, cells.count))
+                if batch:
+                    lost += await self._runner(
+                        partial(self._reduction.encode, cells, batch, attempt.values, growing.buffer)
+                    )
+                    growing.grow(cells.bytes_until(batch.stop))
+        if lost:
+            logger.error("round %d: %d cells of this node's work cannot be sent", attempt.roster.round, lost)
+
+    # -- my part, where all are one group
+
+    def _own_part(self, attempt: Attempt, index: int, column: Column) -> Iterator[Work]:
+        """Take the mean of everybody's values of my part, and hand it out."""
+        cells = self._cells(column)
+        means = self._lend(attempt.roster, cells.size)
+        self._offer(attempt, ("mean", index), means, attempt.roster.peers)
+        self._reduction.means.own(*column.stretches)
+        yield partial(self._take_in, attempt, index, [(cells, means)], self._reduction.means, attempt.mean)
+
+    # -- my column, where there are several
+
+    def _own_column(self, attempt: Attempt, index: int, column: Column) -> Iterator[Work]:
+        """Add my group's values up for the owners of the parts; take the mean of my part; pass all means on."""
+        means = self._lend(attempt.roster, self._cells(column).size)
+        self._offer(attempt, ("mean", index), means, [seat.peer for seat in attempt.group])
+        offsets = (0, *accumulate(self._cells(part).size for part in column.parts))
+        pieces = [Growing(means.buffer[a:b]) for a, b in pairwise(offsets)]
+        sums: list[Growing] = []
+        if any(seat.weight for seat in attempt.group):
+            sums = [self._lend(attempt.roster, piece.size) for piece in pieces]
+            for number, (part, growing) in enumerate(zip(column.parts, sums, strict=True)):
+                self._offer(attempt, ("sum", index, number), growing, (part.owner,))
+            self._reduction.sums.own(*column.stretches)
+            outs = [(self._cells(part), growing) for part, growing in zip(column.parts, sums, strict=True)]
+            yield partial(self._take_in, attempt, index, outs, self._reduction.sums, None)
+        checked: list[Growing] = []
+        for number, (part, piece) in enumerate(zip(column.parts, pieces, strict=True)):
+            key = ("part", index, number)
+            if part.owner == self._me:
+                self._offer(attempt, key, piece, column.owners)
+                self._reduction.means.own((part.start, part.stop))
+                own = sums[number] if sums else None
+                yield partial(self._take_sums, attempt, (index, number), column, part, own, piece)
+                checked.append(piece)
+            else:
+                checked.append(Growing(piece.buffer))
+                yield partial(self._take_mean, attempt, key, part, piece, checked[-1])
+        yield partial(pass_on, checked, means, step=BATCH * self._codec.encoded_size(CELL))
+
+    async def _take_in(
+        self,
+        attempt: Attempt,
+        index: int,
+        outs: Sequence[tuple[Cells, Growing]],
+        summing: Summing,
+        into: Vector | None,
+    ) -> None:
+        """Fetch my group's values of a column, and add them up in `outs`, which follow one another."""
+        working = [seat.peer for seat in attempt.group if seat.peer in attempt.shares]
+        streams = {peer: attempt.taken[peer] if peer != self._me else attempt.sent[index] for peer in working}
+        arriving = {peer: stream.growing for peer, stream in streams.items()}
+
+        async def add_up() -> None:
+            shares, at = [attempt.shares[peer] for peer in working], 0
+            for cells, out in outs:
+                await self._add_up(attempt.roster, summing, cells, arriving, shares, out, into, at)
+                at += out.size
+
+        async with all_or_missing() as start:
+            key = self._key(attempt.roster, "sent", index)
+            for peer, stream in attempt.taken.items():
+                start(partial(self._fetch, peer, key, stream.growing, attempt.sent_by, measured=True))
+            start(add_up)
+
+    async def _take_sums(
+        self,
+        attempt: Attempt,
+        place: tuple[int, int],
+        column: Column,
+        part: Part,
+        own: Growing | None,
+        out: Growing,
+    ) -> None:
+        """Fetch the other groups' sums of my part, `own` beside them; their sum is the mean."""
+        groups = zip(column.owners, attempt.grid.groups, strict=True)
+        working = [owner for owner, seats in groups if any(seat.weight for seat in seats)]
+        others = [owner for owner in working if owner != self._me]
+        with self._borrow(out.size, len(others)) as borrowed:
+            fetched = dict(zip(others, borrowed, strict=True))
+            sums = {owner: growing for owner in working if (growing := fetched.get(owner, own)) is not None}
+            async with all_or_missing() as start:
+                key = self._key(attempt.roster, "sum", *place)
+                for owner, growing in fetched.items():
+                    start(partial(self._fetch, owner, key, growing, attempt.sums_by))
+                whole = [np.float32(1)] * len(sums)
+                means = self._reduction.means
+                cells = self._cells(part)
+                start(partial(self._add_up, attempt.roster, means, cells, sums, whole, out, attempt.mean, 0))
+
+    async def _take_mean(
+        self, attempt: Attempt, key: tuple[str, int, int], part: Part, piece: Growing, checked: Growing
+    ) -> None:
+        """Fetch another owner's part of my column; what could be decoded is `checked`."""
+        async with all_or_missing() as start:
+            start(partial(self._fetch, part.owner, self._key(attempt.roster, *key), piece, attempt.parts_by))
+            start(partial(self._decode, attempt, self._cells(part), part.owner, piece, checked))
+
+    async def _add_up(
+        self,
+        roster: Roster,
+        summing: Summing,
+        cells: Cells,
+        arriving: Mapping[PeerId, Growing],
+        shares: Sequence[np.float32],
+        out: Growing,
+        into: Vector | None,
+        at: int,
+    ) -> None:
+        """Add up each of the cells that all have sent; they begin `at` bytes into what arrives."""
+        sources = list(arriving.values())
+        raw = [growing.buffer[at : at + cells.size] for growing in sources]
+        done = lost = 0
+        while done < cells.count:
+            batch = await next_batch(cells, done, sources, at=at)
+            try:
+                lost += await self._runner(partial(summing.sum, cells, batch, raw, shares, out.buffer, into))
+            except Undecodable as error:
+                raise PartsMissing((list(arriving)[error.index],)) from error
+            done = batch.stop
+            out.grow(cells.bytes_until(done))
+        if lost:
+            logger.error("round %d: the mean of %d cells moves nothing", roster.round, lost)
+
+    # -- the others' means
+
+    async def _gather(self, attempt: Attempt, index: int, owner: PeerId, cells: Cells) -> None:
+        """Fetch the means of a column from its owner in my group, and keep each cell as it comes."""
+        with self._borrow(cells.size, 1) as (arriving,):
+            async with all_or_missing() as start:
+                key = self._key(attempt.roster, "mean", index)
+                start(partial(self._fetch, owner, key, arriving, attempt.means_by))
+                start(partial(self._decode, attempt, cells, owner, arriving, None))
+
+    async def _decode(
+        self, attempt: Attempt, cells: Cells, sender: PeerId, arriving: Growing, checked: Growing | None
+    ) -> None:
+        done = 0
+        while done < cells.count:
+            batch = await next_batch(cells, done, [arriving])
+            try:
+                await self._runner(partial(self._reduction.decode, cells, batch, arriving.buffer, attempt.mean))
+            except CodecError as error:
+                raise PartsMissing((sender,)) from error
+            done = batch.stop
+            if checked is not None:
+                checked.grow(cells.bytes_until(done))
+
+    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, measured: bool = False) -> None:
+        """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
+
+        A peer may wait for others for as long as it lives; one that shows no sign of life is given up soon. `measured`:
+        the rate is that of the peer's link; that of means tells about the slowest member.
+        """
+        arrivals = Arrivals(into.size)
+        wait = max(0.0, until - trio.current_time())
+
+        def moving(done: int) -> None:
+            arrivals.moving(done)
+            self._liveness.heard_from(peer)
+
+        async def fetch() -> None:
+            await self._bulk.fetch(peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=moving)
+
+        failure: Exception | None = None
+        with trio.move_on_at(until):
+            try:
+                await self._liveness.unless_gone(peer, fetch, within=self._silence)
+            except (NetworkError, PeerGoneSilent) as error:
+                failure = error
+        if failure is not None or into.ready < into.size:
+            raise PartsMissing((peer,)) from failure
+        rate = arrivals.rate()
+        if measured and rate is not None:
+            self.rates[peer] = rate
+
+    # -- how it ended
+
+    def commit(self, roster: Roster) -> bool:
+        """The round of `roster` was decided: keep what its encodings left out.
+
+        False where this node's values are not in that result: its weight was 0, or its attempt was another one.
+        """
+        reduced = self._attempt == roster.roster_id
+        if reduced:
+            self._reduction.commit()
+            self._let_go()
+        else:
+            self.rollback()
+        self._attempt = None
+        self._withdraw(lambda old: old.round != roster.round)
+        self._pool.next_round()
+        return reduced and self._weight_in(roster) > 0
+
+    def rollback(self) -> None:
+        """Forget the pending residuals of an attempt that did not count; no later one goes on from it."""
+        self._reduction.rollback()
+        self._attempt = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """No attempt goes on from the one before; what it offers stands."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        self._give(*before.taken.values())
+        if before.roster in self._offered:
+            lent = self._lent.setdefault(before.roster.roster_id, [])
+            lent += [stream.growing.buffer for stream in before.sent]
+        else:
+            self._give(*before.sent)
+
+    def _withdraw(self, which: Callable[[Roster], bool]) -> None:
+        for old in [r for r in self._offered if which(r)]:
+            self._bulk.withdraw(("parts", self._run_id, old.roster_id))
+            self._offered.remove(old)
+            for memory in self._lent.pop(old.roster_id, []):
+                self._pool.give(memory)
+
+    # -- memory and names
+
+    def _lend(self, roster: Roster, size: int) -> Growing:
+        """Memory that is offered until the offers of `roster` are withdrawn."""
+        memory = self._pool.take(size)
+        self._lent.setdefault(roster.roster_id, []).append(memory)
+        return Growing(memory)
+
+    def _give(self, *streams: Stream) -> None:
+        for stream in streams:
+            self._pool.give(stream.growing.buffer)
+
+    @contextmanager
+    def _borrow(self, size: int, count: int) -> Iterator[list[Growing]]:
+        """Memory for the block alone."""
+        taken = [self._pool.take(size) for _ in range(count)]
+        try:
+            yield [Growing(memory) for memory in taken]
+        finally:
+            for memory in taken:
+                self._pool.give(memory)
+
+    def _cells(self, part: Part | Column) -> Cells:
+        return Cells(part.stretches if isinstance(part, Column) else ((part.start, part.stop),), self._codec)
+
+    def _weight_in(self, roster: Roster) -> int:
+        return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
+
+    def _offer(self, attempt: Attempt, name: tuple[str | int, ...], growing: Growing, to: Iterable[PeerId]) -> None:
+        peers = frozenset(to) - {self._me}
+        if peers:
+            self._bulk.offer(self._key(attempt.roster, *name), growing, dtype=self._codec.name, to=peers)
+
+    def _key(self, roster: Roster, *name: str | int) -> Key:
+        return ("parts", self._run_id, roster.roster_id, *name)

@@ -1,0 +1,149 @@
+"""What a member computes in an all-reduce (`allreduce.py`), a batch of cells at a time, in threads.
+
+Every cell goes through it while a core's cache holds it, and no step takes new memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.protocols.methods.known.chunks import CELL, Cells
+from swarmnode.protocols.methods.known.roster import Roster
+from swarmnode.protocols.network import PeerId
+from swarmnode.training.codecs import Codec, CodecError
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.outer import fold_in
+
+Vector = NDArray[np.float32]
+
+
+class Reducer(Protocol):
+    """What a round needs of whatever brings the work of all seats to one vector."""
+
+    sent: ErrorFeedback  # the residual of this node's own work
+    rates: dict[PeerId, float]  # bytes per second measured when fetching from each peer
+
+    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+        """Of all seats' `values`, float32 (P,): bit-identical on every seat that gets it. Raises PartsMissing.
+
+        Until `commit(roster)`, the attempt has left no trace but offers to others.
+        """
+
+    def commit(self, roster: Roster) -> bool:
+        """The round of `roster` was decided; whether this node's values are in that result."""
+
+    def rollback(self) -> None:
+        """Forget the pending residuals of an attempt that did not count."""
+
+
+class Undecodable(Exception):
+    """The contribution with this index is no encoding."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"contribution {index} is no encoding")
+        self.index = index
+
+
+class Summing:
+    """Adds up what others sent of a part, and encodes the sum: with a residual of its own, that of the part it owns.
+
+    One thread at a time.
+    """
+
+    def __init__(self, codec: Codec, parameters: int) -> None:
+        self._codec = codec
+        self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
+        self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
+        self._scratch = np.empty((2, min(CELL, parameters)), np.float32)
+
+    def own(self, *ranges: tuple[int, int]) -> None:
+        """This node sums these elements now: of its residual, what lies elsewhere is dropped."""
+        owned = tuple(sorted(ranges))
+        if self._owned != owned:
+            self.residual.keep_only(*owned)
+            self._owned = owned
+
+    def sum(
+        self,
+        cells: Cells,
+        batch: range,
+        contributions: Sequence[memoryview],
+        shares: Sequence[np.float32],
+        out: memoryview,
+        into: Vector | None = None,
+    ) -> int:
+        """Encode the sum of share · contribution, in their order, into the part's bytes `out`; decode it `into` (P,).
+
+        Returns how many cells have a sum that cannot be encoded and counts as zeros. Raises Undecodable.
+        """
+        lost = 0
+        for cell in batch:
+            place = cells.elements(cell)
+            size = place.stop - place.start
+            total, decoded = self._scratch[:, :size]
+            total.fill(0)
+            for index, (share, raw) in enumerate(zip(shares, contributions, strict=True)):
+                try:
+                    self._codec.decode(cells.raw(cell, raw), size, decoded)
+                except CodecError as error:
+                    raise Undecodable(index) from error
+                fold_in(total, share, decoded, decoded)
+            lost += not encoded(self._codec, self.residual, place, total, cells.raw(cell, out))
+            if into is not None:
+                self._codec.decode(cells.raw(cell, out), size, into[place])
+        return lost
+
+
+class Reduction:
+    """The arithmetic of one node, with the residuals that live across rounds.
+
+    `encode`, `decode` and what each of the two sums computes may run at the same time, each in one thread.
+    """
+
+    def __init__(self, codec: Codec, parameters: int) -> None:
+        self._codec = codec
+        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
+        self.sums = Summing(codec, parameters)  # of a group's values
+        self.means = Summing(codec, parameters)  # of all values, or of the sums of groups
+
+    def encode(self, cells: Cells, batch: range, values: Vector, out: memoryview) -> int:
+        """Encode this node's `values`, float32 (P,), into the part's bytes `out`.
+
+        Returns how many cells could not be encoded and are sent as zeros.
+        """
+        lost = 0
+        for cell in batch:
+            place = cells.elements(cell)
+            lost += not encoded(self._codec, self.sent, place, values[place], cells.raw(cell, out))
+        return lost
+
+    def decode(self, cells: Cells, batch: range, raw: memoryview, mean: Vector) -> None:
+        """Decode cells of a part into `mean` (P,). Raises CodecError."""
+        for cell in batch:
+            place = cells.elements(cell)
+            self._codec.decode(cells.raw(cell, raw), place.stop - place.start, mean[place])
+
+    def commit(self) -> None:
+        """The round counted: what its encodings left out is sent with the next."""
+        for residual in (self.sent, self.sums.residual, self.means.residual):
+            residual.commit()
+
+    def rollback(self, *, also_sent: bool = True) -> None:
+        """The attempt did not count: its encodings never happened; those of this node's values only if `also_sent`."""
+        for residual in (self.sums.residual, self.means.residual, *((self.sent,) if also_sent else ())):
+            residual.rollback()
+
+
+def encoded(codec: Codec, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
+    """Encode `values`, which stand at `place`, into `out`; zeros, and False, where that is not possible."""
+    try:
+        feedback.encode_range(place.start, place.stop, values, out)
+    except CodecError:
+        feedback.drop_range(place.start, place.stop)
+        codec.encode(np.zeros(values.size, np.float32), out)
+        return False
+    return True

@@ -1,0 +1,304 @@
+"""A round of DiLoCo (arXiv 2311.08105): train apart for H inner steps, then move together.
+
+`DilocoRounds.run_round` reads like the algorithm:
+
+    θ ← inner steps from φ           until H steps are done or the window closes
+    Δ ← φ − θ                        the pseudo-gradient
+    agree on a roster, all-reduce Δ  `agreement.py`, `allreduce.py`
+    φ ← φ − Nesterov(mean Δ)         `training.outer`, bit-identical on all members
+    θ ← φ
+
+What is then true: members that apply a decision hold the state whose hash it names. Work that is not in a decided
+result (its node came late, was cut off, or fell behind) goes to the sender's residual, at most one norm of it, and is
+sent with a later round: no failed exchange throws it away. Each step's work goes to one of the two, once (`_settled`);
+only where a node never learns how its round ended may work be sent again that did count. All of this holds wherever a
+call is cancelled: work is settled in steps that nothing interrupts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.methods.known.agreement import Agreement, Position
+from swarmnode.protocols.methods.known.ballots import LONGEST_WINDOW, WINDOW_SLACK
+from swarmnode.protocols.methods.known.messages import Decision, Head
+from swarmnode.protocols.methods.known.reduction import Reducer
+from swarmnode.protocols.methods.known.roster import Roster
+from swarmnode.protocols.methods.method import RoundResult
+from swarmnode.protocols.methods.outcomes import Completed, Outcome, Partial, PartsMissing
+from swarmnode.protocols.methods.trainer import Trainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.training.codecs.feedback import norm_in_float64
+from swarmnode.training.outer import OuterState, outer_step, state_hash
+
+logger = logging.getLogger(__name__)
+
+LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
+NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
+
+
+@dataclass(frozen=True)
+class DilocoSettings:
+    """From the RunSpec."""
+
+    steps: int  # H, inner steps a round
+    outer_lr: float
+    outer_momentum: float
+    first_window: float  # seconds for the first round's training, before anything was measured
+
+
+class DilocoRounds:
+    """One node's rounds in a DiLoCo run. `begin` or `catch_up` first, then `run_round` again and again."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        settings: DilocoSettings,
+        trainer: Trainer,
+        agreement: Agreement,
+        allreduce: Reducer,
+        catch_up: CatchUp,
+        runner: Runner,
+    ) -> None:
+        self._me = me
+        self._settings = settings
+        self._trainer = trainer
+        self._agreement = agreement
+        self._allreduce = allreduce
+        self._catch_up = catch_up
+        self._runner = runner
+        self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
+        self._offered: Vector | None = None  # the work that the others were given in this round
+        self._settled: Vector | None = (
+            None  # of what the trainer did since `state`: what is in a result or the residual
+        )
+        self._ended = trio.current_time()
+        self._late_by = 0.0  # seconds into the round at which this node came into it
+        self._state: OuterState | None = None
+        self.phase = "waiting"
+
+    @property
+    def state(self) -> OuterState:
+        """The shared state that this node stands on."""
+        if self._state is None:
+            raise RuntimeError("DilocoRounds.begin or catch_up was never called")
+        return self._state
+
+    @property
+    def stands(self) -> bool:
+        """Whether there is a state."""
+        return self._state is not None
+
+    async def begin(
+        self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
+    ) -> str:
+        """Stand on `state` after `round` rounds: a new run, an uncontested checkpoint, or alone. Its hash."""
+        if self._state is not None:
+            await self._return_work(await self._unsettled())
+        hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
+        self._stand_on(round, hash, state)
+        self._agreement.advance(Position(round, hash, voters, joiners, self._settings.first_window))
+        self._ended = trio.current_time()
+        return hash
+
+    async def catch_up(
+        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None = None
+    ) -> str:
+        """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
+
+        What this node trained since it last stood with others goes to its residual.
+        """
+        self.phase = "catching-up"
+        began = trio.current_time()
+        state = await self._state_at(head, sources, progress)
+        round, hash = head.round, head.state_hash
+        if self._state is not None:
+            await self._return_work(await self._unsettled())
+        self._allreduce.rollback()
+        self._stand_on(round, hash, state)
+        window = min(max(head.window, 0.0), LONGEST_WINDOW)
+        self._ended = trio.current_time()
+        self._late_by = max(head.elapsed, 0.0) + self._ended - began
+        self._agreement.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=self._late_by)
+        return hash
+
+    async def _state_at(
+        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None
+    ) -> OuterState:
+        """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
+        layout = self._trainer.layout
+        held = self._state or OuterState.start(self._trainer.parameters())
+        if await self._runner(lambda: state_hash(head.round, layout, held)) == head.state_hash:
+            return held
+        round, _, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, progress=progress)
+        if round != head.round:
+            raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
+        return state
+
+    def _stand_on(self, round: int, hash: str, state: OuterState) -> None:
+        if self._proposed is not None and self._proposed[0] != hash:
+            self._catch_up.withdraw(self._proposed[0])
+        self._proposed = None
+        self._state = state
+        self._begin_anew()
+        self._catch_up.serve_state(round, hash, state)
+
+    def _begin_anew(self) -> None:
+        """Let the trainer go on from the shared state."""
+        self._trainer.load(self.state.parameters)
+        self._offered = self._settled = None
+
+    async def run_round(self) -> RoundResult:
+        """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
+        here = self._agreement.position
+        self.phase = "training"
+        worked = await self._train(here)
+        gradient = await self._unsettled()
+        if not await self._runner(lambda: bool(np.isfinite(gradient).all())):
+            logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
+            gradient, worked = np.zeros_like(gradient), NOTHING
+        self.phase = "exchanging"
+        with self._catch_up.eased():  # those who wait for this round go before those who join
+            decision = await self._agreement.agree(
+                samples=worked.samples,
+                train_seconds=worked.seconds,
+                rates=dict(self._allreduce.rates),
+                reduce=lambda roster, within: self._reduce(roster, gradient, within),
+                obtain=self._obtain,
+            )
+        outcome = await self._apply(decision, gradient, worked)
+        loss = await self._evaluate()
+        seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
+        peers = decision.roster.peers
+        counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
+        return RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
+
+    async def return_local_work(self) -> None:
+        """Put what was trained since the last round into the residual: before leaving, or before a pause."""
+        await self._return_work(await self._unsettled())
+        self._begin_anew()
+
+    async def _train(self, here: Position) -> Worked:
+        """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
+
+        Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
+        """
+        late_by = self._late_by
+        seconds, self._late_by = here.window, 0.0
+        if late_by > LATE_START:
+            seconds = here.window / WINDOW_SLACK - late_by
+        started = trio.current_time()
+        while (left := seconds - (trio.current_time() - started)) > 0:
+            try:
+                return await self._trainer.train(round=here.round, steps=self._settings.steps, seconds=left)
+            except TrainerDied as error:
+                logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
+        return NOTHING
+
+    async def _evaluate(self) -> float:
+        try:
+            return await self._trainer.evaluate(thorough=False, wait=False)
+        except TrainerDied as error:
+            logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
+            return float("nan")
+
+    async def _unsettled(self) -> Vector:
+        """The pseudo-gradient, (P,): what the trainer did since the shared state, but for what is settled already."""
+        start, settled = self.state.parameters, self._settled
+
+        def difference() -> Vector:
+            gradient = start - self._trainer.parameters()
+            return gradient if settled is None else gradient - settled
+
+        return await self._runner(difference)
+
+    async def _reduce(self, roster: Roster, gradient: Vector, within: float) -> str:
+        """The state that follows from this roster; kept until the round is decided."""
+        self._offered = gradient
+        mean = await self._allreduce.reduce(roster, gradient, within=within)
+        before, settings = self.state, self._settings
+
+        def step() -> tuple[str, OuterState]:
+            try:
+                after = outer_step(before, mean, lr=settings.outer_lr, momentum=settings.outer_momentum)
+            except ValueError as error:
+                # every member holds the same mean and comes to the same conclusion
+                logger.error("round %d moves nothing: %s", roster.round, error)
+                after = before
+            return state_hash(roster.round + 1, self._trainer.layout, after), after
+
+        hash, after = await self._runner(step)
+        self._propose(roster.round + 1, hash, after)
+        return hash
+
+    def _propose(self, round: int, hash: str, state: OuterState) -> None:
+        """Hold and serve a state that may be decided, in place of an earlier one of the round."""
+        if self._proposed is not None and self._proposed[0] not in (hash, self._agreement.position.parent):
+            self._catch_up.withdraw(self._proposed[0])
+        self._proposed = hash, state
+        self._catch_up.serve_state(round, hash, state)
+
+    async def _obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
+        """Hold the state with this hash: computed already, or fetched from who holds it. Raises PartsMissing."""
+        if self._proposed is not None and self._proposed[0] == hash:
+            return
+        others = tuple(p for p in holders if p != self._me)
+        try:
+            round, _, state = await self._catch_up.fetch(others, state_hash=hash)
+        except CatchUpFailed as error:
+            raise PartsMissing(others) from error
+        if round != self._agreement.position.round + 1:
+            raise PartsMissing(others)
+        self._propose(round, hash, state)
+
+    async def _apply(self, decision: Decision, gradient: Vector, worked: Worked) -> Outcome:
+        """Move to the decided state; keep this node's work for later where it is not in it."""
+        # whether the work counted is settled before the state is here: fetching it may fail
+        counted = self._allreduce.commit(decision.roster)
+        if counted and self._offered is not None:
+            self._settle(self._offered)
+            if self._offered is not gradient:  # a call that was cancelled had offered less
+                await self._return_work(await self._unsettled())
+        else:
+            await self._return_work(gradient)
+        try:
+            await self._obtain(decision.state_hash, decision.roster.peers)
+        except PartsMissing as error:
+            raise CatchUpFailed(f"the result of round {decision.round} could not be fetched: {error}") from error
+        if self._proposed is None:
+            raise RuntimeError("a state was obtained and is not held")
+        round, roster = decision.round + 1, decision.roster
+        self._stand_on(round, *self._proposed)
+        window = min(max(roster.window, 0.0), LONGEST_WINDOW)
+        self._late_by = self._agreement.late_by
+        position = Position(round, decision.state_hash, roster.peers, roster.joiners, window)
+        self._agreement.advance(position, elapsed=self._late_by)
+        missing = set(decision.missing)
+        if not counted and worked.samples > 0:
+            missing.add(self._me)
+        members = len(roster.seats)
+        return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+
+    async def _return_work(self, gradient: Vector) -> None:
+        """Add unsettled work to the residual, which settles it; work that is not finite is worth nothing."""
+
+        def add() -> None:
+            norm = norm_in_float64(gradient)
+            if norm == 0 or not np.isfinite(norm):
+                return
+            self._allreduce.rollback()
+            self._allreduce.sent.add(gradient, norm)
+            self._settle(gradient)
+
+        await self._runner(add)
+
+    def _settle(self, work: Vector) -> None:
+        self._settled = work if self._settled is None else self._settled + work

@@ -1,0 +1,219 @@
+"""The seam for exchange methods: what a session needs of whatever moves a run from round to round.
+
+A method is one file in this folder with a function `build(parts) -> Method`, named in `methods.METHODS` and in the
+choices of `[exchange] method` in the RunSpec. A session (node/session.py) drives it:
+
+    await method.find_place(begin)         once: know a state and a place among the members
+    while rounds remain:
+        result = await method.run_round()  or LostPlace, then `await method.regain_place()`
+    await method.leave()                   the others wait for this node no longer, its work is in the residual
+
+and runs `method.watch()` beside it for as long as it takes part. To pause, it sets `method.paused`, cancels what waits
+or trains, and calls `leave`; afterwards it clears `paused` and calls `regain_place`. A method answers its peers from
+the moment it is built. The conformance suite (tests/protocols/methods/test_exchange_conformance.py) holds every method
+to what stands here:
+
+- every round ends, whoever dies, freezes, lies or leaves, and at whichever message;
+- nodes whose results name the same round and `state_hash` hold the same bits;
+- local work is never lost: what no result contains is in the residual, at most one norm of a round's work, or still
+  in the local parameters;
+- `run_round`, `find_place` and `regain_place` may be cancelled at any point; the method can then go on or leave.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
+from swarmnode.protocols.methods.outcomes import Outcome
+from swarmnode.protocols.methods.rollouts import RolloutLimits
+from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, Vector, Worked
+from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.state.backend import StateBackend
+from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.training.outer import OuterState
+from swarmnode.training.runspec import RunSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node stands: about to do `round` from the shared state with this hash."""
+
+    round: int  # rounds done before
+    state_hash: str
+    members: tuple[PeerId, ...]  # whose work counted in the last round, or who may decide the next one
+    newcomers: tuple[PeerId, ...] = ()  # who takes part from this round on
+    elapsed: float = 0.0  # seconds since this round began
+    roster: str = ""  # a recent one that is settled, for join strings, where the method has a chain of them
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint gives back, and what is kept in one. Parameters, momentum and `residual` are (P,)."""
+
+    round: int
+    state: OuterState
+    residual: Vector  # work that no result contains yet, as a pseudo-gradient: where it began minus where it led
+    members: tuple[PeerId, ...]
+    method: str = ""  # whose `extra` this is
+    extra: bytes = b""  # what the method alone understands; another method leaves it out
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What a node knows when it looks for its place."""
+
+    creator: bool  # may begin the run where nobody has it
+    expect_members: bool  # others are believed to be in the run: look for them before going on alone
+    wait_peers: int  # a creator begins when this many others asked to join …
+    wait_seconds: float  # … or after this long
+    last_round: int | None  # a swarm that has done so many rounds names nobody any more
+    saved: Saved | None  # from the newest checkpoint
+    roster: str = ""  # of the run's history, which the join string named: only what contains it is joined
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One round as this node saw it end."""
+
+    round: int
+    outcome: Outcome
+    state_hash: str  # of the shared state after the round
+    loss: float  # held-out loss of that state, bits per byte; nan where that is not what is measured
+    worked: Worked
+    seconds: float  # wall time from the end of the round before
+    members: int
+    counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
+    roster: str = ""  # id of the roster that led there, where the method has a chain of them
+    verdicts: Mapping[PeerId, str] = field(default_factory=dict)  # what became of each one's work, where it is judged
+    learned: Learned | None = None  # from rollouts, where the method shares those
+    sampled: Sampled | None = None  # for another's policy, where this node does nothing else
+
+
+class LostPlace(Exception):
+    """The round brought no result here, and this node must find its place again; says why. Its work is kept."""
+
+
+class OtherHistory(Exception):
+    """Members show another history of the run than the one that was to be joined. The message is for the owner."""
+
+
+class Overtaken(LostPlace):
+    """Nothing went wrong: others are further, or on a better history, and `regain_place` leads there."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """What a method tells whoever shows or records it. All return at once; none raises."""
+
+    caught_up: Callable[[int, str, float], None]  # round, state hash, seconds
+    progress: Callable[[int, int], None]  # bytes of a state that have arrived, and its size
+    warn: Callable[[str, str | None], None]  # cause, and what the owner should know; None: it is over
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a method may be built from. The trainer has told its layout; all parts outlive the method."""
+
+    me: PeerId
+    run_id: str
+    spec: RunSpec  # without "auto" in it
+    network: Network
+    rpc: Rpc
+    bulk: Bulk
+    liveness: Liveness
+    runner: Runner
+    trainer: Trainer
+    membership: Membership
+    state: StateBackend | None  # to read and watch records; None where a test has none
+    sync: StateSync | None  # to write records: `sync.write` signs, keeps and pushes
+    shards: Shards | None
+    admits: Callable[[PeerId], bool]  # who may take part
+    relayed: Callable[[], tuple[PeerId, ...]]  # whom this node reaches through relays only
+    observer: Observer
+    now: Callable[[], int]  # real time in ms since the epoch
+    sign: Callable[[bytes], bytes]  # with this node's key
+    rng: random.Random
+    ledger: Ledger | None = None  # of what this node sees of its peers' work; None believes everybody alike
+    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
+    texts: Texts = NO_TEXTS  # what trainers read, for who looks at their work
+
+
+Build = Callable[[Parts], "Method"]
+
+
+class Method(Protocol):
+    """One node's part in a run."""
+
+    name: str
+
+    def measure(self, metrics: Metrics) -> None:
+        """Show what this method counts, if anything."""
+
+    @property
+    def phase(self) -> str:
+        """waiting, catching-up, training or exchanging."""
+
+    @property
+    def place(self) -> Place | None:
+        """None before `find_place` knew one; then never None again."""
+
+    @property
+    def paused(self) -> bool: ...
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        """Whether this node takes no part for now, and says so to others."""
+
+    async def find_place(self, begin: Begin) -> None:
+        """Stand on a state and have a place: from members, from `begin.saved`, or by beginning the run.
+
+        Looks for members for as long as it takes where this node may not begin. The residual of `begin.saved` is taken
+        over first, whatever else happens. Raises OtherHistory where members show none that contains `begin.roster`.
+        """
+
+    async def run_round(self) -> RoundResult:
+        """Take part in one round. Raises LostPlace; ends early only so or by cancellation."""
+
+    async def regain_place(self) -> None:
+        """After LostPlace or a pause: catch up with the members and be one of them again.
+
+        Ends also where nobody answers or nobody is better off: this node then goes on from where it stands.
+        """
+
+    async def watch(self) -> None:
+        """Answer others and notice better histories, until cancelled."""
+
+    async def leave(self) -> None:
+        """Tell the others not to wait for this node, and put what it trained since the last round into the residual.
+
+        Takes seconds at the most. The local parameters are then those of the shared state. Does nothing before this
+        node has a place.
+        """
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        """The trainer, for its owner to ask the model: `evaluate` and `sample` are to answer for the shared state.
+
+        Where local training goes on beside the shared state, as in an open run, the trainer holds that state meanwhile
+        and trains afterwards. In a round of the other methods the answer is of the local parameters, which are the
+        shared ones between two rounds and after the last.
+        """
+
+    def saved(self) -> Saved:
+        """What a checkpoint of this moment contains. The arrays are never written to afterwards.
+
+        Raises RuntimeError before this node has a place.
+        """

@@ -1,0 +1,390 @@
+"""Audits in the open round: whom a node audits after a roster, what it looks at, and what it concludes.
+
+    after each roster that lists work         draw an author, by the seed that the roster made
+    where the budget allows it                have the record of its work; draw a stretch
+    books                                     the contribution must follow from the ends of the legs, exactly
+    replay                                    the stretch must end where the author says, within the tolerance
+    verdict                                   to the ledger, with the evidence
+
+Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm. An author
+that shows nothing twice in a row, or nothing that is linked to its work before, has not kept a promise from then on;
+an honest restart costs it nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.statements import ACCEPTED, ONE, Entry, Reveal
+from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
+from swarmnode.protocols.methods.open.checks.traces import TracedWork
+from swarmnode.protocols.methods.open.checks.verification import Audit, Desk, NotShown, ShowQuery, Verdict
+from swarmnode.protocols.methods.open.store import Held
+from swarmnode.protocols.methods.trainer import AuditedTrainer, Batches, Slice, TrainerDied, Vector
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.training.codecs import CodecError, codec_in
+from swarmnode.training.verify.books import NEAR, Offered, Wrong, apart, explains, residual_after, walk
+from swarmnode.training.verify.distance import Distance, calibrated
+from swarmnode.training.verify.draw import Budget, which, whom
+from swarmnode.training.verify.trace import BadTrace, Origin, State, Stretch, Trace, vector_id
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 2  # audits in a row in which an author may show nothing
+PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
+CALIBRATIONS = 8  # of the own replays that are remembered
+REMEMBERED = 1024  # authors who did not show something
+
+AUDITS = Metric("swarmnode_audits_total", COUNTER, "contributions whose work this node looked at", "verdict")
+SECONDS = Metric(
+    "swarmnode_audit_seconds_total", COUNTER, "seconds of replaying others' steps, and own ones to compare"
+)
+SHOWN = Metric("swarmnode_audit_shown_bytes_total", COUNTER, "bytes of this node's own work that auditors could fetch")
+
+
+def show(metrics: Metrics, counts: Counter[Verdict], seconds: Callable[[], float], shown: Callable[[], int]) -> None:
+    """Declare the metrics of audits."""
+    metrics.show(AUDITS, lambda: {verdict.name.lower(): counts[verdict] for verdict in Verdict})
+    metrics.show(SECONDS, seconds)
+    metrics.show(SHOWN, shown)
+
+
+class Unknown(Exception):
+    """This node cannot tell, for a reason of its own. The message says which."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is audited: one accepted contribution."""
+
+    block: Block  # its roster
+    author: PeerId
+    commit: bytes
+    reveal: Reveal
+
+    def query(self, run_id: str) -> ShowQuery:
+        return ShowQuery(run_id, self.block.id, self.reveal.trace, ())
+
+
+class Audits:
+    """One node's audits of others, and its answers to theirs."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        share: float,
+        longest: int,
+        codec_name: str,
+        held: Held,
+        work: TracedWork,
+        trainer: AuditedTrainer,
+        texts: Texts,
+        runner: Runner,
+        desk: Callable[..., Desk],
+        told: Callable[[Audit, bool], None],
+    ) -> None:
+        """`share` of the compute is spent; a stretch has `longest` steps at the most. `desk` makes the way to peers.
+
+        `told` is given each verdict, and whether a promise was not kept.
+        """
+        self._me, self._run_id, self._longest, self._codec_name = me, run_id, longest, codec_name
+        self._held, self._work, self._trainer, self._texts, self._runner = held, work, trainer, texts, runner
+        self._told = told
+        self._desk = desk(may_ask=self._may_ask, find=self._find)
+        self.budget = Budget(share)
+        self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
+        self._silent: Counter[PeerId] = Counter()
+        self.counts: Counter[Verdict] = Counter()
+        self._earned = 0.0
+        self._news: trio.MemorySendChannel[Block]
+        self._news, self._blocks = trio.open_memory_channel[Block](1)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Show what came of audits, and what they took."""
+        show(metrics, self.counts, lambda: self.budget.spent, lambda: self._desk.shown_bytes)
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    def _may_ask(self, peer: PeerId, query: ShowQuery) -> bool:
+        if not self._held.stands or query.roster not in self._held.tree or self._work.shown(query.trace) is None:
+            return False
+        block = self._held.tree[query.roster]
+        measured = self._held.measured(block)
+        return peer in measured and whom(block.chain.seed, peer, measured) == self._me
+
+    async def _find(self, id: bytes) -> bytes | None:
+        shown = self._work.shown(id)
+        if shown is not None:
+            return shown.raw
+        try:
+            vector = await self._work.vector(id)
+        except TrainerDied:
+            return None
+        return None if vector is None else vector.tobytes()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def consider(self, block: Block) -> None:
+        """A roster was followed: somebody in it may be audited. Returns at once."""
+        try:
+            self._news.send_nowait(block)
+        except trio.WouldBlock:
+            logger.debug("round %d: the audit before is not over", block.chain.round)
+
+    async def run(self) -> None:
+        """Audit until cancelled."""
+        async for block in self._blocks:
+            self._desk.tidy(trio.current_time())
+            self.budget.earn(max(0.0, self._work.trained_seconds - self._earned))
+            self._earned = max(self._earned, self._work.trained_seconds)
+            found = self._draw(block)
+            if found is None or not self.budget.affords(self._cost(self._longest)):
+                continue
+            try:
+                self._conclude(await self._audit(found))
+            except (Unknown, TrainerDied) as reason:
+                logger.info("round %d: the work of %s is not audited: %s", block.chain.round, found.author, reason)
+
+    def _cost(self, steps: int) -> float:
+        """Seconds that a replay of so many steps takes here."""
+        return steps * self._work.trained_seconds / max(1, self._work.trained_steps)
+
+    def _draw(self, block: Block) -> _Work | None:
+        """The contribution that this node may audit after a roster."""
+        measured = self._held.measured(block)
+        author = whom(block.chain.seed, self._me, measured)
+        if author is None or self._me not in measured:  # who takes part audits: others' names cost nothing
+            return None
+        commit = measured[author]
+        return _Work(block, author, commit, self._held.books[block.parent].reveals[commit].what)
+
+    async def _audit(self, work: _Work) -> Audit:
+        """Look at one contribution. Raises Unknown, TrainerDied."""
+        audit = Audit(
+            work.block.chain.round - 1,
+            work.author,
+            Verdict.HELD,
+            "",
+            work.commit,
+            work.reveal.trace,
+            work.block.chain.seed,
+        )
+        tolerance = await self._tolerance()
+        try:
+            if not work.reveal.trace:
+                raise NotShown("its contribution is bound to no record of its work")
+            trace = await self._desk.record(work.author, work.query(self._run_id), work.reveal.trace)
+            stretch = which(work.block.chain.seed, self._me, work.author, trace)
+            self._check_form(work, trace)
+            linked = await self._check_books(work, trace)
+            if stretch is not None:
+                audit = replace(
+                    audit,
+                    stretch=(stretch.round, stretch.step, stretch.steps),
+                    start=stretch.start.parameters,
+                    end=stretch.end.parameters,
+                    tolerance=tolerance,
+                )
+                found = await self._replay(work, trace, stretch)
+                audit = replace(audit, distance=found.greatest)
+                if not found.within(tolerance):
+                    raise Wrong(f"its steps lead {found.greatest:.3g} away from where it says")
+            if not linked:
+                raise NotShown("it does not show what its work follows from")
+        except NotShown as error:
+            if self._held.block.chain.round > work.block.chain.round + PROMPT:
+                raise Unknown(f"this node was too slow to ask in time: {error}") from error
+            return replace(audit, verdict=Verdict.NOT_SHOWN, why=str(error))
+        except (Wrong, BadTrace, CodecError, ValueError) as error:  # ValueError: numbers that end in infinity
+            return replace(audit, verdict=Verdict.LIED, why=str(error))
+        return audit
+
+    def _conclude(self, audit: Audit) -> None:
+        silent = audit.verdict is Verdict.NOT_SHOWN
+        self._silent[audit.author] = self._silent[audit.author] + 1 if silent else 0
+        if len(self._silent) > REMEMBERED:
+            del self._silent[next(iter(self._silent))]
+        self.counts[audit.verdict] += 1
+        logger.info("round %d: the work of %s: %s %s", audit.round, audit.author, audit.verdict.value, audit.why)
+        self._told(audit, self._silent[audit.author] > PATIENCE)
+
+    async def _tolerance(self) -> float:
+        """How far a replay may end from what is claimed. Raises Unknown where this node cannot tell."""
+        if len(self._own) < CALIBRATIONS:
+            async with self._work.held():
+                own = await self._trainer.calibrate()
+            self.budget.spend(own.seconds)
+            self._own.extend(own.distances)
+        if not self._own:
+            raise Unknown("nothing of its own to calibrate by")
+        tolerance = calibrated(self._own)
+        if tolerance is None:
+            raise Unknown("its own replays differ too much to tell a lie")
+        return tolerance
+
+    # --- what the record says -----------------------------------------------------------------------------------------
+
+    def _check_form(self, work: _Work, trace: Trace) -> None:
+        """Raises Wrong for what no honest node records."""
+        if any(stretch.steps > self._longest for stretch in trace.stretches):
+            raise Wrong("stretches of more steps than the run has")
+        if any(stretch.round > work.reveal.round for stretch in trace.stretches):
+            raise Wrong("steps of rounds to come")
+        if trace.origin is not Origin.UNLINKED and not trace.base:
+            raise Wrong("it begins nowhere")
+        base = next((leg.base for leg in reversed(trace.legs) if leg.base), trace.base)
+        if trace.origin is not Origin.UNLINKED and base != work.reveal.parent:
+            raise Wrong("its steps do not lead from the shared state of the round")
+
+    async def _check_books(self, work: _Work, trace: Trace) -> bool:
+        """Whether the contribution is linked to what came before; raises Wrong where it contradicts itself."""
+        if trace.origin is Origin.UNLINKED:
+            return False
+        raw = self._contribution(work.reveal.root)
+        ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
+        before = await self._before(work, trace) if trace.origin is Origin.AFTER else None
+        wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
+        vectors = await self._vectors(work, wanted)
+        if not all(vector.size == self._work.feedback.size for vector in vectors.values()):
+            raise Wrong("states of another model")
+        states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
+        residual = vectors[trace.residual]
+        starts = {base: self._start(shared, residual) for base, shared in states.items()}
+        earlier = None
+        if before is not None:
+            kept = vectors[before[1].residual]
+            earlier = Offered(
+                kept,
+                self._start(self._state(before[0].reveal.parent), kept) - vectors[trace.start],
+                self._contribution(before[0].reveal.root),
+                codec_in(before[0].reveal.round, self._codec_name),
+                before[2].verdict == ACCEPTED,
+                1 - before[2].clip / ONE if before[2].verdict == ACCEPTED else 0.0,
+            )
+
+        def check() -> None:
+            if earlier is not None:
+                left = residual_after(earlier)
+                if not apart(residual, left) <= NEAR:
+                    raise Wrong("what it says was left over is not what the round before left")
+            elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace, residual.size):
+                raise Wrong("it does not begin as new")
+            offered = walk(trace, vectors[trace.start], ends=vectors, states=starts)
+            encoding = codec_in(work.reveal.round, self._codec_name)
+            explains(raw, starts[work.reveal.parent] - offered, residual, encoding)
+
+        await self._runner(check)
+        return True
+
+    async def _before(self, work: _Work, trace: Trace) -> tuple[_Work, Trace, Entry]:
+        """The contribution that a record says it follows on, and what became of it. Raises Unknown, Wrong, NotShown."""
+        tree = self._held.tree
+        if work.block.id not in tree:
+            raise Unknown("the round was let go of")
+        for block in reversed(tree.path(work.block.id)[:-1]):
+            book = self._held.books.get(block.parent)
+            if block.roster is None or book is None:
+                continue
+            entries = {entry.commit: entry for entry in block.roster.entries}
+            for commit, said in book.reveals.items():
+                if said.author == work.author and said.what.trace == trace.previous and commit in entries:
+                    earlier = _Work(block, work.author, commit, said.what)
+                    record = await self._desk.record(work.author, work.query(self._run_id), trace.previous)
+                    _check_follows(record, trace, said.what)
+                    return earlier, record, entries[commit]
+        raise NotShown("it follows on a contribution that is in no roster")
+
+    async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
+        parameters = self._work.feedback.size
+        vectors = await self._desk.vectors(work.author, work.query(self._run_id), ids, 2 * parameters)
+        if not all(vector.size in (0, parameters, 2 * parameters) for vector in vectors.values()):
+            raise Wrong("states of another model")
+        if not all(np.isfinite(vector).all() for vector in vectors.values()):
+            raise Wrong("states that are not finite")
+        return vectors
+
+    def _state(self, roster: bytes) -> Vector:
+        try:
+            return self._held.states[roster].parameters
+        except KeyError:
+            raise Unknown("a shared state is kept no more") from None
+
+    def _start(self, shared: Vector, residual: Vector) -> Vector:
+        """Where training from a shared state began, as in `Work`."""
+        return shared - residual if self._work.carries else shared
+
+    def _contribution(self, root: bytes) -> bytes:
+        if root not in self._held.contributions:
+            raise Unknown("a contribution is kept no more")
+        return self._held.contributions[root].raw
+
+    # --- doing it again -----------------------------------------------------------------------------------------------
+
+    async def _replay(self, work: _Work, trace: Trace, stretch: Stretch) -> Distance:
+        points = (stretch.start, stretch.end)
+        vectors = await self._vectors(work, {id for point in points for id in (point.parameters, point.moments)})
+        start, claimed = (State(vectors[p.parameters], vectors[p.moments], p.updates) for p in points)
+        if not start.parameters.size == claimed.parameters.size == self._work.feedback.size:
+            raise Wrong("states of another model")
+        slice = Slice(work.author, stretch, start, claimed)
+        if stretch.texts and not self._texts.shared:
+            raise Unknown("this node has no access to the run's text")
+        if stretch.texts:
+            slice = await self._with_text(slice, trace.texts[: stretch.texts])
+        elif self._texts.shared:
+            raise NotShown("it names no text")
+        async with self._work.held():
+            replayed = await self._trainer.replay(slice)
+        self.budget.spend(replayed.seconds)
+        (found,) = replayed.distances
+        return found
+
+    async def _with_text(self, slice: Slice, texts: tuple[bytes, ...]) -> Slice:
+        """The slice with those parts of its author's text that its steps read."""
+        stretch = slice.stretch
+        try:
+            shelf = Shelf(self._texts, texts)
+        except ValueError as error:
+            raise Wrong(str(error)) from error
+        steps = tuple(range(stretch.step, stretch.step + stretch.steps))
+        places = await self._trainer.places(Batches(slice.author, stretch.round, steps, shelf.size))
+        if not places:
+            raise Wrong("text that is too short to train on")
+        try:
+            return replace(slice, size=shelf.size, pieces=await shelf.pieces(slice.author, places))
+        except ShardError as error:
+            raise NotShown(f"the text that it trained on cannot be had: {error}") from error
+
+
+def _has_moments(trace: Trace, parameters: int) -> bool:
+    """Whether the first step began with moments of steps before."""
+    if not trace.stretches:
+        return False
+    first = trace.stretches[0].start
+    none = {vector_id(np.zeros(size, np.float32)) for size in (0, 2 * parameters)}
+    return first.updates > 0 or first.moments not in none
+
+
+def _check_follows(before: Trace, trace: Trace, revealed: Reveal) -> None:
+    """Raises Wrong where one record does not go on where the other ended."""
+    if before.end != trace.start or trace.base != revealed.parent:
+        raise Wrong("it does not begin where its contribution before ended")
+    if before.stretches and trace.stretches:
+        last, first = before.stretches[-1], trace.stretches[0]
+        if (last.end.moments, last.end.updates) != (first.start.moments, first.start.updates):
+            raise Wrong("its moments are not those that its contribution before ended with")
+        goes_on = last.step + last.steps if first.round == last.round else 0
+        if first.round < last.round or first.step != goes_on:
+            raise Wrong("steps that were left out or repeated")

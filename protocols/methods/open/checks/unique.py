@@ -1,0 +1,197 @@
+"""Whether contributions come of the data that their authors were to work on: a test of what somebody really trained.
+
+    after each roster that lists work         draw an author, by the seed that the roster made
+    where the budget allows it                draw some of its steps, and have the text that these read
+    gain(own)                                 of the contribution, on what those steps trained on
+    gain(control)                             on as much that other steps would have read of the same text
+
+What was trained on gets better than its like, and the more so the less there is left to learn that all text teaches
+(bench/unique.py): in the first rounds one cannot tell, later own > control four times of five and more where the author
+worked on its data, and every other time where it did not: who copied, who trains nothing, and names that share one
+piece of work among them (Gauntlet, 2505.21684, compares with random data in the same way). Every other test is of this
+node's own contribution, and while those do not pass, nothing is told of others. What comes of it goes to the ledger, in
+which single tests count for nothing.
+
+Nobody but the auditor computes, and an author is asked for no more than text that the auditor lacks: which shards a
+node trains on and which windows a step reads follows from its identity, the round and the step. Steps are drawn after
+the work was committed, among all that a round asks for, so who does a part of them passes in part. Who trains on text
+of its own in a run of shards cannot show this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import trio
+
+from swarmnode.protocols.chain.derive import longest_norm
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
+from swarmnode.protocols.methods.open.local import Work
+from swarmnode.protocols.methods.open.store import Held
+from swarmnode.protocols.methods.trainer import Batches, DrawingTrainer, TrainerDied, Vector
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.training.judging import BACKWARD, trial
+from swarmnode.training.verify.draw import Budget, whom
+
+logger = logging.getLogger(__name__)
+
+SHARE = 0.005  # of the compute, in addition to judging
+SAMPLES = 16  # on which a gain is measured
+OWN = 16  # tests of the own contributions that are remembered; others are told of from half as many on …
+TELLING = 0.8  # … of which this share passed
+NEVER = 1 << 40  # steps from here on are taken by nobody: the control is drawn by them
+
+OUTCOMES = ("passed", "failed", "untold", "own passed", "own failed")
+TESTS = Metric("swarmnode_unique_work_total", COUNTER, "contributions held against their authors' data", "outcome")
+SECONDS = Metric("swarmnode_unique_work_seconds_total", COUNTER, "seconds that this took")
+
+
+def show(metrics: Metrics, counts: Counter[str], seconds: Callable[[], float]) -> None:
+    """Declare the metrics of these tests."""
+    metrics.show(TESTS, lambda: {outcome: counts[outcome] for outcome in OUTCOMES})
+    metrics.show(SECONDS, seconds)
+
+
+Told = Callable[[PeerId, bool, bytes], None]  # author, whether it was better on its own data, id of the commit
+
+
+class UniqueWork:
+    """One node's tests of others."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        steps: int,
+        batch: int,
+        lr: float,
+        codec_name: str,
+        held: Held,
+        work: Work,
+        trainer: DrawingTrainer,
+        texts: Texts,
+        runner: Runner,
+        told: Told,
+    ) -> None:
+        """`steps` a round has of `batch` samples."""
+        self._me, self._steps, self._batch, self._lr, self._codec = me, steps, batch, lr, codec_name
+        self._held, self._work, self._trainer, self._texts = held, work, trainer, texts
+        self._runner, self._told = runner, told
+        self._able = True  # the trainer draws batches of others
+        self._own: deque[bool] = deque(maxlen=OWN)
+        self.budget = Budget(SHARE)
+        self.counts: Counter[str] = Counter()
+        self._earned = 0.0
+        self._news: trio.MemorySendChannel[Block]
+        self._news, self._blocks = trio.open_memory_channel[Block](1)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Show what came of tests, and what they took."""
+        show(metrics, self.counts, lambda: self.budget.spent)
+
+    def consider(self, block: Block) -> None:
+        """A roster was followed: somebody in it may be tested. Returns at once."""
+        try:
+            self._news.send_nowait(block)
+        except trio.WouldBlock:
+            logger.debug("round %d: the test before is not over", block.chain.round)
+
+    @property
+    def telling(self) -> bool:
+        """Whether tests tell something: this node's own contributions pass."""
+        return 2 * len(self._own) >= OWN and sum(self._own) >= TELLING * len(self._own)
+
+    async def run(self) -> None:
+        """Test until cancelled."""
+        turn = 0
+        async for block in self._blocks:
+            trained = self._work.trained
+            self.budget.earn(trained.seconds - self._earned)
+            self._earned = trained.seconds
+            measured = self._held.measured(block)
+            other = whom(block.chain.seed, self._me, measured)
+            count = min(self._steps, -(-SAMPLES // self._batch))
+            passes = 4 * count * self._batch  # own and control, before and after
+            cost = passes * trained.seconds / max(1, trained.samples) / BACKWARD
+            if other is None or self._me not in measured or not self._able or not self.budget.affords(cost):
+                continue  # who takes part tests others: their names cost nothing
+            author = other if self.telling and turn % 2 else self._me
+            turn += 1
+            try:
+                passed = await self._test(block, author, measured[author], count, cost)
+            except (ShardError, TrainerDied, ValueError) as reason:  # ValueError: shards that the run does not name
+                logger.info("round %d: the data of %s cannot be looked at: %s", block.chain.round, author, reason)
+                passed = None
+            self._conclude(author, measured[author], passed)
+
+    def _conclude(self, author: PeerId, commit: bytes, passed: bool | None) -> None:
+        outcome = "untold" if passed is None else "passed" if passed else "failed"
+        if author == self._me and passed is not None:
+            self._own.append(passed)
+            outcome = f"own {outcome}"
+        elif passed is not None:
+            self._told(author, passed, commit)
+        self.counts[outcome] += 1
+        logger.debug("the work of %s, on its own data: %s", author, outcome)
+
+    async def _test(self, block: Block, author: PeerId, commit: bytes, count: int, cost: float) -> bool | None:
+        """Whether a contribution is better on its author's data; None where that cannot be told.
+
+        Raises ShardError, TrainerDied. Takes `cost` seconds of computing, as far as one can know before.
+        """
+        held = self._held
+        root, state = held.books[block.parent].reveals[commit].what.root, held.before(block)
+        if root not in held.contributions or state is None or block.parent not in held.tree:
+            return None
+        contribution, longest = held.contributions[root], longest_norm(held.tree[block.parent].chain, held.rules)
+        steps = drawn_steps(block.chain.seed, self._me, author, self._steps, count)
+        never = tuple(NEVER + step for step in steps)
+        shelf = await self._runner(lambda: Shelf(self._texts, self._texts.assigned(author)))
+        own, control = [
+            await self._with_text(Batches(author, block.chain.round - 1, each), shelf) for each in (steps, never)
+        ]
+        shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
+
+        def taken() -> Vector:
+            step = trial(contribution.raw, state.parameters.size, lr=self._lr, codec_name=self._codec, shrink=shrink)
+            return step.taken_from(state.parameters)
+
+        after = await self._runner(taken)
+        async with self._work.lent():
+            began = trio.current_time()
+            gains = [
+                await self._loss(state.parameters, batches) - await self._loss(after, batches)
+                for batches in (own, control)
+            ]
+            self.budget.spend(max(cost, trio.current_time() - began))
+        return gains[0] > gains[1] if gains[0] != gains[1] and math.isfinite(gains[0] - gains[1]) else None
+
+    async def _loss(self, parameters: Vector, batches: Batches) -> float:
+        """Of these parameters (P,) on what was drawn; nan where this trainer draws none of others."""
+        self._trainer.load(parameters)
+        loss = await self._trainer.drawn(batches)
+        self._able = loss is not None
+        return math.nan if loss is None else loss
+
+    async def _with_text(self, batches: Batches, shelf: Shelf) -> Batches:
+        """These with what they read of their author's text, if it is known. Raises ShardError, TrainerDied."""
+        if not shelf.size:
+            return batches
+        sized = replace(batches, size=shelf.size)
+        return replace(sized, pieces=await shelf.pieces(batches.author, await self._trainer.places(sized)))
+
+
+def drawn_steps(seed: bytes, auditor: PeerId, author: PeerId, steps: int, count: int) -> tuple[int, ...]:
+    """`count` of the steps of a round, drawn when its work is committed, for each auditor others; ascending."""
+    digest = hashlib.sha256(b"swarmnode/unique/1\0" + seed + f"{auditor} {author}".encode()).digest()
+    return tuple(sorted(random.Random(digest).sample(range(steps), count)))

@@ -1,0 +1,331 @@
+"""What this node trains, and what becomes of it: local training goes on while contributions are exchanged.
+
+    θ ← inner steps from φ - e                    until the round asks for a contribution
+    Δ ← φ - e − θ_c                               at that moment; encoded with error feedback, and offered
+    θ ← further inner steps                       while the others judge
+    θ ← φ' - e' + (θ − θ_c)                       when the next shared state φ' is there
+
+e is the residual, what encodings left out, in a run with outer momentum; else 0. As long as it is out of θ, inner steps
+do again and again what was done and not yet sent, and all of that is sent: SparseLoCo (2508.15706) goes without outer
+momentum and lives by that; with momentum it swings (docs/results.md).
+
+So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted contribution keeps only what the encoding
+left out (SparseLoCo 2508.15706, decay 0.95) and what was clipped; one that was refused returns to the residual, at most
+one norm of it; one that no judge looked at, as in an empty round, stays in θ.
+A node that had no time to contribute keeps all of θ − φ, which is then part of its next contribution.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.runner import Runner
+from swarmnode.training.codecs import codec, codec_in
+from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
+from swarmnode.training.outer import OuterState
+
+logger = logging.getLogger(__name__)
+
+DECAY = 0.95  # of the residual in each round (SparseLoCo)
+ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
+LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
+BREATH = 0.05  # seconds between two looks, where training takes no time
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this node offered in a round and does not know the end of yet."""
+
+    parent: bytes  # the roster that the round builds on
+    local: Vector  # (P,), θ_c; the pseudo-gradient is φ - e − θ_c
+    worked: Worked  # since the offer before
+    root: bytes = b""  # id of the contribution
+
+
+class Work:
+    """The local parameters, the residual, and who may touch the trainer."""
+
+    def __init__(self, trainer: Trainer, runner: Runner, *, codec_name: str, steps: int, carries: bool = False) -> None:
+        """`steps`: H, inner steps of a round; `carries`: the local parameters carry the residual."""
+        self._trainer, self._runner, self._steps = trainer, runner, steps
+        self._codec_name, self.carries = codec_name, carries
+        self.feedback = ErrorFeedback(codec(codec_name), trainer.layout.parameters, decay=DECAY)
+        self.base: OuterState | None = None  # φ
+        self._away: Vector | None = None  # (P,), φ - e, where that stands beside φ
+        self.offer: Offer | None = None
+        self.since_offer = NOTHING
+        self.trained = NOTHING  # in this life, in all
+        self._hands = trio.Lock()  # of the one who has the trainer
+        self._wanted = 0
+        self._free = trio.Event()
+        self._free.set()
+        self._progress: Callable[[], None] = lambda: None
+
+    @property
+    def enough(self) -> bool:
+        """Whether H inner steps are done since the last contribution."""
+        return self.since_offer.steps >= self._steps
+
+    @property
+    def start(self) -> Vector:
+        """Where training for the next contribution began, (P,): φ, or φ - e. Raises RuntimeError before that."""
+        if self.base is None:
+            raise RuntimeError("this node stands on no state yet")
+        return self.base.parameters if self._away is None else self._away
+
+    @property
+    def trace(self) -> bytes:
+        """Root of the record of the work behind the offer; empty where none is kept (`open_traces`)."""
+        return b""
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    async def run(self, round: int, progress: Callable[[], None]) -> None:
+        """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so.
+
+        Batches are those of the round that the work is to be offered in: after the offer, those of the next.
+
+        The steps of a call that is cancelled count as well, unless the one in hand takes longer than LET_GO.
+        """
+        while True:
+            await self._free.wait()
+            async with self._hands:
+                if self._wanted:
+                    continue
+                began = trio.current_time()
+                left = self._steps - self.since_offer.steps
+                stream = round if self.offer is None else round + 1
+                await self._train(stream, left if left > 0 else self._steps)
+            if self.enough:
+                progress()
+            if trio.current_time() == began:
+                await trio.sleep(BREATH)
+
+    async def _train(self, round: int, steps: int) -> None:
+        """Add what one call does to `since_offer`; where it is cancelled, what it did until its step in hand ended."""
+        over = trio.Event()
+        failure: Exception | None = None
+
+        async def let_go(call: trio.CancelScope) -> None:
+            try:
+                await over.wait()
+            finally:
+                if not over.is_set():
+                    with trio.CancelScope(shield=True), trio.move_on_after(LET_GO):
+                        await self._trainer.interrupt()
+                        await over.wait()
+                    call.shield = False
+
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope(shield=True) as call:
+                nursery.start_soon(let_go, call)
+                try:
+                    done = await self._trainer.train(round=round, steps=steps, seconds=float("inf"))
+                    self.since_offer = _together(self.since_offer, done)
+                    self.trained = _together(self.trained, done)
+                except TrainerDied as error:
+                    logger.warning("round %d: the trainer died and is restarted: %s", round, error)
+                except Exception as error:  # raised below, as it is and in no group
+                    failure = error
+                over.set()
+        if failure is not None:
+            raise failure
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
+        self._wanted += 1
+        self._free = trio.Event()
+        try:
+            while True:
+                await self._trainer.interrupt()
+                with trio.move_on_after(ASK_AGAIN):
+                    await self._hands.acquire()
+                    break
+            try:
+                yield
+            finally:
+                self._hands.release()
+        finally:
+            self._wanted -= 1
+            if not self._wanted:
+                self._free.set()
+
+    # --- contributions ----------------------------------------------------------------------------------------------
+
+    async def contribute(self, parent: bytes, round: int) -> bytes | None:
+        """Encode what was trained since the last contribution, for the round on `parent`; None where that is nothing.
+
+        What the round makes of it is told to `settle`. Training goes on meanwhile.
+        """
+        start = self.start
+        local = await self._parameters()
+        worked, self.since_offer = self.since_offer, NOTHING
+        if not await self._runner(lambda: bool(np.isfinite(local).all())):
+            logger.warning("local training diverged to NaN or infinity; its work is dropped")
+            async with self.held():
+                self._trainer.load(start)
+            return None
+        self.feedback.codec = codec_in(round, self._codec_name)
+        self.offer = Offer(parent, local, worked)
+
+        def encode() -> bytes | None:
+            delta = start - local
+            return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
+
+        return await self._runner(encode)
+
+    def offered(self, root: bytes) -> None:
+        """The offer has this id."""
+        if self.offer is not None:
+            self.offer = replace(self.offer, root=root)
+
+    @property
+    def offered_work(self) -> Worked:
+        """What the offer was made of."""
+        return self.offer.worked if self.offer is not None else NOTHING
+
+    async def settle(self, accepted: bool) -> None:
+        """What became of the offer: keep what the encoding left out, or all of it. Nothing, where there is none."""
+        offer = self.offer
+        if offer is None or not self.feedback.pending:
+            return
+        self.offer = replace(offer, root=b"")
+        if accepted:
+            self.feedback.commit()
+        else:
+            self.feedback.rollback()
+            self.feedback.fade()
+            await self._return_difference(self.start, offer.local)
+
+    def take_back(self) -> None:
+        """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
+        if self.offer is not None:
+            self.feedback.rollback()
+            self.since_offer = _together(self.offer.worked, self.since_offer)
+            self.offer = None
+
+    async def return_encoded(self, raw: bytes, share: float = 1.0) -> None:
+        """Put so much of a contribution of this node's back into the residual: what no result has, or has any more."""
+
+        def work() -> tuple[Vector, float]:
+            decoded = self.feedback.codec.decode(raw, self.feedback.size)
+            norm = norm_in_float64(decoded)
+            return np.multiply(decoded, np.float32(share), out=decoded), norm
+
+        await self._return(work)
+
+    async def _return_difference(self, before: Vector, after: Vector) -> None:
+        """Put the work that led from one (P,) to the other into the residual: it is in no result."""
+
+        def work() -> tuple[Vector, float]:
+            delta = before - after
+            return delta, norm_in_float64(delta)
+
+        await self._return(work)
+
+    async def _return(self, work: Callable[[], tuple[Vector, float]]) -> None:
+        """Add work to the residual, which then has at most the norm beside it; what is not finite is worth nothing."""
+
+        def add() -> None:
+            delta, norm = work()
+            if norm > 0 and np.isfinite(norm):
+                self.feedback.add(delta, norm)
+
+        await self._runner(add)
+
+    async def move(self, state: OuterState) -> float:
+        """Go on from a new shared state with what was trained since the offer; the held-out loss of that state."""
+        since = self.offer.local if self.offer is not None else self.start
+        async with self.held():
+            start = await self._runner(lambda: self._start_on(state))
+
+            def further() -> Vector:
+                local = self._trainer.parameters()
+                np.subtract(local, since, out=local)
+                np.add(start, local, out=local)
+                return local if np.isfinite(local).all() else start
+
+            onwards = await self._runner(further)
+            self._trainer.load(state.parameters)
+            try:
+                loss = await self._trainer.evaluate(thorough=False, wait=False)
+            except TrainerDied as error:
+                logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
+                loss = float("nan")
+            finally:
+                self._trainer.load(onwards)
+                self._stand(state, start)
+                self.offer = None
+        return loss
+
+    async def stand_on(self, state: OuterState) -> None:
+        """Go to a state that does not follow from where this node stood: what was trained goes to the residual."""
+        await self.leave()
+        async with self.held():
+            start = await self._runner(lambda: self._start_on(state))
+            self._trainer.load(start)
+        self._stand(state, start)
+
+    async def leave(self) -> None:
+        """Put all that is in no result into the residual; the local parameters are then the shared ones."""
+        if self.base is None:
+            return
+        await self.settle(accepted=False)
+        since = self.offer.local if self.offer is not None else self.start
+        async with self.held():
+            local = self._trainer.parameters()
+            self._trainer.load(self.base.parameters)
+        self._stand(self.base, self.base.parameters)
+        self.offer = None
+        self.since_offer = NOTHING
+        await self._return_difference(since, local)
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Trainer]:
+        """Have the trainer to measure with. Training waits; the local parameters are afterwards what they were."""
+        async with self.held():
+            local = await self._runner(self._trainer.parameters)
+            try:
+                yield self._trainer
+            finally:
+                self._trainer.load(local)
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[Trainer]:
+        """Have the trainer with the shared parameters φ in place of the local ones; as `lent` otherwise."""
+        async with self.lent() as trainer:
+            if self.base is not None:
+                trainer.load(self.base.parameters)
+            yield trainer
+
+    async def _parameters(self) -> Vector:
+        """A copy of the local parameters, (P,), between two steps."""
+        async with self.held():
+            return await self._runner(self._trainer.parameters)
+
+    def _start_on(self, state: OuterState) -> Vector:
+        return self.feedback.taken_from(state.parameters) if self.carries else state.parameters
+
+    def _stand(self, state: OuterState, start: Vector) -> None:
+        self.base, self._away = state, None if start is state.parameters else start
+
+
+def _together(one: Worked, other: Worked) -> Worked:
+    steps = one.steps + other.steps
+    losses = [(w.loss, w.steps) for w in (one, other) if w.steps]
+    return replace(
+        one,
+        steps=steps,
+        samples=one.samples + other.samples,
+        tokens=one.tokens + other.tokens,
+        loss=sum(loss * count for loss, count in losses) / steps if steps else float("nan"),
+        seconds=one.seconds + other.seconds,
+    )

@@ -1,0 +1,148 @@
+"""This node's part in one round: what it stands on, what it has said, and which of its waits are over.
+
+A turn begins when the node comes to a block, also after a restart in the middle of a round: then what it said before is
+read from the book, and it says nothing else in that part of the round. `Voice` is how it says things, and has the
+secrets that only this identity can make, the same in each of its lives: so a restarted node contradicts itself nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from swarmnode.protocols.chain.beacon import HashChain
+from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.duty import Own, Timers, View
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.statements import (
+    HASH,
+    SALT,
+    Commit,
+    Cut,
+    Head,
+    Reveal,
+    Roster,
+    Said,
+    Score,
+    Scores,
+    Seal,
+    read,
+)
+from swarmnode.protocols.methods.open.judge import Bench
+from swarmnode.protocols.methods.open.local import Work
+from swarmnode.protocols.methods.open.roundlog import Book
+from swarmnode.protocols.methods.open.sync import Keeper
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.state.backend import Said as SaidBefore
+from swarmnode.protocols.state.backend import StateError
+from swarmnode.protocols.state.sync import StateSync
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", Commit, Cut, Reveal, Seal, Scores, Roster, Head)
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """From the RunSpec."""
+
+    outer_lr: float
+    codec: str
+    floor: float  # seconds, of adaptive deadlines
+    ceiling: float
+    samples: int  # that a node trains on in a round
+
+
+@dataclass
+class Turn:
+    """This node's part in the round on one block, while it lasts."""
+
+    block: Block
+    book: Book
+    began: float  # trio time
+    bench: Bench
+    ready: bool = False  # it has a contribution to commit to
+    timers: Timers = field(default_factory=Timers)
+    own: Own = field(default_factory=Own)
+    judged: dict[bytes, Score] = field(default_factory=dict)
+    waited_for: tuple[float, bytes] = (0.0, b"")  # since when others are waited for to stand behind a block, and which
+    measuring: bool = False
+    fetching: bool = False
+
+    @property
+    def chain(self) -> ChainState:
+        return self.block.chain
+
+    @property
+    def follows_nothing(self) -> bool:
+        """Whether the round before ended empty: its contributions wait to be offered again."""
+        return self.block.roster is None and self.chain.empties > 0
+
+    def has_offer(self, work: Work) -> bool:
+        """Whether this node has a contribution to this round in hand."""
+        offer = work.offer
+        return offer is not None and offer.parent == self.chain.tip and bool(offer.root)
+
+    def recall(self, me: PeerId, work: Work) -> None:
+        """Take up what this node has already said in this round, before a restart or on another fork."""
+        commit = self.book.own_commit(me)
+        self.own = Own(
+            commit=commit,
+            cut=next((said.what for said in self.book.cuts.values() if said.author == me), None),
+            revealed=commit is not None and not self.has_offer(work),
+        )
+        if me in self.book.seals:  # what it sealed is known no more: it says nothing else
+            nothing = Scores(self.chain.round, self.chain.tip, bytes(HASH), bytes(SALT), None, ())
+            self.own = replace(self.own, sealed=nothing, opened=True)
+
+    def view(self, me: PeerId, norms: dict[bytes, float]) -> View:
+        """What `duty.duties` is asked about. `norms`: by commit, of contributions that are here."""
+        book = self.book
+        return View(
+            me=me,
+            ready=self.ready,
+            timers=self.timers,
+            own=self.own,
+            commits=book.commits,
+            cuts=tuple(book.cuts.values()),
+            reveals={id: said.what for id, said in book.reveals.items()},
+            judged=self.judged,
+            seals={judge: said.what.seal for judge, said in book.seals.items()},
+            scores=tuple(book.scores.values()),
+            norms=norms,
+        )
+
+
+class Voice:
+    """How one identity says things in rounds."""
+
+    def __init__(self, sync: StateSync, keeper: Keeper, secret: bytes) -> None:
+        """`secret`: 32 bytes that this identity has in this run, in every life."""
+        self._sync, self._keeper, self._secret = sync, keeper, secret
+        self.beacon = HashChain(secret)
+        self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
+
+    async def say(self, statement: S) -> Said[S] | None:
+        """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
+        if not isinstance(statement, Head) and statement.parent == self.silent_after:
+            logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
+            return None
+        try:
+            record = await self._sync.write(statement.key, statement.value)
+        except SaidBefore:
+            logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
+            return None
+        except StateError as error:
+            logger.warning("%s could not be said: %s", statement.key, error)
+            return None
+        self._keeper.hear(record)
+        self._sync.hurry()
+        said: Said[S] = read(record)
+        return said
+
+    def derive(self, purpose: str, chain: ChainState) -> bytes:
+        """32 secret bytes for one purpose in one round."""
+        text = f"swarmnode/open/{purpose}/1\0{chain.round:08d}".encode()
+        return hashlib.sha256(self._secret + text + chain.tip).digest()

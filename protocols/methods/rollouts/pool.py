@@ -1,0 +1,369 @@
+"""The rollout groups that a node holds: others' to learn from, and its own, kept apart.
+
+    pool.add(signed)                      # "" where it is kept, else the word for why not
+    drawn = pool.candidates(16, rng)      # authors take turns, those not used yet
+    pool.used(group.id for group in drawn)
+    pool.note(author, "gated")            # what a defence refused, counted by reason and author
+
+Bounds: so many groups and bytes in all; of one author at most `share` of what is held (never fewer than `few`), scaled
+by its standing; nothing older than `seconds`, or more than `versions` behind its author's newest. An author beyond its
+quota displaces its own oldest group, and a full pool lets go of the oldest of whoever has most: so who floods displaces
+nobody but himself. A date is the author's claim; one that lies ahead gains nothing, as the time of arrival counts too.
+
+`standing(author)`, 0 to 1, is the seam for reputation: everybody has 1 until there is one. Authors whose standing is
+below ESTABLISHED are on probation: together they have `probation` of what is held, so that no number of identities
+that one attacker makes has more than that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from swarmnode.protocols.methods.rollouts.signed import SignedGroup, SignedHeader
+from swarmnode.protocols.network import PeerId
+
+MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
+MAX_AUTHORS = 1024  # whose counts are remembered; who was silent longest is forgotten first
+MAX_REASONS = 64  # that are told apart: they come from our own code
+AHEAD = 60_000  # ms that a date may lie ahead, as of records
+ESTABLISHED = 0.5  # standing from which on an author has a share of its own
+
+Standing = Callable[[PeerId], float]
+
+
+def full_standing(author: PeerId) -> float:
+    """Everybody has all of the quota."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """What groups may take of this node, and how long they are worth keeping."""
+
+    groups: int = 512  # of others: what 64 nodes send in a round, eight each
+    bytes: int = 5 << 20  # of others; of which an author has `share`: room for the largest group
+    share: float = 0.25  # of the groups held that one author may have: as the cap on a batch (training/rl/choosing.py)
+    few: int = 16  # groups that an author may have anyhow: in a swarm of two the other is all there is
+    probation: float = 0.125  # of the groups and bytes held, for all authors on probation together; of `few`, anyhow
+    seconds: float = 900.0  # since a group was made and since it came
+    versions: int = 64  # that a group may be behind the newest of its author
+    own_groups: int = 256  # of this node's own, for those who ask later
+    own_bytes: int = 8 << 20  # of them
+
+
+@dataclass(frozen=True)
+class Held:
+    """A group of another node's in the pool."""
+
+    signed: SignedGroup
+    came_at: int  # ms, own clock
+    used: bool = False
+
+
+@dataclass(frozen=True)
+class AuthorStats:
+    """What came of one author since this node started, as far as it is remembered."""
+
+    author: PeerId
+    groups: int  # held now
+    bytes: int
+    came: int  # kept, sooner or later
+    used: int
+    version: int  # its newest
+    refused: Mapping[str, int]  # by reason
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """The pool now, and what was refused or let go of since the start."""
+
+    groups: int
+    bytes: int
+    own_groups: int
+    own_bytes: int
+    unused: int
+    authors: int
+    greatest_share: float  # of the groups held, of the author who has most
+    oldest: float  # seconds since the oldest came, 0 where there is none
+    refused: Mapping[str, int]  # by reason
+    dropped: Mapping[str, int]  # by reason: old, stale, no-standing, quota, probation, full
+
+
+@dataclass
+class _Author:
+    groups: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # ids held, the oldest first
+    size: int = 0
+    came: int = 0
+    used: int = 0
+    version: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Pool:
+    """Bounded, and fair among authors. Its clock is `now`, in ms; nothing here blocks or waits."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        now: Callable[[], int],
+        limits: PoolLimits | None = None,
+        standing: Standing = full_standing,
+        on_drop: Callable[[bytes], None] = lambda id: None,
+    ) -> None:
+        """`on_drop(id)` is called for each group, own ones too, that is no longer here."""
+        self.me, self._now, self._standing, self._on_drop = me, now, standing, on_drop
+        self.limits = limits or PoolLimits()
+        self._held: OrderedDict[bytes, Held] = OrderedDict()  # the oldest arrival first
+        self._size = 0
+        self._own: deque[SignedGroup] = deque()
+        self._own_size = 0
+        self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one active last at the end
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self.lacking = 0  # groups that the last who asked for candidates did not get
+        self.refused: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, id: bytes) -> bool:
+        return id in self._held
+
+    def __iter__(self) -> Iterator[Held]:
+        """Others' groups, the oldest arrival first."""
+        return iter(tuple(self._held.values()))
+
+    def get(self, id: bytes) -> SignedGroup | None:
+        """The group of that id, own or other."""
+        held = self._held.get(id)
+        return held.signed if held is not None else next((own for own in self._own if own.id == id), None)
+
+    def saw(self, id: bytes) -> bool:
+        """Whether a group is or was here, and needs not come again."""
+        return id in self._seen
+
+    # -- own
+
+    def keep(self, group: SignedGroup) -> None:
+        """Keep a group of this node's own; the oldest ones make room."""
+        self._remember(group.id)
+        self._own.append(group)
+        self._own_size += group.size
+        limits = self.limits
+        while len(self._own) > 1 and (len(self._own) > limits.own_groups or self._own_size > limits.own_bytes):
+            gone = self._own.popleft()
+            self._own_size -= gone.size
+            self._on_drop(gone.id)
+
+    def own(self) -> tuple[SignedGroup, ...]:
+        """This node's groups, the oldest first."""
+        return tuple(self._own)
+
+    # -- others'
+
+    def unfit(self, author: PeerId, made_at: int, version: int) -> str:
+        """Why a group of such a header would not be kept: own, ahead, old, stale, no-standing; "" where it would."""
+        now, limits = self._now(), self.limits
+        if author == self.me:
+            return "own"
+        if made_at > now + AHEAD:
+            return "ahead"
+        if now - made_at > 1000 * limits.seconds:
+            return "old"
+        known = self._authors.get(author)
+        if known is not None and known.version - version > limits.versions:
+            return "stale"
+        return "" if self._standing(author) > 0 else "no-standing"
+
+    def add(self, group: SignedGroup) -> str:
+        """Keep a group of another's. "" where it is kept; else duplicate, or as `unfit` says, noted with its author."""
+        if self.saw(group.id):
+            return "duplicate"
+        reason = self.unfit(group.author, group.made_at, group.version)
+        if not reason and group.size > self._allowed_bytes(group.author):
+            reason = "too-large"
+        if reason:
+            self.note(group.author, reason)
+            return reason
+        self._remember(group.id)
+        author = self._author(group.author)
+        author.version = max(author.version, group.version)
+        author.came += 1
+        author.groups[group.id] = None
+        author.size += group.size
+        self._held[group.id] = Held(group, self._now())
+        self._size += group.size
+        self._make_room(group.author)
+        if self.on_probation(group.author):
+            self._make_room_on_probation()
+        return ""
+
+    def candidates(
+        self, count: int, rng: random.Random, *, policy: str | None = None, share: float = 1.0
+    ) -> tuple[SignedGroup, ...]:
+        """Up to `count` groups of others that `used` has not named, at most `share` of `count` of one author.
+
+        Authors take turns; of all that are drawn, `probation` are of authors on probation. Only groups of `policy`
+        where one is given. `Rollouts` asks others for what is lacking.
+        """
+        chosen = self.drawn(count, rng, used=False, policy=policy, share=share)
+        self.lacking = count - len(chosen)
+        return chosen
+
+    def drawn(
+        self, count: int, rng: random.Random, *, used: bool = True, policy: str | None = None, share: float = 1.0
+    ) -> tuple[SignedGroup, ...]:
+        """The same, with those `used` as well."""
+        self.expire()
+        by_author: dict[PeerId, list[SignedGroup]] = {}
+        for held in self._held.values():
+            if (used or not held.used) and policy in (None, held.signed.policy):
+                by_author.setdefault(held.signed.author, []).append(held.signed)
+        most = max(1, int(count * share))
+        established: list[list[SignedGroup]] = []
+        on_probation: list[list[SignedGroup]] = []
+        for author, deck in by_author.items():
+            rng.shuffle(deck)
+            (on_probation if self.on_probation(author) else established).append(deck[:most])
+        some = _in_turn(on_probation, max(1, int(count * self.limits.probation)), rng)
+        chosen = _in_turn(established, count - len(some), rng)
+        part = self.limits.probation / (1 - self.limits.probation)  # to one of those who are not on probation
+        return (*chosen, *some[: max(1, int(part * len(chosen) + 1e-9))])
+
+    def used(self, ids: Iterable[bytes]) -> None:
+        """These were learned from, or looked at in vain: they are not drawn again, but still told to others."""
+        for id in ids:
+            held = self._held.get(id)
+            if held is not None and not held.used:
+                self._held[id] = Held(held.signed, held.came_at, used=True)
+                self._author(held.signed.author).used += 1
+
+    def note(self, author: PeerId, reason: str, count: int = 1) -> None:
+        """Count groups of an author that were refused; `reason` is a word of this program's."""
+        if reason not in self.refused and len(self.refused) >= MAX_REASONS:
+            reason = "other"
+        self.refused[reason] += count
+        self._author(author).refused[reason] += count
+
+    def refuse(self, group: SignedHeader, reason: str) -> None:
+        """Note a group that is not kept, and remember it, so that it does not come again."""
+        self._remember(group.id)
+        self.note(group.author, reason)
+
+    def remember(self, id: bytes) -> None:
+        """A group that is kept elsewhere needs not come again."""
+        self._remember(id)
+
+    def expire(self) -> None:
+        """Let go of what is too old, or too far behind its author's newest."""
+        now, limits = self._now(), self.limits
+        for id, held in list(self._held.items()):
+            signed = held.signed
+            if now - min(held.came_at, signed.made_at) > 1000 * limits.seconds:
+                self._drop(id, "old")
+            elif self._authors[signed.author].version - signed.version > limits.versions:
+                self._drop(id, "stale")
+            elif self._standing(signed.author) <= 0:
+                self._drop(id, "no-standing")
+        for author in [author for author, each in self._authors.items() if each.groups]:
+            self._make_room(author)  # a share of less is less
+        self._make_room_on_probation()
+
+    # -- statistics
+
+    def stats(self) -> PoolStats:
+        now = self._now()
+        counts = [len(author.groups) for author in self._authors.values() if author.groups]
+        return PoolStats(
+            groups=len(self._held),
+            bytes=self._size,
+            own_groups=len(self._own),
+            own_bytes=self._own_size,
+            unused=sum(not held.used for held in self._held.values()),
+            authors=len(counts),
+            greatest_share=max(counts, default=0) / max(1, len(self._held)),
+            oldest=max((now - held.came_at for held in self._held.values()), default=0) / 1000,
+            refused=dict(self.refused),
+            dropped=dict(self.dropped),
+        )
+
+    def by_author(self) -> tuple[AuthorStats, ...]:
+        """Everybody of whom something is remembered, who has most here first."""
+        found = (
+            AuthorStats(peer, len(each.groups), each.size, each.came, each.used, each.version, dict(each.refused))
+            for peer, each in self._authors.items()
+        )
+        return tuple(sorted(found, key=lambda stats: (-stats.groups, -stats.came, stats.author)))
+
+    # -- room
+
+    def allowed(self, author: PeerId) -> int:
+        """How many groups of an author may be here now."""
+        return int(max(self.limits.few, self.limits.share * len(self._held)) * min(1.0, self._standing(author)))
+
+    def _allowed_bytes(self, author: PeerId) -> int:
+        share = min(self.limits.share, self.limits.probation) if self.on_probation(author) else self.limits.share
+        return int(share * self.limits.bytes * min(1.0, self._standing(author)))
+
+    def on_probation(self, author: PeerId) -> bool:
+        """Whether the author has no share of its own, but a part of one."""
+        return self._standing(author) < ESTABLISHED
+
+    def _make_room(self, author: PeerId) -> None:
+        held = self._authors[author]
+        while len(held.groups) > max(1, self.allowed(author)) or held.size > self._allowed_bytes(author):
+            self._drop(next(iter(held.groups)), "quota")
+        while len(self._held) > self.limits.groups or self._size > self.limits.bytes:
+            by_bytes = len(self._held) <= self.limits.groups
+            most = max(self._authors.values(), key=lambda each: each.size if by_bytes else len(each.groups))
+            self._drop(next(iter(most.groups)), "full")
+
+    def _make_room_on_probation(self) -> None:
+        limits = self.limits
+        those = [each for peer, each in self._authors.items() if each.groups and self.on_probation(peer)]
+        count, size = sum(len(each.groups) for each in those), sum(each.size for each in those)
+        least, most_bytes = limits.probation * limits.few, limits.probation * limits.bytes
+        while count > max(1.0, least, limits.probation * len(self._held)) or size > most_bytes:
+            most = max(those, key=lambda each: len(each.groups))
+            id = next(iter(most.groups))
+            size -= self._held[id].signed.size
+            count -= 1
+            self._drop(id, "probation")
+
+    def _drop(self, id: bytes, reason: str) -> None:
+        signed = self._held.pop(id).signed
+        self._size -= signed.size
+        author = self._authors[signed.author]
+        del author.groups[id]
+        author.size -= signed.size
+        self.dropped[reason] += 1
+        self._on_drop(id)
+
+    def _author(self, peer: PeerId) -> _Author:
+        author = self._authors.setdefault(peer, _Author())
+        self._authors.move_to_end(peer)
+        if len(self._authors) > MAX_AUTHORS:
+            silent = next((old for old, each in self._authors.items() if not each.groups and old != peer), None)
+            if silent is not None:
+                del self._authors[silent]
+        return author
+
+    def _remember(self, id: bytes) -> None:
+        self._seen[id] = None
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+
+
+def _in_turn(decks: list[list[SignedGroup]], count: int, rng: random.Random) -> list[SignedGroup]:
+    """Up to `count` groups, one of each deck in turn."""
+    left = [deck for deck in decks if deck]
+    rng.shuffle(left)
+    chosen: list[SignedGroup] = []
+    while left and len(chosen) < count:
+        chosen += [deck.pop() for deck in left[: count - len(chosen)]]
+        left = [deck for deck in left if deck]
+    return chosen

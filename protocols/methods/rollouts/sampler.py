@@ -1,0 +1,353 @@
+"""A node that only samples, in a run by rollouts: it writes answers for a policy that another node trains (Echo,
+arXiv 2508.05387; INTELLECT-2, 2505.07291). Its `Method` is this one, whatever role others have.
+
+    weights   the newest of the trainer's, by itself (pull) or as it is told of them (push)
+    sample    answers to the questions that follow from this node's identity, its counter and the weights, with proofs
+    give      to the trainer alone, which checks them and says what became of them
+
+A trainer is chosen among members whose policy has this node's shape: the one for which fewest sample, now and then
+anew. A round is one batch. Who may fail when, and what is then true: a trainer that is silent for PATIENCE is left for
+another one; weights that cannot be had are done without as long as those in hand are at most `staleness` updates old;
+without any, this node waits. What it wrote with older weights and could not hand over is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.methods.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.methods.outcomes import Completed
+from swarmnode.protocols.methods.rollouts.signed import MAX_COUNTER
+from swarmnode.protocols.methods.rollouts.start import sharing
+from swarmnode.protocols.methods.rollouts.weights import (
+    Newest,
+    NoWeights,
+    Weights,
+    ask,
+    fetch_weights,
+    open_weights,
+    serve_fresh,
+)
+from swarmnode.protocols.methods.trainer import Answered, RolloutTrainer, Sampled, Trainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.training.outer import OuterState
+from swarmnode.training.rl.tasks.work import asked, work
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
+LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
+PATIENCE = 15.0  # seconds for which a trainer may be silent
+ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weights by itself, for the tally
+AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
+
+
+def build(parts: Parts) -> Sampler:
+    """The method of one node. Raises TypeError where its trainer process has no policy."""
+    return Sampler(parts)
+
+
+class Sampler:
+    """Implements `Method`. `rollouts`, `trainer` and `weights` are public, to be looked at."""
+
+    name = "sapo"
+
+    def __init__(self, parts: Parts) -> None:
+        if not isinstance(parts.trainer, RolloutTrainer):
+            raise TypeError(f"{type(parts.trainer).__name__} has no policy")
+        if parts.shards is None:
+            raise TypeError("without shards there are no weights")
+        rollouts = parts.spec.rollouts
+        self._parts, self._policy, self._shards = parts, parts.trainer, parts.shards
+        self._shape = parts.policy or rollouts.policy
+        self._batch, self._pace, self._staleness = rollouts.batch, rollouts.pace, rollouts.staleness
+        self._push = rollouts.weights == "push"
+        self._tasks = asked(rollouts.difficulty)
+        self.trainer: PeerId | None = None
+        self.weights: Weights | None = None  # that the policy has now
+        self.told: Newest | None = None  # by the trainer, last
+        self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
+        self._newest: Weights | None = None  # that the trainer named
+        self._heard = self._asked = -PATIENCE  # trio times
+        self._look_at = 0.0  # trio time from which on another trainer may need this node more
+        self._news = trio.Event()  # newer weights were named
+        self._given = 0
+        self._counter = 0
+        self.rollouts = sharing(parts)(
+            peers=self._to,
+            limits=replace(parts.rollouts, copies=2),  # this node's and the trainer's
+            takes=False,
+        )
+        serve_fresh(parts.rpc, run_id=parts.run_id, told=self._on_fresh)
+        self.paused = False
+        self.phase = "waiting"
+        self._place: Place | None = None
+        self._began = trio.current_time()
+
+    def measure(self, metrics: Metrics) -> None:
+        self.rollouts.measure(metrics)
+
+    @property
+    def place(self) -> Place | None:
+        return self._place
+
+    async def find_place(self, begin: Begin) -> None:
+        """There is nothing to stand on: what this node samples with is the trainer's."""
+        self._stand(0)
+        await trio.lowlevel.checkpoint()
+
+    async def run_round(self) -> RoundResult:
+        place, began = self._stands(), self._began
+        try:
+            weights = await self._fit_weights()
+            self.phase = "training"
+            answered = await self._sample(weights)
+            self.phase = "exchanging"
+            self.rollouts.counter = self._counter
+            self._counter += len(answered.groups)
+            await self.rollouts.publish(answered.groups, trainer=weights.trainer)
+            self._given += len(answered.groups)
+            await trio.sleep_until(began + self._pace)
+        except TrainerDied as error:
+            self.weights = None  # its successor has the parameters, but perhaps not all of them
+            raise LostPlace(f"the trainer process died and is restarted: {error}") from error
+        finally:
+            self.phase = "waiting"
+        stands = self._stand(place.round + 1)
+        tokens = sum(len(answer) for group in answered.groups for answer in group.answers)
+        return RoundResult(
+            round=place.round,
+            outcome=Completed(2),
+            state_hash=stands.state_hash,
+            loss=float("nan"),
+            worked=Worked(1, len(answered.groups), tokens, float("nan"), answered.seconds),
+            seconds=self._began - began,
+            members=2,
+            sampled=self._told_of(weights, answered),
+        )
+
+    async def regain_place(self) -> None:
+        """There is no place to be lost."""
+
+    async def watch(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.rollouts.watch)
+            if self._push:
+                nursery.start_soon(self._fetch_meanwhile)
+
+    async def leave(self) -> None:
+        """Nobody waits for this node, and no work is in hand that it could lose."""
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return nullcontext(self._policy)
+
+    def saved(self) -> Saved:
+        place, parameters = self._stands(), self._policy.parameters()
+        return Saved(
+            round=place.round,
+            state=OuterState.start(parameters),
+            residual=np.zeros(parameters.size, np.float32),
+            members=place.members,
+            method=self.name,
+        )
+
+    # -- weights
+
+    async def _fit_weights(self) -> Weights:
+        """Have weights in the policy that are of use, the newest that can be had; waits until there are some."""
+        while True:
+            if self.trainer is None or trio.current_time() >= self._look_at:
+                await self._choose_trainer()
+            if self.trainer is None:
+                await trio.sleep(LOOK_EVERY)
+                continue
+            if not self._push or trio.current_time() - self._asked >= ASK_EVERY:
+                await self._ask()
+            if not self._push or (self.weights is None and self._next is None):
+                await self._fetch()
+            if self._next is not None:
+                self.weights, parameters = self._next
+                self._next = None
+                self._policy.load(parameters)
+            if self.weights is not None and not self._is_stale(self.weights):
+                return self.weights
+            await trio.sleep(LOOK_EVERY)
+
+    def _is_stale(self, weights: Weights) -> bool:
+        newest = self._newest
+        return newest is None or weights.trainer != self.trainer or newest.version - weights.version > self._staleness
+
+    async def _choose_trainer(self) -> None:
+        """Ask all members that are here, and take a trainer; leave the present one only for one that needs it more."""
+        self._look_at = trio.current_time() + LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0)
+        found: dict[PeerId, Newest] = {}
+
+        async def look(peer: PeerId) -> None:
+            told = await self._told_by(peer, samples=peer == self.trainer)
+            if told is not None:
+                found[peer] = told
+
+        async with trio.open_nursery() as nursery:
+            for peer in self._parts.membership.connected():
+                nursery.start_soon(look, peer)
+        alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.caught]
+        self._warn_of(found, alike)
+        if self.trainer in found or (self.trainer is None and alike):
+            before, needs = self.trainer, min(alike, key=lambda peer: self._others(peer, found[peer]), default=None)
+            self._go_to(needs)
+            if before not in (None, needs):
+                await self._told_by(before, samples=False)  # so that it counts this node no more
+
+    def _others(self, peer: PeerId, told: Newest) -> tuple[int, bool, bytes]:
+        """What decides between trainers: how many others sample for it, and then by lot."""
+        moves = self.trainer not in (None, peer)
+        return told.samplers, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
+
+    def _go_to(self, trainer: PeerId | None) -> None:
+        if trainer != self.trainer:
+            self.trainer, self._heard, self._asked = trainer, trio.current_time(), -PATIENCE
+            self._newest = self.weights = self._next = self.told = None
+            self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
+
+    async def _ask(self) -> None:
+        """Have the trainer say what is newest, and what became of this node's groups."""
+        assert self.trainer is not None
+        self._asked = trio.current_time()
+        told = await self._told_by(self.trainer, samples=True)
+        if told is not None:
+            self._heard, self.told = trio.current_time(), told
+            self._name(self._opened(self.trainer, told.payload, told.signature))
+            if told.expected > self._counter or 0 <= told.expected < self._counter - AGAIN:
+                self._counter = told.expected
+        if told is not None and told.caught:
+            self._parts.observer.warn(
+                "caught",
+                f"what this node samples is refused ({told.caught}): have a look at its memory and disk; the trainer "
+                f"{self.trainer} found groups that were not written with the weights that they name",
+            )
+            self._go_to(None)
+        elif trio.current_time() - self._heard > PATIENCE:
+            log.warning("%s does not answer any more; looking for another trainer", self.trainer)
+            self._go_to(None)
+
+    async def _told_by(self, peer: PeerId, *, samples: bool) -> Newest | None:
+        push = samples and self._push
+        return await ask(self._parts.rpc, peer, run_id=self._parts.run_id, samples=samples, push=push)
+
+    def _name(self, weights: Weights | None) -> None:
+        """The trainer named these weights."""
+        if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
+            self._newest = weights
+            self.rollouts.forget_before(weights.version - self._staleness)
+            self._news.set()
+
+    def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
+        shapes = sorted({told.shape for told in found.values()})
+        text = None
+        if not found:
+            text = "no connected member trains a policy: this node waits for one to sample for"
+        elif not alike and self._shape not in shapes:
+            text = f"no {self._shape} is trained here, only {', '.join(shapes)}: start with --policy {shapes[0]}"
+        self._parts.observer.warn("sampling", text)
+
+    def _opened(self, peer: PeerId, payload: bytes, signature: bytes) -> Weights | None:
+        if not payload:
+            return None
+        try:
+            return open_weights(
+                payload, signature, run_id=self._parts.run_id, trainer=peer, verify=self._parts.network.verify
+            )
+        except NoWeights as error:
+            log.warning("%s", error)
+            return None
+
+    async def _on_fresh(self, peer: PeerId, payload: bytes, signature: bytes) -> None:
+        if peer != self.trainer:
+            return
+        weights = self._opened(peer, payload, signature)
+        if weights is not None:
+            self._heard = trio.current_time()
+            self._name(weights)
+        await trio.lowlevel.checkpoint()
+
+    async def _fetch_meanwhile(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            await self._fetch()
+
+    async def _fetch(self) -> None:
+        """Have the newest weights that the trainer named in `_next`, unless they are here already."""
+        newest = self._newest
+        if newest is None:
+            return
+        if self._next is not None and self._next[0].policy == newest.policy:
+            self._next = (newest, self._next[1])  # an update that changed nothing
+            return
+        if self._next is None and self.weights is not None and self.weights.policy == newest.policy:
+            self.weights = newest
+            return
+        if newest.size != 4 * self._policy.layout.parameters or newest.shape != self._shape:
+            log.warning("the weights of %s are not of a policy %s", newest.trainer, self._shape)
+            return
+        try:
+            parameters = await fetch_weights(newest, shards=self._shards, runner=self._parts.runner)
+        except (ShardError, NoWeights) as error:
+            log.info("weights of version %d do not come: %s", newest.version, error)
+            return
+        before, self._next = self._next, (newest, parameters)
+        for old in (before[0] if before is not None else None, self.weights):
+            if old is not None and old.shard != newest.shard:
+                await self._shards.drop(old.shard)
+
+    # -- sampling
+
+    async def _sample(self, weights: Weights) -> Answered:
+        tasks = [
+            work(
+                self._parts.run_id,
+                self._parts.me,
+                self._counter + number,
+                version=weights.version,
+                policy=weights.policy,
+                tasks=self._tasks,
+            )
+            for number in range(self._batch)
+        ]
+        return await self._policy.answer(tasks, version=weights.version, policy=weights.policy)
+
+    def _told_of(self, weights: Weights, answered: Answered) -> Sampled:
+        told = self.told or Newest()
+        return Sampled(
+            trainer=weights.trainer,
+            version=weights.version,
+            groups=len(answered.groups),
+            reward=answered.reward,
+            given=self._given,
+            accepted=told.accepted,
+            refused=dict(told.refused),
+        )
+
+    def _to(self) -> Sequence[PeerId]:
+        """Whom groups are given to, while it is connected."""
+        return [peer for peer in self._parts.membership.connected() if peer == self.trainer]
+
+    def _stand(self, round: int) -> Place:
+        self._began = trio.current_time()
+        policy = self.weights.policy if self.weights is not None else ""
+        self._place = Place(round, policy, members=(self._parts.me,))
+        return self._place
+
+    def _stands(self) -> Place:
+        if self._place is None:
+            raise RuntimeError("this node has no place yet")
+        return self._place

@@ -1,0 +1,185 @@
+"""What a peer's offences lead to: it is slowed, then refused, then disconnected for a while, and then let back.
+
+Each offence adds points by its kind, and points halve every `half_life`. Where they pass a threshold, the peer's
+standing falls by a rung; it rises by itself. Overload (`Kind.LOAD`) counts once in `load_every`, however many requests
+were too many: so a burst of calls slows an honest peer at the worst, and only who goes on for minutes loses more.
+
+Who acts on a standing: the host reads and writes slowly for who is slowed, resets new streams of who is refused, and
+closes the connections of who is banned and makes no others; calls answer a refused peer "busy".
+
+An identity costs nothing, so all this stops only who wants to keep one. Against many identities stand the limits that
+hold for all peers together, and those on handshakes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.violations import Kind, Offences
+
+log = logging.getLogger(__name__)
+
+PEERS_BY_STANDING = Metric("swarmnode_peers_standing", GAUGE, "peers below good standing, by standing", "standing")
+FALLS = Metric("swarmnode_standing_falls_total", COUNTER, "times that a peer fell to a standing", "standing")
+
+
+class Standing(IntEnum):
+    """From best to worst."""
+
+    GOOD = 0
+    SLOWED = 1
+    REFUSED = 2
+    BANNED = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class ConductLimits:
+    """How much a peer may offend."""
+
+    load: float = 1.0  # points for too much at once
+    load_every: float = 1.0  # seconds in which overload counts once: 16 s of it slow, 45 s refuse, 3 min ban a peer
+    breach: float = 10.0  # points: two of them may be a bug that a release has, eight are a purpose
+    lie: float = 20.0  # points: proved, but a bad disk or bad memory lies as well
+    half_life: float = 60.0  # seconds; a peer that overloads for ever comes to 87 points
+    slowed: float = 15.0  # points from which on a peer is served slowly
+    refused: float = 35.0  # points from which on it gets no new streams and no calls
+    banned: float = 75.0  # points at which it is disconnected
+    first_ban: float = 60.0  # seconds; each further one is twice as long
+    longest_ban: float = 3600.0  # seconds
+    forgiven: float = 6 * 3600.0  # seconds after a ban in which the next one counts as further
+    peers: int = 4096  # remembered; who offended longest ago is forgotten first: 1 MiB
+
+
+@dataclass
+class _Record:
+    """A peer that offended."""
+
+    points: float = 0.0
+    at: float = 0.0  # when `points` was right
+    counted: int = 0  # offences that made points
+    load_at: float = -math.inf  # when overload counted last
+    bans: int = 0
+    until: float = -math.inf  # the end of the last ban
+    why: str = ""
+    told: Standing = Standing.GOOD  # the worst standing since it was last good
+
+
+@dataclass(frozen=True)
+class KeptOut:
+    """A banned peer."""
+
+    peer: PeerId
+    seconds: float  # from now
+    why: str  # its last offence
+
+
+class Conduct:
+    """The standing of all peers of one node; `now` gives seconds."""
+
+    def __init__(self, limits: ConductLimits, now: Callable[[], float]) -> None:
+        self._limits = limits
+        self._now = now
+        self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._on_ban: list[Callable[[PeerId], None]] = []
+        self._falls: Counter[str] = Counter()
+
+    def watch(self, *offences: Offences) -> None:
+        """Judge peers by these offences too, and let those who count them know whom to refuse."""
+        for each in offences:
+            each.tell(self.offended)
+            each.refuses = self.refusal
+
+    def on_ban(self, listener: Callable[[PeerId], None]) -> None:
+        """Call `listener(peer)` when a peer becomes banned."""
+        self._on_ban.append(listener)
+
+    def offended(self, peer: PeerId, what: str, kind: Kind) -> None:
+        """Take one offence into account."""
+        limits, now = self._limits, self._now()
+        record = self._records.setdefault(peer, _Record(at=now))
+        self._records.move_to_end(peer)
+        if len(self._records) > limits.peers:
+            self._records.popitem(last=False)
+        if now < record.until or (kind is Kind.LOAD and now - record.load_at < limits.load_every):
+            return
+        if kind is Kind.LOAD:
+            record.load_at = now
+        if record.told and self._standing(record, now) is Standing.GOOD:  # it came back
+            record.told, record.counted = Standing.GOOD, 0
+        weight = {Kind.LOAD: limits.load, Kind.BREACH: limits.breach, Kind.LIE: limits.lie}[kind]
+        record.points, record.at = self._points(record, now) + weight, now
+        record.why = what[:200]
+        record.counted += 1
+        if record.points >= limits.banned:
+            self._ban(record, now)
+        standing = self._standing(record, now)
+        if standing > record.told:
+            self._tell(peer, record, standing)
+        if standing is Standing.BANNED:
+            for listener in self._on_ban:
+                listener(peer)
+
+    def standing(self, peer: PeerId) -> Standing:
+        record = self._records.get(peer)
+        return Standing.GOOD if record is None else self._standing(record, self._now())
+
+    def refusal(self, peer: PeerId) -> str | None:
+        """Why `peer` gets nothing now, None where it does."""
+        if self.standing(peer) < Standing.REFUSED:
+            return None
+        return "this node refuses the peer for a while, because it broke rules or asked for too much"
+
+    def kept_out(self) -> tuple[KeptOut, ...]:
+        """Banned peers, who comes back first before the others."""
+        now = self._now()
+        banned = [KeptOut(peer, r.until - now, r.why) for peer, r in self._records.items() if now < r.until]
+        return tuple(sorted(banned, key=lambda kept: kept.seconds))
+
+    def below_good(self) -> Iterator[tuple[PeerId, Standing]]:
+        now = self._now()
+        for peer, record in self._records.items():
+            if standing := self._standing(record, now):
+                yield peer, standing
+
+    def measure(self, metrics: Metrics) -> None:
+        worse = [standing.word for standing in Standing if standing]
+        metrics.show(FALLS, lambda: {word: self._falls[word] for word in worse})
+        metrics.show(PEERS_BY_STANDING, lambda: dict.fromkeys(worse, 0) | Counter(s.word for _, s in self.below_good()))
+
+    def _points(self, record: _Record, now: float) -> float:
+        return record.points * math.exp2((record.at - now) / self._limits.half_life)
+
+    def _standing(self, record: _Record, now: float) -> Standing:
+        if now < record.until:
+            return Standing.BANNED
+        points = self._points(record, now)
+        if points >= self._limits.refused:
+            return Standing.REFUSED
+        return Standing.SLOWED if points >= self._limits.slowed else Standing.GOOD
+
+    def _ban(self, record: _Record, now: float) -> None:
+        limits = self._limits
+        if now - record.until > limits.forgiven:
+            record.bans = 0
+        record.until = now + min(limits.longest_ban, math.ldexp(limits.first_ban, min(record.bans, 30)))
+        record.bans += 1
+        record.points = 0.0  # it comes back with nothing against it but the length of its next ban
+
+    def _tell(self, peer: PeerId, record: _Record, standing: Standing) -> None:
+        record.told = standing
+        self._falls[standing.word] += 1
+        kept_out = f" for {record.until - record.at:.0f} s" if standing is Standing.BANNED else ""
+        log.warning(
+            "peer %s is %s%s after %d offences, the last: %s", peer, standing.word, kept_out, record.counted, record.why
+        )

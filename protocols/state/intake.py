@@ -1,0 +1,221 @@
+"""How elements from peers get into the state: within the peer's budget, once, and verified.
+
+    budget → parse → not known, of this run, of this time → signatures, in threads → merge
+
+What a peer can make this node do is bounded at each step: it waits where it sends more than its allowance, an element
+that is here costs no verification, and the first one that is false ends the batch: an honest node verifies before it
+passes anything on, so whoever sends a false element made it or does not look. Nor does an honest node sign much more
+than its slots hold, or pass on what strangers signed. Offences go to `conduct`, which slows the peer, then has it
+refused.
+
+An element dated more than 60 s ahead is dropped here: neither stored nor passed on, and its stamp does not touch the
+clock. Its sender is blamed only where peers confirm this node's own clock and the date is hours off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.crdt.elements import Element, is_genuine, parse
+from swarmnode.crdt.hlc import is_ahead, time_of
+from swarmnode.crdt.law import Merged
+from swarmnode.crdt.record import InvalidRecord, Verify
+from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.state.backend import Rank, StateBackend, rank_of
+
+PROTOCOL = "/swarmnode/state/1"
+CHUNK = 64  # elements verified in one go: 5 ms of a core
+THREADS = min(4, os.cpu_count() or 1)  # chunks verified at a time; Ed25519 lets go of the interpreter
+ELEMENTS = Allowance(rate=2_000, burst=8_000)  # from one peer: a fifth of what a core verifies
+BYTES = Allowance(rate=1 << 20, burst=8 << 20)  # from one peer, pushed
+OWN = Allowance(rate=20, burst=2_048)  # new elements of a peer's own, from itself: a burst is more than all its slots
+STRANGERS = Allowance(rate=10, burst=512)  # elements from one peer whose authors are not admitted here
+MAX_WAIT = 4.0  # seconds that a batch may wait for its peer's budget; above, it is refused as "busy"
+AT_ONCE = 4  # batches of one peer that are looked at or wait; an honest one sends one, and another while it repairs
+SEEN = 8192  # ranks of elements remembered that were judged and are not here: 2 MiB
+FAR_AHEAD = 3_600_000  # ms; no clock that is merely badly set is an hour ahead of confirmed time
+
+VERIFIED = Metric("swarmnode_state_verified_total", COUNTER, "elements of the state whose signatures were verified")
+REFUSED = Metric("swarmnode_state_refused_total", COUNTER, "elements from peers that were not stored", "why")
+NOT_STORED = tuple(verdict.value for verdict in Merged if verdict is not Merged.STORED)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a batch."""
+
+    new: tuple[Element, ...] = ()  # stored
+    false: bool = False  # it held an element that no correct node sends; what came after that was not looked at
+
+
+class Intake:
+    """The door to one state."""
+
+    def __init__(
+        self,
+        backend: StateBackend,
+        *,
+        verify: Verify,
+        now: Callable[[], int],
+        runner: Runner,
+        offences: Offences,
+        clock_is_confirmed: Callable[[], bool],
+    ) -> None:
+        """`now` gives ms since the epoch; `clock_is_confirmed` says whether peers agree with it."""
+        self._backend = backend
+        self._verify = verify
+        self._now = now
+        self._runner = runner
+        self._offences = offences
+        self._clock_is_confirmed = clock_is_confirmed
+        self._elements = Budget[PeerId](ELEMENTS)
+        self._bytes = Budget[PeerId](BYTES)
+        self._own = Budget[PeerId](OWN)
+        self._strangers = Budget[PeerId](STRANGERS)
+        self._waiting: dict[PeerId, int] = {}
+        self._seen: OrderedDict[Rank, None] = OrderedDict()
+        self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
+        self.verified = 0  # elements whose signatures were looked at
+        self._refused = Counter[str]()
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(VERIFIED, lambda: self.verified)
+        metrics.show(REFUSED, lambda: {why: self._refused[why] for why in (*NOT_STORED, "false", "busy")})
+
+    def lacks(self, rank: Rank) -> bool:
+        """Whether the element of that rank is worth asking for."""
+        if self._backend.has(rank) or rank in self._seen:
+            return False
+        return not is_ahead(int.from_bytes(rank[:8], "big"), self._now())
+
+    async def take_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
+        """Take what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
+        if not sealed:
+            return Taken()
+        if self._waiting.get(peer, 0) >= AT_ONCE:
+            self._offences.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
+            self._refused["busy"] += len(sealed)
+            raise Refuse("busy", "this node still looks at what the peer sent before")
+        self._waiting[peer] = self._waiting.get(peer, 0) + 1
+        try:
+            wait = max(
+                self._elements.overdraw(peer, len(sealed)), self._bytes.overdraw(peer, sum(len(raw) for raw in sealed))
+            )
+            if wait > MAX_WAIT:
+                self._offences.note(peer, "pushes more than its share", Kind.LOAD)
+                self._refused["busy"] += len(sealed)
+                raise Refuse("busy", "the peer sends more than its share")
+            if wait:
+                await trio.sleep(wait)
+            return await self.take(peer, sealed)
+        finally:
+            self._waiting[peer] -= 1
+            if not self._waiting[peer]:
+                del self._waiting[peer]
+
+    async def take(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
+        """Take what a peer answered, and this node asked for. Raises Unwritable."""
+        for ended in {self._examining[raw] for raw in sealed if raw in self._examining}:
+            await ended.wait()  # then it is known; or looked at here, where that batch came to an end before it
+        mine, end = list(dict.fromkeys(sealed)), trio.Event()
+        in_hand = [raw for raw in mine if raw not in self._examining]
+        self._examining.update(dict.fromkeys(in_hand, end))
+        try:
+            fresh, false = self._sift(peer, mine)
+            self._refused["false"] += false
+            if not self._own.take(peer, sum(element.author == peer for element in fresh)):
+                self._refused["busy"] += len(fresh)
+                self._offences.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
+                return Taken()
+            genuine = await self._genuine(fresh)
+            if len(genuine) < len(fresh):
+                self._offences.note(peer, "sent an element that its author did not sign", Kind.LIE)
+                self._refused["false"] += 1
+                false = True
+            verdicts = await self._backend.merge(genuine) if genuine else []
+        finally:
+            for raw in in_hand:
+                del self._examining[raw]
+            end.set()
+        if not self._strangers.take(peer, verdicts.count(Merged.POOLED)):
+            self._offences.note(peer, "sends what many strangers signed", Kind.BREACH)
+        new = []
+        for element, verdict in zip(genuine, verdicts, strict=True):
+            if verdict is Merged.STORED:
+                new.append(element)
+                continue
+            self._refused[verdict.value] += 1
+            if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
+                self._remember(rank_of(element.hlc, element.id))
+        return Taken(tuple(new), false)
+
+    def _sift(self, peer: PeerId, sealed: Sequence[bytes]) -> tuple[list[Element], bool]:
+        """Elements that are worth verifying; and whether one was malformed, at which the search ended."""
+        fresh: list[Element] = []
+        now = self._now()
+        for raw in sealed:
+            try:
+                element = parse(raw)
+                if element.run != self._backend.run_id:
+                    raise InvalidRecord("it belongs to another run")
+            except InvalidRecord as error:
+                self._offences.note(peer, f"sent an element that is not valid: {error}", Kind.BREACH)
+                return fresh, True
+            if is_ahead(element.hlc, now):
+                self._refused[Merged.AHEAD.value] += 1
+                if time_of(element.hlc) > now + FAR_AHEAD and self._clock_is_confirmed():
+                    self._offences.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
+            elif self.lacks(rank_of(element.hlc, element.id)):
+                fresh.append(element)
+            else:
+                self._refused[Merged.KNOWN.value] += 1
+        return fresh, False
+
+    async def _genuine(self, elements: Sequence[Element]) -> list[Element]:
+        """Those at the beginning whose signatures are right: what follows a wrong one is not believed either."""
+        chunks = [elements[at : at + CHUNK] for at in range(0, len(elements), CHUNK)]
+        right = [0] * len(chunks)
+        limit = trio.CapacityLimiter(THREADS)
+        broken = False
+
+        async def look(number: int, chunk: Sequence[Element]) -> None:
+            nonlocal broken
+            async with limit:
+                if not broken:
+                    self.verified += len(chunk)
+                    right[number] = await self._runner(lambda: self._right(chunk))
+                    broken = broken or right[number] < len(chunk)
+
+        if len(chunks) == 1:
+            self.verified += len(elements)
+            right[0] = await self._runner(lambda: self._right(elements))
+        elif chunks:
+            async with trio.open_nursery() as nursery:
+                for number, chunk in enumerate(chunks):
+                    nursery.start_soon(look, number, chunk)
+        good: list[Element] = []
+        for count, chunk in zip(right, chunks, strict=True):
+            good += chunk[:count]
+            if count < len(chunk):
+                break
+        return good
+
+    def _right(self, chunk: Sequence[Element]) -> int:
+        """How many at the beginning are genuine."""
+        return next((i for i, element in enumerate(chunk) if not is_genuine(element, self._verify)), len(chunk))
+
+    def _remember(self, rank: Rank) -> None:
+        self._seen[rank] = None
+        self._seen.move_to_end(rank)
+        if len(self._seen) > SEEN:
+            self._seen.popitem(last=False)

@@ -1,0 +1,302 @@
+"""Who takes part in a run, and where they can be dialled.
+
+Each member signs a *lease*: a record of kind `member` with its addresses and how long it lasts, renewed three times in
+that time: the loss of one renewal, or of two, removes nobody. It lasts a minute; in swarms of more than FEW members as
+much longer as there are more, up to the kind's ttl, so that leases cost a node no more in a larger swarm. New addresses
+are told within 20 s all the same. Leases live in the replicated state (`statesync`), which carries them to everybody
+within seconds; this module writes this node's and folds those of others. A lease is signed by its author, so nobody can
+announce addresses for another. What is then true: members that can reach one another, through anybody, learn one
+another's addresses within seconds, and connect; one that died is no member any more when its lease has run out. Whose
+lease ran out without a goodbye is called now and then for an hour yet: both parts of a swarm that was cut in two for
+longer than leases last would else wait for one another for ever.
+
+A lease also tells two daemons with one key apart, see `twins`.
+
+Also here: `runs`, which tells a newcomer the runs of a peer, and `spec`, which gives it their specifications; the
+newcomer checks them against their hash.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.crdt.elements import Element
+from swarmnode.crdt.hlc import time_of
+from swarmnode.crdt.kinds import KINDS, SECOND
+from swarmnode.crdt.record import Record
+from swarmnode.protocols.calls.rpc import Refuse, Rpc
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
+from swarmnode.protocols.state.backend import Change, StateBackend, StateError
+from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.state.twins import KeyInUse, Twins
+
+logger = logging.getLogger(__name__)
+
+KIND = "member"
+SHORTEST_LEASE = 60  # seconds
+FEW = 64  # members up to which leases are the shortest
+RENEWALS = 3  # of a lease, until it runs out
+RENEW_EVERY = SHORTEST_LEASE / RENEWALS  # seconds, of the shortest; as often addresses that changed are told
+CONNECT_EVERY = 5.0  # seconds, jittered by half
+CALL_TIMEOUT = 5.0  # seconds
+ANSWERED_AFTER = (1.0, 2.0, 4.0, 8.0)  # seconds between looks for the answer of another daemon with this key
+MAX_LEASES = 4096  # looked at when this node starts or was too slow to follow
+MAX_ADDRESSES = 8  # in a lease
+MAX_ADDRESS_BYTES = 600  # of all addresses in a lease: it has 1 KiB for everything
+CALLED_FOR = 3600.0  # seconds after its lease ran out, that one who said no goodbye is called now and then
+MAX_GONE = 256  # of them at the most, those who went last
+CONNECT_TO = 48  # members to keep connections to; beyond that a round's group is reached when it is needed
+
+
+@dataclass(frozen=True)
+class RunsQuery:
+    pass
+
+
+@dataclass(frozen=True)
+class RunListing:
+    run_id: str
+    name: str
+    round: int
+    members: int
+
+
+@dataclass(frozen=True)
+class Runs:
+    runs: tuple[RunListing, ...]
+
+
+@dataclass(frozen=True)
+class SpecQuery:
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    encoded: bytes
+
+
+class Membership:
+    """This node's lease and those of others, in one run."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        state: StateBackend,
+        sync: StateSync,
+        now: Callable[[], int],
+        admits: Callable[[PeerId], bool] = lambda peer: True,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`now` gives real time in ms. `state` and `sync` run for as long as this does, and a little longer."""
+        self._network = network
+        self._state = state
+        self._sync = sync
+        self._now = now
+        self._admits = admits
+        self._rng = rng or random.Random()
+        self._twins = Twins(self._rng.getrandbits(63), now())
+        self._leases: dict[PeerId, Record] = {}
+        self._gone: dict[PeerId, float] = {}  # whose leases ran out, in that order, and when, trio time
+        self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
+        self._told: tuple[Address, ...] = ()  # addresses in it
+        self._displaced: KeyInUse | None = None
+        self._seen_double = trio.Event()  # another life of this node signed a lease
+        self.complaint = ""  # why this node has no lease now, for its owner
+
+    def members(self) -> tuple[PeerId, ...]:
+        """Everybody with a lease that has not run out, this node left out, in order of peer id."""
+        now = self._now()
+        return tuple(sorted(peer for peer, lease in self._leases.items() if lease_end(lease) > now))
+
+    def connected(self) -> tuple[PeerId, ...]:
+        """Members that this node has a connection to."""
+        here = {view.peer for view in self._network.peers()}
+        return tuple(p for p in self.members() if p in here)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Renew the lease, follow those of others, keep connections to members until cancelled; then give it up.
+
+        Raises KeyInUse where an older daemon has this node's key.
+        """
+        with self._state.watch(KIND) as changes:
+            await self._look_at_all()
+            await self._renew()
+            task_status.started()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._renew_forever)
+                    nursery.start_soon(self._look_for_answers)
+                    nursery.start_soon(self._follow, changes, nursery.cancel_scope)
+                    while True:
+                        await trio.sleep(CONNECT_EVERY * self._rng.uniform(0.5, 1.5))
+                        self._connect_to_members(nursery)
+            finally:
+                if self._displaced is None:
+                    with trio.move_on_after(1.0) as scope:
+                        scope.shield = True
+                        await self._write(None)
+                        await self._sync.flush()
+            assert self._displaced is not None
+            raise self._displaced
+
+    async def announce(self) -> None:
+        """Tell the swarm that this node is here, and repair with all connected peers at once."""
+        await self._renew()
+        with trio.move_on_after(CALL_TIMEOUT):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sync.flush)
+                nursery.start_soon(self._sync.repair_with_all)
+
+    # --- own lease --------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        self._lasts, self._renewed = lease_of(len(self.members()) + 1), trio.current_time()
+        self._told = self._addresses()
+        await self._write({"addresses": self._told, "lasts": self._lasts, **self._twins.mark})
+
+    def _addresses(self) -> tuple[Address, ...]:
+        addresses: list[Address] = []
+        for address in self._network.addresses[:MAX_ADDRESSES]:
+            if sum(map(len, addresses)) + len(address) <= MAX_ADDRESS_BYTES:
+                addresses.append(address)
+        return tuple(addresses)
+
+    async def _write(self, value: dict[str, tuple[Address, ...] | int] | None) -> None:
+        try:
+            await self._sync.write(KIND, value)
+            self.complaint = ""
+        except StateError as error:
+            if not self.complaint:
+                logger.warning("this node cannot renew its lease: %s", error)
+            self.complaint = str(error)
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await trio.sleep(RENEW_EVERY)
+            due = trio.current_time() - self._renewed >= self._lasts / RENEWALS - RENEW_EVERY / 2
+            if due or self.complaint or self._addresses() != self._told:
+                await self._renew()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Leases that have run out are no more; their authors are called now and then."""
+        now, moment = self._now(), trio.current_time()
+        for peer in [peer for peer, lease in self._leases.items() if lease_end(lease) <= now]:
+            del self._leases[peer]
+            self._gone[peer] = moment
+        recent = [(peer, at) for peer, at in self._gone.items() if moment - at < CALLED_FOR]
+        self._gone = dict(recent[-MAX_GONE:])
+
+    async def _look_for_answers(self) -> None:
+        """Fetch what another daemon with this key answers: to peers both are one, and what they push reaches one."""
+        while True:
+            await self._seen_double.wait()
+            self._seen_double = trio.Event()
+            for wait in ANSWERED_AFTER:
+                await trio.sleep(wait)
+                await self._sync.repair_with_all()
+
+    # --- others' leases ---------------------------------------------------------------------------------------------
+
+    async def _follow(self, changes: trio.MemoryReceiveChannel[Change], life: trio.CancelScope) -> None:
+        try:
+            async for change in changes:
+                await self._look_at(change.element)
+                if change.lost:
+                    await self._look_at_all()
+        except KeyInUse as error:
+            self._displaced = error
+            life.cancel()
+
+    async def _look_at_all(self) -> None:
+        try:
+            leases = await self._state.select(KIND, limit=MAX_LEASES)
+        except StateError as error:
+            logger.warning("leases could not be read, new ones will be seen: %s", error)
+            return
+        for element in leases:
+            await self._look_at(element)
+
+    async def _look_at(self, element: Element) -> None:
+        if not isinstance(element, Record):
+            return
+        if element.author == self._network.me:
+            if self._twins.saw(element.value):
+                self._seen_double.set()
+                await self._renew()
+        elif self._admits(element.author):
+            standing = self._leases.get(element.author)
+            if standing is None or standing.order <= element.order:
+                self._gone.pop(element.author, None)
+                self._leases[element.author] = element
+                self._learn(element)
+                if element.tombstone:
+                    del self._leases[element.author]
+
+    def _learn(self, record: Record) -> None:
+        match record.value:
+            case {"addresses": (*addresses,)}:
+                known = tuple(a for a in addresses[:MAX_ADDRESSES] if isinstance(a, str))
+                self._network.learn(record.author, tuple(a for a in known if a.endswith(f"/p2p/{record.author}")))
+
+    def _connect_to_members(self, nursery: trio.Nursery) -> None:
+        here = {view.peer for view in self._network.peers()}
+        lacking = [p for p in self.members() if p not in here] if len(here) < CONNECT_TO else []
+        gone = [p for p in self._gone if p not in here]
+
+        async def dial(peer: PeerId) -> None:
+            try:
+                await self._network.connect(peer, timeout=CALL_TIMEOUT)
+            except NetworkError as error:
+                logger.debug("member %s cannot be reached: %s", peer, error)
+
+        for peer in (*self._rng.sample(lacking, min(len(lacking), 4)), *self._rng.sample(gone, min(len(gone), 1))):
+            nursery.start_soon(dial, peer)
+
+
+def lease_of(members: int) -> int:
+    """Seconds that a lease lasts in a swarm of so many."""
+    return min(SHORTEST_LEASE * max(members, FEW) // FEW, KINDS[KIND].ttl // SECOND)
+
+
+def lease_end(record: Record) -> int:
+    """The first ms at which a lease has run out: as long after it was signed as it says, and no later than its ttl.
+
+    One that says nothing of the kind lasts SHORTEST_LEASE.
+    """
+    lasts = record.value.get("lasts") if isinstance(record.value, Mapping) else None
+    seconds = lasts if isinstance(lasts, int) and not isinstance(lasts, bool) and lasts > 0 else SHORTEST_LEASE
+    return min(record.expiry, time_of(record.hlc) + seconds * SECOND)
+
+
+def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Callable[[str], bytes | None]) -> None:
+    """Answer `runs` and `spec` from these callables; `spec(run_id)` is the encoded RunSpec or None."""
+
+    async def on_runs(peer: PeerId, query: RunsQuery) -> Runs:
+        return Runs(runs())
+
+    async def on_spec(peer: PeerId, query: SpecQuery) -> Spec:
+        encoded = spec(query.run_id)
+        if encoded is None:
+            raise Refuse("unknown-run", "this node does not know that run")
+        return Spec(encoded)
+
+    rpc.serve("runs", RunsQuery, on_runs)
+    rpc.serve("spec", SpecQuery, on_spec)
+
+
+async def ask_runs(rpc: Rpc, peer: PeerId) -> tuple[RunListing, ...]:
+    """The runs that `peer` takes part in. Raises CallError."""
+    return (await rpc.call(peer, "runs", RunsQuery(), Runs, timeout=CALL_TIMEOUT)).runs
+
+
+async def ask_spec(rpc: Rpc, peer: PeerId, run_id: str) -> bytes:
+    """The encoded specification of a run, as the peer sends it: check it with `runspec.decode`. Raises CallError."""
+    return (await rpc.call(peer, "spec", SpecQuery(run_id), Spec, timeout=CALL_TIMEOUT)).encoded

@@ -1,0 +1,232 @@
+"""News of the state goes from neighbour to neighbour: whole to a few, by rank to some more, who ask for what they lack.
+
+What the state stores, from whomever it came, waits `COLLECT` seconds for more, then goes to peers chosen anew each
+time: `EAGER` of them get the elements, but only one those of more than `LARGE` bytes, and the others, with `LAZY` more,
+their ranks. So an element reaches a node whole one to two times, as whoever is offered it asks one peer. What this node
+says itself goes whole to `FIRST`: nobody can have it yet. Nobody is sent what it sent, offered or was sent
+before, but for leases: authors are offered their own, by which two daemons with one key hear of one another. What
+came by repair goes by rank only: others may long have it.
+
+Why not a flood: it passes on what nobody has verified, to everybody it knows, and what one receiver misses stays
+missed. Here a false element ends at the first honest node, each node's work does not grow with its neighbours, and an
+offer from one peer mends what another's loss left out.
+
+Who may fail when, and what is then true: a peer that does not answer holds up nobody; what comes while a push to it is
+under way goes with the next one, and what it misses as it fails, or what is above the limits, repair brings. An
+author's elements are passed on at `AUTHOR` a second at most, so one who signs a thousand a second costs his neighbours,
+not the swarm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import trio
+
+from swarmnode.crdt.elements import Element
+from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, rank_of
+from swarmnode.protocols.state.neighbours import Neighbours
+from swarmnode.protocols.state.wire import MAX_RANKS, Push, Pushed, batches, joined, split
+
+logger = logging.getLogger(__name__)
+
+COLLECT = 0.2  # seconds that news waits for more of it; with the way to the next node, the time of one hop
+EAGER = 2  # peers that get the elements
+FIRST = 6  # peers that get those of this node's own
+LARGE = 1024  # bytes of an element that goes whole to one of them only
+LAZY = 8  # further peers that get the ranks; of ten in all, chance leaves out one node in 22 000
+EAGER_BYTES = 64 * 1024  # of elements in one push; the rest goes by rank
+CALL_TIMEOUT = 5.0  # seconds
+AUTHOR = Allowance(rate=10, burst=512)  # elements of one author passed on; a burst fills the slots of any kind
+WAITING = 4096  # elements that wait to be passed on; beyond, repair brings them
+KNOWN = 4096  # elements for which it is remembered who has them
+HOLDERS = 64  # peers remembered for each
+ECHOED = "member"  # kind of which each author is offered its own, by rank
+
+PUSHES = Metric("swarmnode_state_pushes_total", COUNTER, "messages with news of the state sent to peers")
+DROPPED = Metric("swarmnode_state_dropped_total", COUNTER, "elements not passed on at once; repair brings them")
+
+
+@dataclass(frozen=True)
+class _News:
+    rank: Rank
+    author: PeerId
+    sealed: bytes | None  # None: to be offered by rank only
+    whole: int  # peers that get it whole, the first of those chosen
+    echo: bool  # its author is offered it as well, which another daemon with the same key takes: see `twins`
+
+    @cached_property
+    def offered(self) -> _News:
+        """The same, by rank only."""
+        return replace(self, sealed=None)
+
+    def goes_back_to(self, peer: PeerId) -> bool:
+        return self.echo and self.author == peer
+
+
+class Known:
+    """Which peers have which elements, as far as this node can tell."""
+
+    def __init__(self) -> None:
+        self._holders: OrderedDict[Rank, set[PeerId]] = OrderedDict()
+        self._repaired: OrderedDict[Rank, None] = OrderedDict()
+
+    def holds(self, peer: PeerId, ranks: Iterable[Rank]) -> None:
+        """`peer` sent, offered or was sent these."""
+        for rank in ranks:
+            holders = self._holders.setdefault(rank, set())
+            self._holders.move_to_end(rank)
+            if len(holders) < HOLDERS:
+                holders.add(peer)
+            if len(self._holders) > KNOWN:
+                self._holders.popitem(last=False)
+
+    def repaired(self, ranks: Iterable[Rank]) -> None:
+        """These come by repair: they are no news to many."""
+        for rank in ranks:
+            self._repaired[rank] = None
+            if len(self._repaired) > KNOWN:
+                self._repaired.popitem(last=False)
+
+    def came_by_repair(self, rank: Rank) -> bool:
+        return rank in self._repaired
+
+    def has(self, peer: PeerId, rank: Rank) -> bool:
+        return peer in self._holders.get(rank, ())
+
+
+class Pusher:
+    """Passes on what one state stores; `run` until cancelled."""
+
+    def __init__(
+        self,
+        backend: StateBackend,
+        rpc: Rpc,
+        *,
+        me: PeerId,
+        neighbours: Neighbours,
+        rng: random.Random,
+    ) -> None:
+        self._me = me
+        self._backend = backend
+        self._rpc = rpc
+        self._neighbours = neighbours
+        self._rng = rng
+        self._authors = Budget[str](AUTHOR)
+        self._waiting: OrderedDict[Rank, Element] = OrderedDict()
+        self._later: dict[PeerId, list[_News]] = {}  # peers to which a push is under way -> what goes with the next
+        self._hurry = trio.Event()
+        self._changes: trio.MemoryReceiveChannel[Change] | None = None
+        self.known = Known()
+        self.pushes = 0  # messages
+        self.dropped = 0  # elements that were not passed on, for their author's budget or for want of room
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PUSHES, lambda: self.pushes)
+        metrics.show(DROPPED, lambda: self.dropped)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pass on news until cancelled."""
+        with self._backend.watch() as self._changes:
+            task_status.started()
+            try:
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        if not self._waiting:
+                            self._collect(await self._changes.receive())
+                        with trio.move_on_after(COLLECT):
+                            await self._hurry.wait()
+                        self._hurry = trio.Event()
+                        self._spread(nursery)
+            finally:
+                self._changes = None
+
+    def hurry(self) -> None:
+        """Pass on what waits, and what comes next, without waiting for more."""
+        self._hurry.set()
+
+    async def flush(self) -> None:
+        """Pass on now what waits, and return when that is done, as before this node leaves."""
+        await trio.lowlevel.checkpoint()  # `run` may have been handed a change that it has not looked at
+        async with trio.open_nursery() as nursery:
+            self._spread(nursery)
+
+    def _collect(self, change: Change) -> None:
+        element = change.element
+        if self._authors.take(element.author, 1):
+            self._waiting[rank_of(element.hlc, element.id)] = element
+        else:
+            self.dropped += 1
+        self.dropped += change.lost
+
+    def _spread(self, nursery: trio.Nursery) -> None:
+        """Start the pushes of one batch; peers that are busy with the last get it with the next one."""
+        with contextlib.suppress(trio.WouldBlock):
+            while self._changes is not None and len(self._waiting) < WAITING:
+                self._collect(self._changes.receive_nowait())
+        batch: list[_News] = []
+        room = EAGER_BYTES
+        while self._waiting and len(batch) < MAX_RANKS:
+            rank, element = self._waiting.popitem(last=False)
+            sealed = None if self.known.came_by_repair(rank) else element.sealed
+            room -= len(sealed or b"")
+            sealed = sealed if room >= 0 else None
+            batch.append(_News(rank, element.author, sealed, self._whole(element), element.kind == ECHOED))
+        chosen = self._neighbours.some(self._rng, EAGER + LAZY)
+        for number, peer in enumerate(chosen):
+            news = [each for each in batch if not self.known.has(peer, each.rank) or each.goes_back_to(peer)]
+            news = [each.offered if number >= each.whole and each.sealed is not None else each for each in news]
+            if peer in self._later:
+                self._later[peer] = [*self._later[peer], *news][:MAX_RANKS]
+            elif news:
+                self._later[peer] = []
+                nursery.start_soon(self._tell, peer, news)
+
+    def _whole(self, element: Element) -> int:
+        """How many peers get an element whole."""
+        if element.author == self._me:
+            return FIRST
+        return 1 if len(element.sealed) > LARGE else EAGER
+
+    async def _tell(self, peer: PeerId, batch: Sequence[_News]) -> None:
+        try:
+            while batch:
+                await self._tell_once(peer, batch)
+                batch, self._later[peer] = self._later[peer], []
+        except CallError as error:
+            self._neighbours.failed(peer, error)  # what it misses, repair brings
+        except StateError as error:
+            logger.warning("what %s asked for could not be read: %s", peer, error)
+        finally:
+            del self._later[peer]
+
+    async def _tell_once(self, peer: PeerId, batch: Sequence[_News]) -> None:
+        whole: list[bytes] = []
+        offered: list[Rank] = []
+        room = EAGER_BYTES
+        for news in batch:
+            room -= len(news.sealed or b"")
+            if news.sealed is not None and room >= 0 and not news.goes_back_to(peer):
+                whole.append(news.sealed)
+            else:
+                offered.append(news.rank)
+        wanted = await self._push(peer, tuple(whole), offered)
+        self.known.holds(peer, (news.rank for news in batch))
+        asked = set(offered).intersection(wanted)
+        for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
+            await self._push(peer, sealed, ())
+
+    async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+        push = Push(self._backend.run_id, sealed, joined(ranks))
+        self.pushes += 1
+        return split((await self._rpc.call(peer, "state.push", push, Pushed, timeout=CALL_TIMEOUT)).wanted)

@@ -1,0 +1,237 @@
+"""Repair: two nodes find out what differs between their states, and each gets what it lacks.
+
+    initiator                                    responder
+    state.repair: fingerprint of everything  →
+                                             ←   that all is equal, or the parts of what differs
+    … until the initiator knows what it lacks (`need`) and what the other lacks (`have`); then
+    state.fetch: ranks needed                →
+                                             ←   elements, as many as fit; again for the rest
+    state.push: elements the other lacks     →
+
+Both leave out what expires before the session's cut-off, the later one of what both propose, so that elements at the
+end of their life do not differ where clocks do.
+
+Who may fail when, and what is then true: whoever stops answering, the session ends with what was got so far, and the
+next one begins where that leaves off. A peer that lies about what it holds makes work until the session's budget is
+spent (`crdt.reconcile`); one that names elements it does not give, or never comes to an end, is counted as an offender.
+A responder keeps one session for each peer and `SESSIONS` in all; one that rests for 10 s makes room.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from swarmnode.crdt.reconcile import Budget as SessionBudget
+from swarmnode.crdt.reconcile import CutoffRefused, Exhausted, Initiator, Responder
+from swarmnode.crdt.reconcile_frames import HELLO, NONCE_SIZE, Malformed
+from swarmnode.protocols.calls.rpc import Refuse, Rpc
+from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.state.backend import Rank, StateBackend
+from swarmnode.protocols.state.intake import Intake
+from swarmnode.protocols.state.push import Known
+from swarmnode.protocols.state.wire import (
+    MAX_BATCH,
+    MAX_RANKS,
+    Answer,
+    Elements,
+    Fetch,
+    Push,
+    Pushed,
+    Step,
+    batches,
+    joined,
+    split,
+)
+
+log = logging.getLogger(__name__)
+
+STEP_TIMEOUT = 5.0  # seconds for a half round
+BATCH_TIMEOUT = 20.0  # seconds for a batch of elements, which may wait for a budget
+CUTOFF_AHEAD = 2_000  # ms; what expires within that time is not worth sending
+SESSION = SessionBudget(work=1_000_000)  # a second of a core; all else as reconciliation proposes
+SESSIONS = 32  # that a responder holds at a time, each with a snapshot
+SESSION_IDLE = 10.0  # seconds without a step after which a session makes room: initiators do not say when they end
+OPENINGS = Allowance(rate=0.1, burst=8)  # sessions that one peer may begin
+DISPLACED = 32  # elements that newer ones may displace while a repair goes on
+SERVED = Allowance(rate=2 << 20, burst=32 << 20)  # bytes of elements fetched by one peer
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a session came to, at the initiator."""
+
+    got: int  # elements stored here
+    gave: int  # elements sent to the other
+    complaint: str  # what the other did wrong, "" for nothing
+
+
+@dataclass
+class _Session:
+    number: int
+    responder: Responder
+    used_at: float  # trio time
+
+
+class RepairDesk:
+    """Both sides of repair for one state."""
+
+    def __init__(
+        self,
+        backend: StateBackend,
+        rpc: Rpc,
+        intake: Intake,
+        known: Known,
+        *,
+        offences: Offences,
+        runner: Runner,
+        now: Callable[[], int],
+        rng: random.Random,
+        heard_time: Callable[[PeerId, int], None],
+    ) -> None:
+        """`now` gives ms since the epoch; `heard_time(peer, ms)` is told what peers' clocks show."""
+        self._backend = backend
+        self._rpc = rpc
+        self._intake = intake
+        self._known = known
+        self._offences = offences
+        self._runner = runner
+        self._now = now
+        self._rng = rng
+        self._heard_time = heard_time
+        self._sessions: OrderedDict[PeerId, _Session] = OrderedDict()
+        self._openings = Budget[PeerId](OPENINGS)
+        self._served = Budget[PeerId](SERVED)
+
+    # --- the initiator ----------------------------------------------------------------------------------------------
+
+    async def repair(self, peer: PeerId) -> Repaired:
+        """One session with `peer`, to its end. Raises CallError, Unwritable."""
+        cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
+        initiator = await self._runner(
+            lambda: Initiator(self._backend.snapshot, cutoff=cutoff, nonce=nonce, budget=SESSION)
+        )
+        complaint = await self._compare(peer, initiator)
+        needed = [rank for rank in sorted(initiator.need) if self._intake.lacks(rank)]
+        got, given = await self.fetch(peer, needed)
+        gave = await self._give(peer, sorted(initiator.have))
+        if complaint and got:
+            complaint = ""  # where much differed, the session's budget may be spent for a good purpose
+        elif not given and len(needed) > DISPLACED:
+            complaint = f"it gave none of {len(needed)} elements that it named"
+        if complaint:
+            self._offences.note(peer, f"a repair does not end as it must: {complaint}", Kind.LIE)
+        return Repaired(got, gave, complaint)
+
+    async def _compare(self, peer: PeerId, initiator: Initiator) -> str:
+        """Exchange frames until the initiator knows what differs; what is to be said against the peer, or ""."""
+        session = self._rng.getrandbits(63)
+        frame: bytes | None = await self._runner(initiator.open)
+        first = True
+        while frame is not None:
+            asked = trio.current_time()
+            step = Step(self._backend.run_id, session, frame, self._now())
+            answer = await self._rpc.call(peer, "state.repair", step, Answer, timeout=STEP_TIMEOUT)
+            if first:
+                self._heard_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
+                first = False
+            try:
+                frame = await self._runner(partial(initiator.receive, answer.frame))
+            except CutoffRefused:
+                return ""
+            except (Exhausted, Malformed) as error:
+                return str(error)
+        return "" if initiator.agreed else "what the peer says contradicts its fingerprint"
+
+    async def fetch(self, peer: PeerId, ranks: list[Rank]) -> tuple[int, int]:
+        """Get elements that the peer said it has; how many were stored, and how many were sent.
+
+        Raises CallError, Unwritable.
+        """
+        got = given = 0
+        while ranks:
+            asked, ranks = ranks[:MAX_RANKS], ranks[MAX_RANKS:]
+            fetch = Fetch(self._backend.run_id, joined(asked))
+            answer = await self._rpc.call(peer, "state.fetch", fetch, Elements, timeout=BATCH_TIMEOUT)
+            if not answer.sealed:
+                if len(asked) > DISPLACED:
+                    break  # it never had them
+                continue
+            self._known.repaired(asked)
+            self._known.holds(peer, asked)
+            taken = await self._intake.take(peer, answer.sealed)
+            got += len(taken.new)
+            given += len(answer.sealed)
+            if taken.false:
+                break
+            if len(answer.sealed) < len(asked) and sum(map(len, answer.sealed)) > MAX_BATCH // 2:
+                ranks = [rank for rank in asked[len(answer.sealed) :] if self._intake.lacks(rank)] + ranks
+        return got, given
+
+    async def _give(self, peer: PeerId, ranks: Sequence[Rank]) -> int:
+        """Send elements that the peer lacks; how many there were."""
+        gave = 0
+        for at in range(0, len(ranks), MAX_RANKS):
+            some = ranks[at : at + MAX_RANKS]
+            for sealed in batches(await self._backend.sealed(some)):
+                push = Push(self._backend.run_id, sealed)
+                await self._rpc.call(peer, "state.push", push, Pushed, timeout=BATCH_TIMEOUT)
+                gave += len(sealed)
+            self._known.holds(peer, some)
+        return gave
+
+    # --- the responder ----------------------------------------------------------------------------------------------
+
+    async def on_step(self, peer: PeerId, step: Step) -> Answer:
+        """Answer one frame of a session, which a first frame begins. Raises Refuse, as for a clock far from this."""
+        now = trio.current_time()
+        session = self._sessions.pop(peer, None)
+        if session is None or session.number != step.session:
+            if step.frame[:1] != bytes([HELLO]):  # it idled too long, on a busy machine perhaps: nobody's fault
+                raise Refuse("over", "this repair has ended here; begin another")
+            if not self._openings.take(peer, 1):
+                self._offences.note(peer, "begins too many repairs", Kind.LOAD)
+                raise Refuse("busy", "the peer begins too many repairs")
+            while self._sessions and next(iter(self._sessions.values())).used_at < now - SESSION_IDLE:
+                self._sessions.popitem(last=False)
+            if len(self._sessions) >= SESSIONS:
+                raise Refuse("busy", f"this node holds {SESSIONS} repairs already")
+            cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
+            responder = Responder(self._backend.snapshot, cutoff=cutoff, nonce=nonce, budget=SESSION)
+            session = _Session(step.session, responder, now)
+            if step.time:
+                self._heard_time(peer, step.time)
+        try:
+            frame = await self._runner(lambda: session.responder.receive(step.frame))
+        except CutoffRefused as error:
+            raise Refuse("clock", str(error)) from None
+        except Exhausted as error:
+            self._offences.note(peer, f"wants more of a repair than it may cost: {error}", Kind.LOAD)
+            raise Refuse("busy", str(error)) from None
+        except Malformed as error:
+            self._offences.note(peer, f"a repair does not go as it must: {error}", Kind.BREACH)
+            raise Refuse("malformed", str(error)) from None
+        if not session.responder.done:
+            session.used_at = now
+            self._sessions[peer] = session  # at the end: the longest idle is first
+        return Answer(frame, self._now())
+
+    async def on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
+        """Give elements by rank, as many as fit into a message. Raises Refuse, StateError."""
+        if self._served.overdraw(peer, 0) > BATCH_TIMEOUT / 2:  # before anything is read from the disk
+            raise Refuse("busy", "the peer fetches more than its share")
+        sealed = next(batches(await self._backend.sealed(split(fetch.ranks))), ())
+        wait = self._served.overdraw(peer, sum(len(raw) for raw in sealed))
+        if wait > BATCH_TIMEOUT / 2:
+            raise Refuse("busy", "the peer fetches more than its share")
+        await trio.sleep(wait)
+        return Elements(sealed)

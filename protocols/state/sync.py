@@ -1,0 +1,381 @@
+"""The replicated state of a run, kept equal with that of the other nodes.
+
+News is pushed from neighbour to neighbour within a second or so (`statepush`). What a push did not bring, a repair does
+(`staterepair`): with each peer that connects, and every 30 s or so with a neighbour drawn at random. Elements from
+peers come in through one door (`stateintake`); what this node signs itself goes out by `write`, unless something speaks
+against signing (`ownclock`). `statewire` has the messages.
+
+Who may fail when, and what is then true:
+- a peer that is slow, frozen or gone costs its own call, nothing else; others bring what it would have;
+- pushes get lost: who offered the same, the next offer, or repair brings what they held. Two nodes that complete a
+  repair hold the same afterwards, except for what came meanwhile;
+- the swarm is cut in two and heals: whoever repairs across the cut first offers what it got to its neighbours, so all
+  hold everything well before each has drawn a neighbour from the other side;
+- a peer sends what is false: it is dropped at the first honest node and counted; `offences` lead to refusal;
+- an author equivocates: all keep the same two records and the evidence. Peers refuse its calls while that stands, and
+  go on merging what it signed, which others bring: else they would differ;
+- the disk takes nothing: news is not acknowledged, not passed on, and comes again by repair.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, kind_of
+from swarmnode.crdt.record import Record
+from swarmnode.protocols.calls.reception import Reception
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.state.asking import ASKED_FOR, Asking
+from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, rank_of
+from swarmnode.protocols.state.intake import PROTOCOL, Intake
+from swarmnode.protocols.state.neighbours import Neighbours
+from swarmnode.protocols.state.ownclock import ENOUGH, ClockGuard
+from swarmnode.protocols.state.push import Pusher
+from swarmnode.protocols.state.repair import RepairDesk, Repaired
+from swarmnode.protocols.state.wire import (
+    Answer,
+    Elements,
+    Fetch,
+    Own,
+    OwnQuery,
+    Push,
+    Pushed,
+    Step,
+    batches,
+    joined,
+    split,
+)
+
+logger = logging.getLogger(__name__)
+
+REPAIR_EVERY = 30.0  # seconds, jittered by a fifth
+TRIES = 3  # neighbours asked in turn until one repairs
+GREETED_AFTER = 1.0  # seconds in which who dialled is expected to begin a repair; then the other does
+RECOVER_WITHIN = 10.0  # seconds to hear from peers what this node signed before; then it signs without
+AT_ONCE = 8  # repairs that this node begins because somebody connected; the one of every 30 s has a place of its own
+REPAIR_WITHIN = 60.0  # seconds; what was got by then is kept, and the next repair goes on from there
+OWN_TIMEOUT = 5.0  # seconds
+OWN_SHOWN = 64  # elements told to their author, the newest
+OWN_LOOKED_AT = 4096  # elements of one author; more than all its slots
+EVIDENCE_LOOKED_AT = 65_536  # elements of evidence that this node refuses calls by
+OWN_QUERIES = Allowance(rate=0.1, burst=4)  # of one peer
+
+REPAIRS = Metric(
+    "swarmnode_state_repairs_total", COUNTER, "repairs that this node began, and that came to an end", "what"
+)
+EQUIVOCATORS = Metric(
+    "swarmnode_state_equivocators", GAUGE, "authors whose calls are refused for the evidence against them"
+)
+
+
+class StateSync:
+    """Keeps one state like that of others. `run` owns its tasks; the rest may be called while it runs."""
+
+    def __init__(
+        self,
+        backend: StateBackend,
+        *,
+        network: Network,
+        rpc: Rpc,
+        runner: Runner,
+        now: Callable[[], int],
+        offences: Offences | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`now` gives ms since the epoch; signatures are verified where `runner` says; give `offences` to Conduct."""
+        self._backend = backend
+        self._network = network
+        self._rpc = rpc
+        self._now = now
+        self._rng = rng or random.Random()
+        self.offences = offences or Offences(PROTOCOL)
+        self.clock = ClockGuard()
+        self.intake = Intake(
+            backend,
+            verify=network.verify,
+            now=now,
+            runner=runner,
+            offences=self.offences,
+            clock_is_confirmed=lambda: self.clock.confirmed,
+        )
+        self._asking = Asking(self.intake.lacks)
+        self._neighbours = Neighbours(network, self.offences)
+        self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
+        self._desk = RepairDesk(
+            backend,
+            rpc,
+            self.intake,
+            self.pusher.known,
+            offences=self.offences,
+            runner=runner,
+            now=now,
+            rng=self._rng,
+            heard_time=self._heard_time,
+        )
+        self._own_queries = Budget[PeerId](OWN_QUERIES)
+        self._repairing: dict[PeerId, trio.Event] = {}
+        self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
+        self._remembered: set[PeerId] = set()  # peers that told this node what it signed before
+        self._recovered = trio.Event()
+        self._limit = trio.CapacityLimiter(AT_ONCE)
+        self.begun = 0  # sessions that this node began …
+        self.repairs = 0  # … and ended
+        self._reception = Reception("this node's state is not open")
+        rpc.serve("state.push", Push, self._reception.while_open(self._on_push))
+        rpc.serve("state.fetch", Fetch, self._reception.while_open(self._on_fetch))
+        rpc.serve("state.repair", Step, self._reception.while_open(self._on_step))
+        rpc.serve("state.own", OwnQuery, self._reception.while_open(self._on_own))
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})
+        metrics.show(EQUIVOCATORS, lambda: len(self._neighbours.equivocators))
+        for part in (self.pusher, self.intake, self.offences):
+            part.measure(metrics)
+
+    @property
+    def equivocators(self) -> frozenset[str]:
+        """Authors against whom evidence stands, or stood since this node started."""
+        return frozenset(self._neighbours.equivocators)
+
+    @property
+    def remembered(self) -> bool:
+        """Whether somebody told this node what it signed before: a restored backup knows it from nobody else."""
+        return bool(self._remembered)
+
+    def trusts(self, peer: PeerId) -> bool:
+        """Whether the peer is told news and asked to repair when it is connected."""
+        return self._neighbours.trusts(peer)
+
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """What the owner should know; empty where all is well."""
+        return tuple(text for text in (self.clock.complaint,) if text)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Push, repair and answer until cancelled. The backend must be running."""
+        with self._backend.watch(EVIDENCE.name) as evidence, self._network.watch_peers() as events:
+            await self._look_at_evidence()
+            async with self._reception.open(), trio.open_nursery() as nursery:
+                await nursery.start(self.pusher.run)
+                nursery.start_soon(self._convict, evidence)
+                nursery.start_soon(self._repair_now_and_then)
+                nursery.start_soon(self._ask_others, nursery)
+                nursery.start_soon(self._stop_waiting_for_memories)
+                for view in self._network.peers():
+                    nursery.start_soon(self._meet, view.peer)
+                task_status.started()
+                async for event in events:
+                    if event.up and not event.moved:
+                        nursery.start_soon(self._greet, event.peer)
+                    elif not event.up:
+                        self._repaired_at.pop(event.peer, None)
+                        self.clock.forget(event.peer)
+                        self._backend.hold(self.clock.complaint)
+
+    async def write(self, key: str, value: Value) -> Record:
+        """Sign a value of this node's own and pass it on; None deletes the key.
+
+        What is write-once waits until peers have told what this node signed before. Raises what `StateBackend.write`
+        does: Held where the clock is wrong.
+        """
+        kind = KINDS.get(kind_of(key))
+        if kind is not None and kind.write_once:
+            await self._recovered.wait()
+        return await self._backend.write(key, value)
+
+    def hurry(self) -> None:
+        """Pass on what this node writes now without waiting for more of it: others wait for it."""
+        self.pusher.hurry()
+
+    async def flush(self) -> None:
+        """Pass on at once what this node wrote, and return when that is done; only while `run` runs."""
+        await self.pusher.flush()
+
+    async def repair_with_all(self) -> None:
+        """One repair with every neighbour, now."""
+        async with trio.open_nursery() as nursery:
+            for peer in self._neighbours.here():
+                nursery.start_soon(self._repair_in_turn, peer)
+
+    async def _repair_in_turn(self, peer: PeerId) -> None:
+        async with self._limit:
+            await self.repair_with(peer)
+
+    async def repair_with(self, peer: PeerId) -> Repaired | None:
+        """One repair with `peer`, or the end of the one under way; None where it brought no answer."""
+        if peer in self._repairing:
+            await self._repairing[peer].wait()
+            return None
+        done = self._repairing[peer] = trio.Event()
+        self.begun += 1
+        try:
+            with trio.fail_after(REPAIR_WITHIN):
+                repaired = await self._desk.repair(peer)
+        except trio.TooSlowError:
+            self.offences.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
+            self._neighbours.leave_alone(peer)
+            return None
+        except CallError as error:
+            self._neighbours.failed(peer, error)
+            return None
+        except StateError as error:
+            logger.warning("what %s sent could not be kept: %s", peer, error)
+            return None
+        finally:
+            del self._repairing[peer]
+            done.set()
+        if repaired.complaint:
+            self._neighbours.distrust(peer)
+        self.repairs += 1
+        if any(view.peer == peer for view in self._network.peers()):
+            self._repaired_at[peer] = trio.current_time()
+        logger.debug("repaired with %s: %s", peer, repaired)
+        return repaired
+
+    async def _ask_others(self, nursery: trio.Nursery) -> None:
+        """Fetch what one peer offered, was asked for and did not send, from another that offered it."""
+        while True:
+            await trio.sleep(ASKED_FOR / 2)
+            for peer, ranks in self._asking.overdue().items():
+                nursery.start_soon(self._fetch, peer, ranks)
+
+    async def _fetch(self, peer: PeerId, ranks: list[Rank]) -> None:
+        try:
+            await self._desk.fetch(peer, ranks)
+        except CallError as error:
+            self._neighbours.failed(peer, error)
+        except StateError as error:
+            logger.warning("what %s sent could not be kept: %s", peer, error)
+
+    # --- occasions --------------------------------------------------------------------------------------------------
+
+    async def _repair_now_and_then(self) -> None:
+        while True:
+            await trio.sleep(REPAIR_EVERY * self._rng.uniform(0.8, 1.2))
+            for peer in self._neighbours.some(self._rng, TRIES, but=self._repairing):
+                if await self.repair_with(peer) is not None:
+                    break
+
+    async def _greet(self, peer: PeerId) -> None:
+        """A connection came up: who dialled repairs at once, the other where it did not."""
+        self._neighbours.welcome(peer)
+        since = trio.current_time()
+        if any(view.peer == peer and view.inbound for view in self._network.peers()):
+            await trio.sleep(GREETED_AFTER)
+            if self._repaired_at.get(peer, -1.0) >= since and self._recovered.is_set():
+                return
+        if peer in self._neighbours.here():
+            await self._meet(peer)
+
+    async def _meet(self, peer: PeerId) -> None:
+        if not self._recovered.is_set():
+            await self._remember(peer)
+        await self._repair_in_turn(peer)
+
+    async def _look_at_evidence(self) -> None:
+        try:
+            for element in await self._backend.select(EVIDENCE.name, limit=EVIDENCE_LOOKED_AT):
+                self._neighbours.equivocators.add(element.author)
+        except StateError as error:
+            logger.warning("evidence against authors could not be read: %s", error)
+
+    async def _convict(self, evidence: trio.MemoryReceiveChannel[Change]) -> None:
+        async for change in evidence:
+            offender = change.element.author
+            if offender not in self._neighbours.equivocators:
+                logger.warning("%s said two things under one key; its calls are refused from now on", offender)
+                self._neighbours.equivocators.add(offender)
+                self.offences.note(offender, "signed two records under one write-once key", Kind.LIE)
+            if change.lost:
+                await self._look_at_evidence()
+
+    # --- this node's own past and clock -----------------------------------------------------------------------------
+
+    async def _remember(self, peer: PeerId) -> None:
+        """Ask `peer` what this node signed before, and advance past it."""
+        asked = trio.current_time()
+        query = OwnQuery(self._backend.run_id)
+        try:
+            own = await self._rpc.call(peer, "state.own", query, Own, timeout=OWN_TIMEOUT)
+            self._heard_time(peer, own.time + int(500 * (trio.current_time() - asked)))
+            await self.intake.take(peer, own.sealed)
+        except CallError as error:
+            self._neighbours.failed(peer, error)
+        except StateError as error:
+            logger.warning("what %s remembers of this node could not be kept: %s", peer, error)
+        else:
+            self._remembered.add(peer)
+            if len(self._remembered) >= ENOUGH:
+                self._recovered.set()
+
+    async def _stop_waiting_for_memories(self) -> None:
+        await trio.sleep(RECOVER_WITHIN)
+        if not self._recovered.is_set():
+            logger.info("%d peers told what this node signed before; signing on", len(self._remembered))
+            self._recovered.set()
+
+    def _heard_time(self, peer: PeerId, time: int) -> None:
+        if any(view.peer == peer for view in self._network.peers()):
+            self.clock.heard(peer, time - self._now())
+        self._backend.hold(self.clock.complaint)
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, peer: PeerId, run_id: str) -> None:
+        """Raises Refuse for a peer that gets no answer."""
+        if run_id != self._backend.run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if (why := self.offences.refuses(peer)) is not None:
+            raise Refuse("refused", why)
+        if peer in self._neighbours.equivocators:
+            raise Refuse("refused", "the peer signed two records under one write-once key")
+        self._neighbours.welcome(peer)
+
+    async def _on_push(self, peer: PeerId, push: Push) -> Pushed:
+        self._admit(peer, push.run_id)
+        ranks = split(push.ranks)
+        self.pusher.known.holds(peer, ranks)
+        with _refusing():
+            taken = await self.intake.take_pushed(peer, push.sealed)
+        self.pusher.known.holds(peer, (rank_of(element.hlc, element.id) for element in taken.new))
+        return Pushed(joined(rank for rank in ranks if self._asking.asks(peer, rank)))
+
+    async def _on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
+        self._admit(peer, fetch.run_id)
+        with _refusing():
+            return await self._desk.on_fetch(peer, fetch)
+
+    async def _on_step(self, peer: PeerId, step: Step) -> Answer:
+        self._admit(peer, step.run_id)
+        return await self._desk.on_step(peer, step)
+
+    async def _on_own(self, peer: PeerId, query: OwnQuery) -> Own:
+        """The newest elements of the caller; more than one message holds is not told."""
+        if query.run_id != self._backend.run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self._own_queries.take(peer, 1):
+            raise Refuse("busy", "the peer asks too often what it signed")
+        with _refusing():
+            mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
+        newest = sorted(mine, key=lambda element: element.hlc, reverse=True)[:OWN_SHOWN]
+        return Own(next(batches([element.sealed for element in newest]), ()), self._now())
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Tell the caller where the disk does not answer."""
+    try:
+        yield
+    except StateError as error:
+        raise Refuse("unwritable", str(error)) from None

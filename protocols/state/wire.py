@@ -1,0 +1,114 @@
+"""What nodes say to one another about the replicated state, and how much of it at once.
+
+Elements travel sealed, as their author signed them. What a node may or may not have is named by *ranks* (see
+`statebackend`), 40 bytes each, one after another in one field.
+
+| call | request | answer |
+|---|---|---|
+| `state.push` | `Push`: elements, and ranks of others that the sender holds | `Pushed`: those of the ranks it lacks |
+| `state.fetch` | `Fetch`: ranks that the other is known to hold | `Elements`: as many as fit, in that order |
+| `state.repair` | `Step`: a frame of `crdt.reconcile` | `Answer`: the next frame |
+| `state.own` | `OwnQuery`: what did I sign? | `Own`: the newest elements of the caller |
+
+All four are refused with "unknown-run" by a node of another run, and with "refused" to a peer whose conduct was bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from swarmnode.protocols.state.backend import RANK, Rank
+
+MAX_BATCH = 256 * 1024  # bytes of elements in one message: four of them are a second's worth of what one peer may send
+MAX_RANKS = 512  # in one message: 20 KiB, which name some 200 KiB of elements
+MAX_ELEMENTS = 1024  # in one message
+
+
+@dataclass(frozen=True)
+class Push:
+    """Elements that are news here, and the ranks of more; both may be empty."""
+
+    run_id: str
+    sealed: tuple[bytes, ...] = ()
+    ranks: bytes = b""
+
+    def __post_init__(self) -> None:
+        split(self.ranks)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The ranks that were offered and are wanted."""
+
+    wanted: bytes = b""
+
+    def __post_init__(self) -> None:
+        split(self.wanted)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    run_id: str
+    ranks: bytes
+
+    def __post_init__(self) -> None:
+        split(self.ranks)
+
+
+@dataclass(frozen=True)
+class Elements:
+    sealed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One half round of a repair; `session` is a number of the caller's choice, the same in all its steps."""
+
+    run_id: str
+    session: int
+    frame: bytes
+    time: int = 0  # ms since the epoch, by the caller's clock; 0 where it does not say
+
+
+@dataclass(frozen=True)
+class Answer:
+    frame: bytes
+    time: int  # ms since the epoch, by the clock of who answers
+
+
+@dataclass(frozen=True)
+class OwnQuery:
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Own:
+    sealed: tuple[bytes, ...]
+    time: int  # ms since the epoch, by the clock of who answers
+
+
+def joined(ranks: Iterable[Rank]) -> bytes:
+    """Ranks as one field."""
+    return b"".join(ranks)
+
+
+def split(ranks: bytes) -> tuple[Rank, ...]:
+    """The ranks in a field. Raises ValueError where there are too many, or they do not come out even."""
+    if len(ranks) % RANK or len(ranks) > MAX_RANKS * RANK:
+        raise ValueError(f"{len(ranks)} bytes are not at most {MAX_RANKS} ranks of {RANK} bytes")
+    return tuple(ranks[at : at + RANK] for at in range(0, len(ranks), RANK))
+
+
+def batches(sealed: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """All elements in messages that keep the limits, in order."""
+    batch: list[bytes] = []
+    size = 0
+    for raw in sealed:
+        if batch and (size + len(raw) > MAX_BATCH or len(batch) == MAX_ELEMENTS):
+            yield tuple(batch)
+            batch, size = [], 0
+        batch.append(raw)
+        size += len(raw)
+    if batch:
+        yield tuple(batch)

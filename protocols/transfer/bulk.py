@@ -1,0 +1,298 @@
+"""Large buffers, pulled by name: a node offers bytes under a key, and peers that know the key fetch them.
+
+Protocol `/swarmnode/bulk/1`. Nobody can push: bytes enter a node only where it asked for them and where it made room.
+
+Messages on a stream, which the fetcher opened and uses again for one fetch after another:
+- fetcher: `Want(key, offset, wait)`, a frame of at most 4 KiB;
+- server: `Header(found, size, digest, dtype)`, a frame, as soon as the key is offered or after `wait` seconds; where
+  found, then the `size - offset` raw bytes of the buffer from `offset` on.
+
+A buffer may be offered and fetched while it grows (`growing.py`): its bytes are sent as they become ready, and handed
+on chunk by chunk. It has no hash, since nobody knows its end; that the bytes are the peer's is what the link promises.
+It may have a name in place of one: a fetch goes on behind what came of a buffer of that name before, and begins anew
+where the peer states another.
+
+Who may fail when, and what is then true:
+- the key is not offered, or not to this peer: NotOffered, and the stream stays good;
+- an offer that grows stops growing: its fetchers wait, `stall` seconds and no longer;
+- size, dtype or digest are not what the fetcher permits: Corrupt before a byte is taken. The bytes do not hash to the
+  digest: Corrupt after the last; `into` then holds rubbish;
+- the stream breaks: the fetch opens another and goes on from the last whole chunk, until a bounded number in a row
+  brought none, then StreamBroken. So a fetch outlives any number of relayed connections that end at their limit;
+- the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
+  goes on there, idle streams on the old path are closed, and those in use are not used again;
+- the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again. An offer may make its fetchers
+  wait for their turn (`protocols.turns`); they then allow for more;
+- the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Not one
+  byte of the buffer is read after `withdraw` returned, so its owner may use it again (a digest begun before may still
+  read it; nobody sees that digest);
+- the fetcher stops reading: its stream is dropped after `serve_stall`; nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from swarmnode.protocols.frames import FrameReader
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.protocols.network import Network, PeerId, Stream, StreamBroken
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.bulk_client import Channel, Fetch, LeftBehind, OtherContents, Request, Stalled
+from swarmnode.protocols.transfer.bulk_server import Desk, Offer
+from swarmnode.protocols.transfer.bulk_wire import (
+    CHUNK,
+    MAX_KEY,
+    MAX_MESSAGE,
+    PROTOCOL,
+    BulkLimits,
+    Corrupt,
+    Header,
+    Key,
+    NotOffered,
+    Want,
+)
+from swarmnode.protocols.transfer.scheduler import Turns
+from swarmnode.protocols.transfer.streaming import Growing
+from swarmnode.protocols.wire import WireError
+
+__all__ = ["CHUNK", "PROTOCOL", "Bulk", "BulkLimits", "Corrupt", "Growing", "Header", "Key", "NotOffered", "Want"]
+
+STREAMS = Metric("swarmnode_bulk_streams", GAUGE, "streams on which peers fetch buffers from here")
+OFFERS = Metric("swarmnode_bulk_offers", GAUGE, "buffers that peers may fetch")
+
+log = logging.getLogger(__name__)
+
+
+class Bulk:
+    """Offers buffers to peers and fetches theirs; offers may be made before `run`, all else happens during it."""
+
+    def __init__(self, network: Network, *, runner: Runner, limits: BulkLimits | None = None) -> None:
+        self._network = network
+        self._runner = runner
+        self._limits = limits or BulkLimits()
+        self._offers: dict[Key, Offer] = {}
+        self._new_offer = trio.lowlevel.ParkingLot()
+        self._idle: dict[PeerId, list[Channel]] = {}
+        self._in_use: set[Channel] = set()
+        self._moves = 0
+        self._slots: dict[PeerId, tuple[trio.Semaphore, int]] = {}  # and the fetches that hold or await one
+        self._desks: dict[Desk, None] = {}
+        self._running = False
+        self.offences = Offences(PROTOCOL)
+        network.serve(PROTOCOL, self._serve_stream)
+
+    @property
+    def me(self) -> PeerId:
+        return self._network.me
+
+    # -- offering
+
+    def offer(
+        self,
+        key: Key,
+        buffer: bytes | bytearray | memoryview | Growing,
+        *,
+        dtype: str = "bytes",
+        to: frozenset[PeerId] | None = None,
+        digest: bytes | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """Let peers (`to`, or any) fetch `buffer` under `key` until withdrawn, in place of what was offered there.
+
+        The buffer is not copied: what is ready of it must not change before `withdraw`, which ends the growth of one
+        that grows. `digest` is its blake3 where that is known. With `turns` a peer waits for its turn before it is
+        served, which its fetch must allow for (`stall`).
+        """
+        if not 0 < len(key) <= MAX_KEY:
+            raise ValueError(f"a key has 1 to {MAX_KEY} parts, not {len(key)}")
+        if key in self._offers:
+            self._offers[key].withdraw()
+        if isinstance(buffer, Growing):
+            self._offers[key] = Offer(buffer.buffer, dtype, to, growing=buffer)
+        else:
+            self._offers[key] = Offer(memoryview(buffer).cast("B"), dtype, to, digest=digest, turns=turns)
+        self._new_offer.unpark_all()
+
+    def withdraw(self, prefix: Key) -> None:
+        """End all offers whose key starts with `prefix`."""
+        for key in [key for key in self._offers if key[: len(prefix)] == prefix]:
+            self._offers.pop(key).withdraw()
+
+    async def _offered(self, key: Key, peer: PeerId, wait: float) -> Offer | None:
+        """The offer of `key` to `peer`, as soon as there is one and for at most `wait` seconds."""
+        with trio.move_on_after(wait):
+            while True:
+                offer = self._offers.get(key)
+                if offer is not None and (offer.to is None or peer in offer.to):
+                    return offer
+                await self._new_offer.park()
+        return None
+
+    # -- lifetime
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; drops the idle streams of peers that went away or moved."""
+        self._running = True
+        try:
+            with self._network.watch_peers() as events:
+                task_status.started()
+                async for event in events:
+                    if event.moved:
+                        self._moves += 1
+                        for channel in self._in_use:
+                            channel.left_behind |= channel.stream.peer == event.peer
+                    if event.moved or not event.up:
+                        await self._drop_idle(event.peer)
+        finally:
+            self._running = False
+            for desk in list(self._desks):
+                desk.scope.cancel()
+            for peer in list(self._idle):
+                await self._drop_idle(peer)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(STREAMS, lambda: len(self._desks))
+        metrics.show(OFFERS, lambda: len(self._offers))
+        self.offences.measure(metrics)
+
+    # -- fetching
+
+    async def fetch(
+        self,
+        peer: PeerId,
+        key: Key,
+        *,
+        into: memoryview | Growing | None = None,
+        max_size: int,
+        wait: float = 0.0,
+        digest: bytes | None = None,
+        dtype: str | None = None,
+        stall: float | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes | memoryview:
+        """The bytes that `peer` offers under `key`, at most `max_size`; `into[:size]` where `into` is given.
+
+        The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones,
+        where many wait for their turn there. `digest` (blake3, 32 bytes) and `dtype`, where given, must be
+        what the peer states. `progress(n)` is told the bytes in hand so far. Into a Growing, a buffer of just its size
+        is fetched, which may itself still grow, from what is `kept` on; whole chunks of it become ready, and no hash is
+        checked. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
+        """
+        growing = into if isinstance(into, Growing) else None
+        room = growing.buffer if growing is not None else into.cast("B") if isinstance(into, memoryview) else None
+        request = Request(
+            key=key,
+            into=room,
+            growing=growing,
+            max_size=max_size if room is None else min(max_size, room.nbytes),
+            digest=digest,
+            dtype=dtype,
+            progress=progress,
+            stall=self._limits.stall if stall is None else stall,
+            wait_until=trio.current_time() + wait,
+        )
+        slots, users = self._slots.get(peer, (trio.Semaphore(self._limits.streams), 0))
+        self._slots[peer] = (slots, users + 1)
+        try:
+            async with slots:
+                return await self._fetch_and_hash(peer, Fetch(request))
+        finally:
+            slots, users = self._slots.pop(peer)
+            if users > 1:
+                self._slots[peer] = (slots, users - 1)
+
+    async def _fetch_and_hash(self, peer: PeerId, fetch: Fetch) -> bytes | memoryview:
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch.hash, self._runner)
+            try:
+                await self._fetch(peer, fetch)
+                fetch.finish()
+            except Exception as error:  # as it is, in no group
+                failure = error
+                nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if not fetch.is_as_stated():
+            self.offences.note(peer, f"the bytes of {fetch.request.key} do not have the stated hash", Kind.LIE)
+            raise Corrupt(f"{peer} sent bytes for {fetch.request.key} that do not have the stated hash")
+        return fetch.result() if fetch.request.into is not None else await self._runner(fetch.result)
+
+    async def _fetch(self, peer: PeerId, fetch: Fetch) -> None:
+        tries = self._limits.tries
+        while True:
+            channel = await self._checked_out(peer)
+            self._in_use.add(channel)
+            good, before = False, fetch.chunks
+            try:
+                await fetch.attempt(channel)
+                good = True
+                return
+            except NotOffered:
+                good = True
+                raise NotOffered(f"{peer} does not offer {fetch.request.key}") from None
+            except WireError as error:
+                self.offences.note(peer, str(error))
+                raise Corrupt(f"{peer} broke the rules of {PROTOCOL}: {error}") from None
+            except Stalled:
+                raise
+            except OtherContents:
+                log.debug("what was kept of %s is not what %s offers now", fetch.request.key, peer)
+            except LeftBehind:
+                log.debug("fetching %s from %s goes on over a better path", fetch.request.key, peer)
+            except StreamBroken:
+                if channel.used:  # it may have broken long ago, and so the other idle ones
+                    await self._drop_idle(peer)
+                if fetch.chunks > before:
+                    tries = self._limits.tries
+                elif not channel.used:
+                    tries -= 1
+                    if not tries:
+                        raise
+            finally:
+                self._in_use.discard(channel)
+                if good and self._running and not channel.left_behind:
+                    channel.used = True
+                    self._idle.setdefault(peer, []).append(channel)
+                else:
+                    await _close(channel.stream)
+
+    async def _checked_out(self, peer: PeerId) -> Channel:
+        idle = self._idle.get(peer)
+        if idle:
+            channel = idle.pop()
+            if not idle:
+                del self._idle[peer]
+            return channel
+        moves = self._moves
+        stream = await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open)
+        left_behind = self._moves > moves  # perhaps another peer moved: then a stream is opened in vain
+        return Channel(stream, FrameReader(stream, limit=MAX_MESSAGE), left_behind=left_behind)
+
+    async def _drop_idle(self, peer: PeerId) -> None:
+        for channel in self._idle.pop(peer, []):
+            await _close(channel.stream)
+
+    # -- serving
+
+    async def _serve_stream(self, stream: Stream) -> None:
+        held = sum(desk.peer == stream.peer for desk in self._desks)
+        desk = Desk(stream, find=self._offered, runner=self._runner, limits=self._limits, offences=self.offences)
+        try:
+            if held >= self._limits.serves:
+                self.offences.note(stream.peer, f"more than {self._limits.serves} streams", Kind.LOAD)
+            elif self._running:
+                self._desks[desk] = None
+                await desk.run()
+        finally:
+            self._desks.pop(desk, None)
+            await _close(stream)
+
+
+async def _close(stream: Stream) -> None:
+    with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
+        await stream.aclose()

@@ -1,0 +1,192 @@
+"""What nodes say to one another about shards, what shards may take of a node, and what a store promises.
+
+The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; Want and Piece travel on streams of
+`/swarmnode/shards/1`. `protocols.shards` tells the protocol's story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_CHUNKS, Manifest, ShardId, chunk_count
+
+PROTOCOL = "/swarmnode/shards/1"
+HAVE = "shards.have"
+MANIFEST = "shards.manifest"
+MAX_MESSAGE = 4096  # bytes of a Want or a Piece
+RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
+RUN_BYTES = RUN * CHUNK
+
+
+class ShardError(Exception):
+    """A shard could not be had, kept or read. The text is fit for a person."""
+
+
+class NotHeld(ShardError):
+    """This node does not have the shard, or not that chunk of it."""
+
+
+class NoRoom(ShardError):
+    """The disk or the store's cap has no room for it; nothing that was kept is lost."""
+
+
+class Unavailable(ShardError):
+    """Nobody who can be reached has what is missing. What has arrived is kept; the next fetch goes on from there."""
+
+
+@dataclass(frozen=True)
+class ShardLimits:
+    """What shards may take of this node."""
+
+    # serving
+    streams: int = 4  # of one peer: one is enough for a fetch, and the old may outlive its successor's opening
+    streams_in_all: int = 64  # each holds at most one answer in memory: 64 MiB; the one idle longest makes room
+    serve_stall: float = 30.0  # seconds that an answer may wait for a peer that does not read
+    asked: int = 64  # shards in one `have`: their bitmaps together stay below 128 KiB
+    misses: int = 4096  # shards or chunks that a peer may ask for in vain at once: four data sets of 1000 shards
+    misses_refill: float = 64.0  # of these a second
+    # announcing
+    announced: int = 32  # shards announced in the DHT: half of what the network lets a node announce
+    # fetching
+    fetches: int = 4  # shards at once; more wait
+    sources: int = 16  # providers of one shard at once: each has one answer in memory, and four wait: 20 MiB
+    window: tuple[int, int] = (2, 32)  # chunks under way from one provider: two keep it busy, 32 are 8 MiB
+    ahead: float = 0.5  # seconds of work to have under way, at the provider's measured rate: a long round trip
+    answer: float = 0.25  # seconds that one answer takes at that rate: a slow provider is asked for single chunks
+    first_chunk: float = 60.0  # seconds for a chunk before the rate is known: 35 kbit/s, on which nobody trains
+    least_wait: float = 5.0  # seconds that a provider may be silent whatever its rate: a loaded machine's pause
+    call: float = 10.0  # seconds for `have` and `manifest`
+    refresh: float = 3.0  # seconds between looks at what half-complete providers have
+    search: float = 15.0  # seconds between searches for further providers
+    patience: float = 30.0  # seconds without any provider after which a fetch gives up
+    open: float = 10.0  # seconds to open a stream
+    idle_streams: int = 2  # kept to one peer after a fetch
+
+
+LIMITS = ShardLimits()
+
+
+@dataclass(frozen=True)
+class Have:
+    """`shards.have`: asks which of these shards the peer has."""
+
+    shards: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a node has of one shard. `size` is that of the whole shard, 0 where it has nothing of it."""
+
+    size: int = 0
+    complete: bool = False
+    chunks: bytes = b""  # one bit a chunk, the first in the lowest bit of the first byte; empty where complete
+
+    def bits(self) -> int:
+        """The chunks as a bit set. Raises ValueError for what no shard can be."""
+        count = chunk_count(self.size)
+        if self.size < 0 or count > MAX_CHUNKS or len(self.chunks) > (count + 7) // 8:
+            raise ValueError(f"a holding of {len(self.chunks)} bytes for a shard of {self.size}")
+        everything = (1 << count) - 1
+        return everything if self.complete else int.from_bytes(self.chunks, "little") & everything
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The answer to Have, in its order."""
+
+    shards: tuple[Holding, ...]
+
+
+@dataclass(frozen=True)
+class WantManifest:
+    """`shards.manifest`: asks for size and leaves of a shard."""
+
+    shard: bytes
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The answer to WantManifest."""
+
+    size: int
+    leaves: bytes
+
+
+@dataclass(frozen=True)
+class Want:
+    """Asks for `count` chunks in a row, at most RUN; with `prove`, which goes for one, for what verifies it alone."""
+
+    shard: bytes
+    index: int
+    prove: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`size` raw bytes follow: whole chunks from the first on, up to the first that is not here; -1 where none is.
+
+    `of` (the shard's size) and `proof` where asked for.
+    """
+
+    size: int = -1
+    of: int = 0
+    proof: tuple[bytes, ...] = ()
+
+
+class Intake(Protocol):
+    """A file on its way into the store; the calls block."""
+
+    def take(self) -> bool:
+        """Copy and hash some more; False when all is read."""
+
+    def finish(self) -> ShardId: ...
+
+    def abandon(self) -> None:
+        """Forget it, where `finish` was not reached."""
+
+
+class Store(Protocol):
+    """Where shards are kept: `node.shardstore`. All but `holding`, `recent` and `read_now` may block on the disk."""
+
+    def holding(self, shard: ShardId) -> Holding:
+        """What is here and verified; from memory."""
+
+    def recent(self, limit: int) -> tuple[ShardId, ...]:
+        """Complete shards, pinned ones first, then those used last; from memory."""
+
+    def manifest(self, shard: ShardId) -> Manifest:
+        """Raises NotHeld."""
+
+    def read(self, shard: ShardId, index: int, room: memoryview) -> int:
+        """Read chunks from `index` on into `room`, as many as fit and are here, verified; their bytes.
+
+        Raises NotHeld where the first is not here.
+        """
+
+    def read_now(self, shard: ShardId, index: int, room: memoryview) -> int:
+        """What `read` gives, where that takes neither the disk nor a hash; else 0. Does not block."""
+
+    def begin(self, manifest: Manifest) -> int:
+        """Make room for a shard that is being fetched; the bit set of its chunks that are here already and verified.
+
+        Raises NoRoom. Until `finish` or `suspend` it is not evicted.
+        """
+
+    def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
+        """Keep chunks that fit the manifest: the first one's index, and one or more in a row. Raises NoRoom."""
+
+    def finish(self, shard: ShardId) -> None:
+        """All chunks are here: from now on it is a shard like the others. Raises NoRoom."""
+
+    def suspend(self, shard: ShardId) -> None:
+        """The fetch ended early; what is here may be continued, or evicted."""
+
+    def drop(self, shard: ShardId) -> None:
+        """Delete it where it is here, not pinned, and not being fetched."""
+
+    def intake(self, source: Path) -> Intake:
+        """Begin to take in a file. Raises NoRoom, or ShardError where it cannot be read."""

@@ -1,0 +1,99 @@
+"""`python -m swarmnode.testing.adversary LIE run --join …`: an adversary of a local swarm. `swarmnode local` starts it.
+
+It takes the arguments that a local swarm gives its nodes. It refuses to begin a run, and to listen or to dial anywhere
+but on loopback. The package's first lines say why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+from collections.abc import Sequence
+
+from swarmnode.cli.local.lies import LIES
+from swarmnode.node import assembly, daemon, exitcodes
+from swarmnode.node.config import NodeConfig, load_config
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.testing.adversary.disguise import Refused, methods_with, trainer_with
+from swarmnode.training.options import SettingError
+
+_FOREIGN = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_LISTEN", "SWARMNODE_MDNS", "SWARMNODE_UPNP")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the node; the exit code."""
+    told = _parser().parse_args(arguments)
+    flags = {
+        "join": (told.join,),
+        "data_dir": told.data_dir,
+        "listen": told.listen,
+        "port": told.port,
+        "threads": told.threads,
+        "mdns": False,
+        "upnp": False,
+        "role": "train",
+    }
+    environ = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+    try:
+        loaded = load_config(None, environ, flags)
+        stay_here(loaded.config)
+        daemon.make_trainer = trainer_with(told.lie, assembly.make_trainer)  # type: ignore[attr-defined, assignment]
+        METHODS.update(methods_with(told.lie, dict(METHODS)))
+        return daemon.run_daemon(
+            loaded.config,
+            loaded.origins,
+            runspec=None,
+            run_id=told.run,
+            rounds=told.rounds,
+            stay=True,
+            json_events=True,
+        )
+    except exitcodes.ExpectedError as error:
+        print(f"adversary: {error}", file=sys.stderr)
+        return error.exit_code
+    except SettingError as error:
+        print(f"adversary: {error}", file=sys.stderr)
+        return exitcodes.CONFIG
+
+
+def stay_here(config: NodeConfig) -> None:
+    """Raises Refused unless the node can be reached, and reaches others, on this machine alone."""
+    if not config.join:
+        raise Refused("an adversary begins no run; it joins the local swarm that started it")
+    for address in config.join:
+        parts = address.split("/")
+        if len(parts) < 3 or parts[1] not in ("ip4", "ip6") or not _is_loopback(parts[2]) or "p2p-circuit" in parts:
+            raise Refused(f"{address} is not on loopback; adversaries join local swarms only")
+    if not _is_loopback(config.listen):
+        raise Refused(f"--listen {config.listen} is not on loopback; adversaries are reached from this machine only")
+    if config.announce or config.mdns or config.upnp:
+        raise Refused("an adversary announces itself nowhere")
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:
+        return False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m swarmnode.testing.adversary", allow_abbrev=False)
+    parser.add_argument("lie", choices=sorted(LIES))
+    parser.add_argument("command", choices=("run",))
+    parser.add_argument("--join", required=True, metavar="MULTIADDR", help="on loopback")
+    parser.add_argument("--run", required=True, metavar="RUN_ID")
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--listen", default="127.0.0.1", metavar="IP", help="on loopback")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, required=True)
+    for flag in ("--no-mdns", "--stay", "--json"):
+        parser.add_argument(flag, action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

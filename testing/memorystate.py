@@ -1,0 +1,165 @@
+"""The replicated state in memory, for simulations and tests: `crdt.state.State` behind the seam `StateBackend`.
+
+Nothing is durable: it is gone with the process, and so is its clock. Everything runs inline.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import trio
+
+from swarmnode.crdt.elements import Element
+from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.hlc import HybridClock
+from swarmnode.crdt.kinds import KINDS, Kind
+from swarmnode.crdt.law import Merged, Ruling
+from swarmnode.crdt.lifetimes import Lifetimes, Union
+from swarmnode.crdt.record import InvalidRecord, Record, Sign
+from swarmnode.protocols.state.backend import Change, Rank, Stats, rank_of
+from swarmnode.protocols.state.feed import Feeds
+from swarmnode.protocols.state.writer import Pen
+from swarmnode.testing.state import State, everybody
+
+SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
+
+
+class MemoryState:
+    """The state of one run; see `protocols.statebackend.StateBackend`."""
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        me: str,
+        sign: Sign,
+        now: Callable[[], int],
+        kinds: Mapping[str, Kind] = KINDS,
+        admitted: Callable[[str], bool] = everybody,
+    ) -> None:
+        """`now` gives real time in ms; `admitted` tells whose elements are shared."""
+        self._state = State(run_id, kinds=kinds, admitted=admitted)
+        self._kinds = kinds
+        self._now = now
+        self._clock = HybridClock()
+        self._pen = Pen(self, me=me, sign=sign, kinds=kinds, now=now, tick=self._tick)
+        self._feeds = Feeds()
+        self._ranks = Lifetimes(kinds)
+        self._elements: dict[Rank, Element] = {}
+        self._keys: list[tuple[str, str, Rank]] = []  # key, author and rank of each, ascending
+
+    @property
+    def run_id(self) -> str:
+        return self._state.run
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Expire until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(SWEEP_EVERY)
+            await self.sweep()
+
+    async def merge(self, elements: Sequence[Element]) -> list[Merged]:
+        """Join verified elements into the state, or into the pool; see StateBackend."""
+        await trio.lowlevel.checkpoint()
+        for element in elements:
+            if element.run != self.run_id or element.kind not in self._kinds:
+                raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
+        now = self._now()
+        outcomes = [(element, self._state.merge(element, now)) for element in elements]
+        self._follow([*outcomes, *self._state.convict(now)], now)
+        return [ruling.verdict for _, ruling in outcomes]
+
+    async def write(self, key: str, value: Value) -> Record:
+        """Sign a record of this node's own and merge it; see StateBackend."""
+        return await self._pen.write(key, value)
+
+    async def _tick(self, now: int) -> int:
+        return self._clock.tick(now)
+
+    def hold(self, reason: str) -> None:
+        """Sign nothing while `reason` is not empty."""
+        self._pen.held = reason
+
+    def has(self, rank: Rank) -> bool:
+        return rank in self._elements
+
+    async def get(self, author: str, key: str) -> Element | None:
+        """The greatest element under a key that has not expired; see StateBackend."""
+        await trio.lowlevel.checkpoint()
+        return self._state.get(author, key, self._now())
+
+    async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
+        """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
+        await trio.lowlevel.checkpoint()
+        now, found = self._now(), list[Element]()
+        for at in range(bisect_left(self._keys, (prefix,)), len(self._keys)):
+            key, by, rank = self._keys[at]
+            if not key.startswith(prefix) or len(found) >= limit:
+                break
+            element = self._elements[rank]
+            if element.expiry > now and author in (None, by):
+                found.append(element)
+        return found
+
+    async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
+        """The bytes of those elements that are here, in the order asked for."""
+        await trio.lowlevel.checkpoint()
+        found = [self._elements.get(rank) for rank in ranks]
+        return [element.sealed for element in found if element is not None]
+
+    def snapshot(self, cutoff: int) -> Union:
+        """The ranks of all that expires after `cutoff` ms, as they are now."""
+        return self._ranks.after(cutoff)
+
+    def state_hash(self, cutoff: int) -> str:
+        """`law.state_hash` of what expires after `cutoff` ms. Raises ValueError for a cut-off in the past."""
+        return self._state.state_hash(cutoff)
+
+    def watch(self, prefix: str = "") -> AbstractContextManager[trio.MemoryReceiveChannel[Change]]:
+        """A bounded feed of what is stored from now on under keys that begin with `prefix`."""
+        return self._feeds.watch(prefix)
+
+    async def stats(self) -> Stats:
+        await trio.lowlevel.checkpoint()
+        elements = self._elements.values()
+        return Stats(
+            elements=len(elements),
+            authors=len({element.author for element in elements}),
+            size=sum(len(element.sealed) for element in elements),
+            kinds=dict(sorted(Counter(element.kind for element in elements).items())),
+            pooled=len(self._state.pool),
+            disk=0,
+            clock=self._clock.last,
+            warning="",
+        )
+
+    async def sweep(self) -> int:
+        """Forget what has expired; returns how many elements that were."""
+        await trio.lowlevel.checkpoint()
+        forgotten = self._state.sweep(self._now())
+        for element in forgotten:
+            self._drop(element)
+        return len(forgotten)
+
+    def _follow(self, outcomes: Iterable[tuple[Element, Ruling[Element]]], now: int) -> None:
+        """Keep ranks, clock and feeds in step with what the state stored."""
+        stored = [(element, ruling) for element, ruling in outcomes if ruling.verdict is Merged.STORED]
+        for element, ruling in stored:
+            if ruling.gone is not None:
+                self._drop(ruling.gone)
+            rank = rank_of(element.hlc, element.id)
+            self._ranks.insert(element.kind, rank)
+            self._elements[rank] = element
+            insort(self._keys, (element.key, element.author, rank))
+            self._clock.observe(element.hlc, now)
+        self._feeds.tell(element for element, _ in stored)
+
+    def _drop(self, element: Element) -> None:
+        rank = rank_of(element.hlc, element.id)
+        self._ranks.remove(element.kind, rank)
+        if self._elements.pop(rank, None) is not None:
+            del self._keys[bisect_left(self._keys, (element.key, element.author, rank))]

@@ -1,0 +1,124 @@
+"""The state of one run in memory: the law of `law` applied to elements, with expiry, admission and evidence.
+
+It is what simulations hold by the thousand, and what `node.statestore` must agree with. Elements have been checked
+(`elements.open_element`) before they get here. Times are in ms.
+
+Merging is commutative, associative and idempotent. Replicas that heard the same elements, in any order and any number
+of times, each with its own clock and sweeping whenever it likes, have one `state_hash` at any cut-off that none of them
+has passed. Except: what was AHEAD must be offered again; and the replicas must admit the same authors, before they hear
+them. An admission is not taken back: elements of an author that is no longer admitted stay until they expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from swarmnode.crdt import law
+from swarmnode.crdt.elements import Element
+from swarmnode.crdt.evidence import evidence_of, needed
+from swarmnode.crdt.kinds import KINDS, Kind, kind_of
+from swarmnode.crdt.law import Merged, Ruling, everybody
+from swarmnode.crdt.pool import Pool
+from swarmnode.crdt.record import InvalidRecord, Record
+
+Outcome: TypeAlias = tuple[Element, Ruling[Element]]
+
+
+class State:
+    """The elements of one run that one replica holds."""
+
+    def __init__(
+        self, run: str, *, kinds: Mapping[str, Kind] = KINDS, admitted: Callable[[str], bool] = everybody
+    ) -> None:
+        """`admitted` tells whose elements are part of the state; those of others go to `pool`."""
+        self.run = run
+        self.pool = Pool(kinds)
+        self._kinds = kinds
+        self._admitted = admitted
+        self._slots: dict[str, dict[str, dict[bytes, Element]]] = {}  # author -> kind -> id -> element
+        self._horizon = 0  # what expired until then may be forgotten
+        self._suspects: dict[tuple[str, str], tuple[Record, Record]] = {}  # (author, kind) -> records that contradict
+
+    def merge(self, element: Element, now: int) -> Ruling[Element]:
+        """Join one element into the state, or into the pool.
+
+        Raises InvalidRecord for an element of another run or of a kind not held here.
+        """
+        kind = self._kinds.get(element.kind)
+        if element.run != self.run or kind is None:
+            raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
+        self._horizon = law.advance(self._horizon, now)
+        if (verdict := law.untimely(element.hlc, element.expiry, now=now, horizon=self._horizon)) is not None:
+            return Ruling(verdict)
+        if not self._admitted(element.author):
+            return Ruling(self.pool.merge(element))
+        slots = self._slots.get(element.author, {}).get(element.kind, {})
+        ruling = law.judge(kind, slots.values(), element)
+        if isinstance(element, Record) and isinstance(ruling.rival, Record):
+            self._suspects[element.author, element.kind] = (element, ruling.rival)
+        if ruling.verdict is Merged.STORED:
+            if ruling.gone is not None:
+                del slots[ruling.gone.id]
+            self._slots.setdefault(element.author, {}).setdefault(element.kind, slots)[element.id] = element
+        return ruling
+
+    def convict(self, now: int) -> list[Outcome]:
+        """Make evidence of the contradictions met since the last call, and merge it; returns what was stored.
+
+        Apart from `merge`, which stays a join: evidence is an element like others, and spreads like them.
+        """
+        stored: list[Outcome] = []
+        for pair in self._suspects.values():
+            evidence = evidence_of(*pair, kinds=self._kinds)
+            standing = self._standing(evidence.author, evidence.key)
+            if needed(max((one.hlc for one in standing), default=None), evidence):
+                ruling = self.merge(evidence, now)
+                if ruling.verdict is Merged.STORED:
+                    stored.append((evidence, ruling))
+        self._suspects.clear()
+        return stored
+
+    def get(self, author: str, key: str, now: int) -> Element | None:
+        """The greatest element under a key that has not expired, tombstones included, the pool looked at as well."""
+        pooled = [one for one in self.pool.of(author) if one.key == key]
+        horizon = law.advance(self._horizon, now)
+        found = [one for one in (*self._standing(author, key), *pooled) if one.expiry > horizon]
+        return max(found, key=lambda one: one.order, default=None)
+
+    def held(self, cutoff: int) -> tuple[Element, ...]:
+        """All of the state that expires after `cutoff`, tombstones included, in order of (hlc, id)."""
+        every = (one for kinds in self._slots.values() for slots in kinds.values() for one in slots.values())
+        return tuple(sorted((one for one in every if one.expiry > cutoff), key=lambda one: one.order))
+
+    def state_hash(self, cutoff: int) -> str:
+        """`law.state_hash` of what expires after `cutoff`, 64 hex digits; quoted together with the cut-off.
+
+        Raises ValueError for a cut-off in the past of this replica, of which it may have forgotten something.
+        """
+        if cutoff < self._horizon:
+            raise ValueError(f"cut-off {cutoff} lies {self._horizon - cutoff} ms before what this replica still knows")
+        return law.state_hash(cutoff, (one.id for one in self.held(cutoff)))
+
+    def sweep(self, now: int) -> list[Element]:
+        """Forget what has expired; returns what that was in the state.
+
+        Call it now and then: nothing depends on when.
+        """
+        self._horizon = law.advance(self._horizon, now)
+        self.pool.sweep(self._horizon)
+        forgotten: list[Element] = []
+        for author, kinds in list(self._slots.items()):
+            for kind, slots in list(kinds.items()):
+                gone = [one for one in slots.values() if one.expiry <= self._horizon]
+                for one in gone:
+                    del slots[one.id]
+                forgotten += gone
+                if not slots:
+                    del kinds[kind]
+            if not kinds:
+                del self._slots[author]
+        return forgotten
+
+    def _standing(self, author: str, key: str) -> list[Element]:
+        return [one for one in self._slots.get(author, {}).get(kind_of(key), {}).values() if one.key == key]

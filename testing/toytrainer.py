@@ -1,0 +1,129 @@
+"""A `Trainer` for simulations: a toy model in this process whose steps take virtual time.
+
+trainer = SimTrainer(ToyModel(seed=0, peer_id=peer_id), seconds_per_step=0.1)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.methods.trainer import Batches, Marked, Replayed, Slice, Vector, Worked
+from swarmnode.testing.toy import ToyModel
+from swarmnode.training.layout import Layout
+from swarmnode.training.verify.distance import Distance, distance
+from swarmnode.training.verify.recorder import Recorder, room
+from swarmnode.training.verify.trace import State
+
+_NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
+
+
+class SimTrainer:
+    """Implements `Trainer`. With `seconds_per_step` 0 training takes no time at all, only a checkpoint."""
+
+    def __init__(self, toy: ToyModel, *, seconds_per_step: float = 0.0) -> None:
+        self.toy = toy
+        self.seconds_per_step = seconds_per_step
+        self._interrupted = trio.Event()
+        self._recorder: Recorder | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.toy.layout
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def parameters(self) -> Vector:
+        return self.toy.vector.copy()
+
+    def load(self, vector: Vector) -> None:
+        np.copyto(self.toy.vector, vector, casting="no")
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+        """As in `Trainer`; the steps are taken at once, at the end of their virtual time."""
+        if self.seconds_per_step > 0:
+            steps = min(steps, math.ceil(seconds / self.seconds_per_step)) if math.isfinite(seconds) else steps
+        started = trio.current_time()
+        self._interrupted = trio.Event()
+        try:
+            with trio.move_on_after(steps * self.seconds_per_step):
+                await self._interrupted.wait()
+        except trio.Cancelled:
+            self.toy.step(round=round, steps=self._taken_since(started))
+            raise
+        if self._interrupted.is_set() and self.seconds_per_step > 0:
+            steps = min(steps, math.ceil((trio.current_time() - started) / self.seconds_per_step))
+            await trio.sleep_until(started + steps * self.seconds_per_step)  # the step in hand
+        loss = self.toy.step(round=round, steps=steps)
+        samples = steps * self.toy.batch
+        return Worked(steps, samples, samples, loss, steps * self.seconds_per_step)
+
+    def _taken_since(self, started: float) -> int:
+        return int((trio.current_time() - started) / self.seconds_per_step) if self.seconds_per_step > 0 else 0
+
+    async def interrupt(self) -> None:
+        self._interrupted.set()
+        await trio.lowlevel.checkpoint()
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        await trio.lowlevel.checkpoint()
+        return self.toy.heldout_loss(seed)
+
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        await trio.lowlevel.checkpoint()
+        return self.toy.slope(seed, 0, sequences)[0]
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+        await trio.lowlevel.checkpoint()
+        return self.toy.slope(seed, first, last)
+
+    # --- what others may repeat ---------------------------------------------------------------------------------------
+
+    def record(self, every: int) -> None:
+        """Keep states every so many steps from now on."""
+        self._recorder = recorder = Recorder(self._state, every=every, budget=room(self.layout.parameters))
+        self.toy.before_step = lambda round, step: recorder.before(round, step, 0)
+
+    def _state(self) -> State:
+        return State(self.toy.vector.copy(), _NONE, 0)
+
+    async def mark(self) -> Marked:
+        await trio.lowlevel.checkpoint()
+        if self._recorder is None:
+            return Marked(b"", ())
+        return Marked(self._recorder.life, tuple(self._recorder.mark(*self.toy.place)))
+
+    async def kept(self, id: bytes) -> Vector | None:
+        await trio.lowlevel.checkpoint()
+        return self._recorder.kept(id) if self._recorder is not None else None
+
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
+        await trio.lowlevel.checkpoint()
+        return []
+
+    async def drawn(self, batches: Batches) -> float | None:
+        await trio.lowlevel.checkpoint()
+        return self.toy.drawn(batches.author, batches.round, batches.steps)
+
+    async def replay(self, slice: Slice) -> Replayed:
+        """Takes the virtual time of the steps."""
+        whose = {"round": slice.stretch.round, "step": slice.stretch.step, "steps": slice.stretch.steps}
+        parameters = self.toy.replay(slice.start.parameters, peer_id=slice.author, **whose)
+        seconds = slice.stretch.steps * self.seconds_per_step
+        await trio.sleep(seconds)
+        replayed = State(parameters, slice.start.moments, slice.start.updates)
+        return Replayed((distance(slice.start, slice.claimed, replayed),), seconds)
+
+    async def calibrate(self) -> Replayed:
+        """Simulated machines are all the same."""
+        await trio.lowlevel.checkpoint()
+        return Replayed((Distance(0.0, 0.0, 0.0),), 0.0)
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        """The prompt over and over: the toy cannot write."""
+        await trio.lowlevel.checkpoint()
+        return ((prompt or b"\n") * length)[:length]

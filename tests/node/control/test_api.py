@@ -1,0 +1,64 @@
+"""What a daemon answers to its owner about the model is of the state whose hash it shows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.node.control.api import Api
+from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.trainer import Vector
+from swarmnode.protocols.network import PeerId
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
+
+
+class Sampled(SimTrainer):
+    """Notes the parameters that answered."""
+
+    asked: Vector
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        self.asked = self.parameters()
+        return prompt
+
+
+def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_where_it_was() -> None:
+    def trainer(name: str, peer: PeerId) -> Sampled:
+        return Sampled(ToyModel(seed=0, peer_id=peer), seconds_per_step=0.4)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, method="open", electors=("a", "b"), trainer=trainer)
+            await swarm.start("a", wait_peers=1)
+            await swarm.start("b", join="a")
+            await swarm.round_done(2, "a", "b")
+            node = swarm.nodes["a"]
+            await trio.sleep(1.0)  # the working copy has trained on
+            method: Any = node.method
+            toy: Any = node.trainer
+            assert isinstance(method, Open)
+            daemon: Any = SimpleNamespace(session=node.session, trainer=toy, chosen=None)
+            api = Api(daemon)
+
+            shared = method.saved()
+            reference = ToyModel(seed=0, peer_id=node.network.me)
+            reference.vector[:] = shared.state.parameters
+            answer = await api.evaluate({})
+            assert method.saved().round == shared.round, "the round went on while it was measured"
+            assert answer == {"heldout_bits_per_byte": reference.heldout_loss(None)}
+            assert answer["heldout_bits_per_byte"] == node.rounds[shared.round - 1]["loss"]
+
+            assert (await api.sample({"prompt": "def main("}))["text"] == "def main("
+            assert np.array_equal(toy.asked, shared.state.parameters)
+            assert not np.array_equal(toy.parameters(), shared.state.parameters), "what was trained is lost"
+            await swarm.round_done(shared.round + 1, "a", "b")
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)

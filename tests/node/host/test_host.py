@@ -1,0 +1,472 @@
+"""The libp2p host on real loopback sockets: what a node may expect of it, and what strangers may not do to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from disconnecting import disconnect
+from multiaddr import Multiaddr
+
+from swarmnode.node.host import addresses
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+ECHO = "/test/echo/1"
+
+
+def identity() -> Identity:
+    key = Ed25519PrivateKey.generate()
+    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+
+
+def network(**settings: Any) -> Libp2pNetwork:
+    return Libp2pNetwork(identity(), HostSettings(listen=LOOPBACK, **settings))
+
+
+@asynccontextmanager
+async def running(*nodes: Libp2pNetwork) -> AsyncIterator[None]:
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                await nursery.start(node.run)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 (some states have no event)
+            await trio.sleep(0.01)
+
+
+async def echo(stream: Stream) -> None:
+    while chunk := await stream.receive_some(1 << 16):
+        await stream.send_all(chunk)
+    await stream.send_eof()
+
+
+async def ask(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
+    stream = await node.open_stream(peer, ECHO)
+    await stream.send_all(message)
+    await stream.send_eof()
+    answer = b""
+    while chunk := await stream.receive_some(1 << 16):
+        answer += chunk
+    await stream.aclose()
+    return answer
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main)
+
+
+def test_streams_carry_bytes_both_ways_and_end_cleanly() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        b.serve(ECHO, echo)
+        async with running(a, b):
+            assert await a.connect(b.addresses[0]) == b.me
+            payload = os.urandom(3_000_000)
+            stream = await a.open_stream(b.me, ECHO)
+
+            async def send() -> None:
+                await stream.send_all(payload)
+                await stream.send_eof()
+
+            received = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                while chunk := await stream.receive_some(1 << 20):
+                    received += chunk
+            assert received == payload
+
+    run(main)
+
+
+def test_connecting_on_loopback_takes_no_fixed_wait() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b):
+            with trio.fail_after(0.2):  # upstream waits 0.25 s for a better address
+                await a.connect(b.addresses[0])
+
+    run(main)
+
+
+def test_errors_say_which_of_three_things_happened() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+
+        async def drop(stream: Stream) -> None:
+            await stream.aclose()
+
+        b.serve("/test/drop/1", drop)
+        async with running(a, b):
+            nobody = identity().peer_id
+            with pytest.raises(Unreachable, match="no address"):
+                await a.connect(nobody)
+            with pytest.raises(Unreachable, match="refused"):
+                await a.connect(f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}")
+            with pytest.raises(Unreachable, match=f"answers as another peer, {b.me}"):
+                await a.connect(addresses.with_peer(b.addresses[0], nobody))
+            with pytest.raises(Unreachable, match="itself"):
+                await a.connect(a.addresses[0])
+            with pytest.raises(Unreachable, match="cannot be dialled: expected /ip4/"):
+                await a.connect("/ip4/127.0.0.1/udp/1")
+            await a.connect(b.addresses[0])
+            with pytest.raises(ProtocolUnsupported):
+                await a.open_stream(b.me, "/test/unknown/1")
+            stream = await a.open_stream(b.me, "/test/drop/1")
+            with pytest.raises(StreamBroken):
+                await stream.receive_some(1)
+            await stream.aclose()
+
+    run(main)
+
+
+def test_silent_address_is_given_up_after_the_timeout() -> None:
+    async def main() -> None:
+        a = network()
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            async with running(a):
+                target = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{identity().peer_id}"
+                with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"), trio.fail_after(1):
+                    await a.connect(target, timeout=0.2)
+
+    run(main)
+
+
+def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(a.connect, b.addresses[0])
+            assert len(a._connections.of(b.me)) == 1
+
+    run(main)
+
+
+def test_cancelled_caller_leaves_the_shared_dial_to_the_others() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b), trio.open_nursery() as nursery:
+            impatient = trio.CancelScope()
+
+            async def leave() -> None:
+                with impatient:
+                    await a.connect(b.addresses[0])
+
+            nursery.start_soon(leave)
+            nursery.start_soon(a.connect, b.addresses[0])
+            while not a._dialler._under_way:
+                await trio.lowlevel.checkpoint()
+            impatient.cancel()
+            await until(lambda: bool(a.peers()))
+
+    run(main)
+
+
+def test_peers_that_dial_each_other_at_once_end_up_connected() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        a.serve(ECHO, echo)
+        b.serve(ECHO, echo)
+        async with running(a, b):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(a.connect, b.addresses[0])
+                nursery.start_soon(b.connect, a.addresses[0])
+            assert await ask(a, b.me, b"one way") == b"one way"
+            assert await ask(b, a.me, b"and back") == b"and back"
+            assert [view.peer for view in a.peers()] == [b.me]
+
+    run(main)
+
+
+def test_exception_in_a_handler_ends_its_stream_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        a, b = network(), network()
+
+        async def fail(stream: Stream) -> None:
+            raise RuntimeError("broken handler")
+
+        b.serve(ECHO, echo)
+        b.serve("/test/fail/1", fail)
+        async with running(a, b):
+            await a.connect(b.addresses[0])
+            stream = await a.open_stream(b.me, "/test/fail/1")
+            with pytest.raises(StreamBroken):
+                await stream.receive_some(1)
+            assert await ask(a, b.me, b"alive") == b"alive"
+            assert b._failures == {"/test/fail/1": 1}
+            assert a.me in caplog.text
+
+    with caplog.at_level(logging.WARNING):
+        run(main)
+
+
+def test_garbage_in_negotiation_does_not_end_the_host() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        b.serve(ECHO, echo)
+        async with running(a, b):
+            await a.connect(b.addresses[0])
+            for garbage in (b"\x04\xff\xfe\xfd\n", b"\xff" * 64, os.urandom(300), b"\x00", b"\x13/multistream/2.0.0\n"):
+                connection = a._connections.best(b.me)
+                assert connection is not None
+                stream = await connection.session.open_stream()
+                await stream.send_all(garbage)
+                stream.send_eof_nowait()
+            assert await ask(a, b.me, b"alive") == b"alive"
+
+    run(main)
+
+
+def test_closed_connections_free_their_slots() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b):
+            for _ in range(5):
+                await a.connect(b.addresses[0])
+                await until(lambda: bool(b.peers()))
+                await disconnect(a, b.me)
+                await until(lambda: not b.peers())
+            manager = b._swarm._resource_manager
+            assert manager is not None
+            await until(lambda: b._swarm._inbound_limiter.borrowed_tokens == 0)
+            await until(lambda: manager._current_connections == 0)
+
+    run(main)
+
+
+def test_peers_come_and_go_with_events_and_views() -> None:
+    async def main() -> None:
+        a, b = network(), network(agent="swarmnode/test")
+        async with running(a, b):
+            with a.watch_peers() as events:
+                await a.connect(b.addresses[0])
+                event = await events.receive()
+                assert (event.peer, event.up) == (b.me, True)
+                (view,) = a.peers()
+                assert (view.path, view.inbound) == ("direct", False)
+                assert b.addresses[0] in view.addresses
+                await until(lambda: a.peers()[0].agent == "swarmnode/test")
+                await until(lambda: bool(b.peers()))
+                assert b.peers()[0].inbound
+                await disconnect(b, a.me)
+                event = await events.receive()
+                assert (event.peer, event.up) == (b.me, False)
+
+    run(main)
+
+
+def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
+    from swarmnode.node.host.connections import EVENTS, PeerEvent, _Feed
+
+    async def main() -> None:
+        feed = _Feed()
+        for number in range(EVENTS + 10):
+            feed.put(PeerEvent(str(number), up=True))
+        assert (await feed.reader.receive()).peer == "10"
+
+    run(main)
+
+
+def test_more_peers_than_the_limit_are_refused() -> None:
+    async def main() -> None:
+        full = network(max_peers=1)
+        a, b = network(), network()
+        async with running(full, a, b):
+            await a.connect(full.addresses[0])
+            await until(lambda: bool(full.peers()))
+            await b.connect(full.addresses[0])
+            await until(lambda: not b.peers())
+            assert [view.peer for view in full.peers()] == [a.me]
+
+    run(main)
+
+
+def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a):
+            with trio.fail_after(3):
+                async with running(b):
+                    await a.connect(b.addresses[0])
+                    port = int(b.addresses[0].split("/")[4])
+            await until(lambda: not a.peers())
+            with pytest.raises(OSError, match="connect"):
+                await trio.open_tcp_stream("127.0.0.1", port)
+
+    run(main)
+
+
+def test_port_in_use_is_reported_with_a_way_out() -> None:
+    async def main() -> None:
+        a = network()
+        async with running(a):
+            port = a.addresses[0].split("/")[4]
+            late = Libp2pNetwork(identity(), HostSettings(listen=(f"/ip4/127.0.0.1/tcp/{port}",)))
+            with pytest.raises(PortTaken, match=rf"port {port} is in use.*--port 0"):
+                await late.run()
+
+    run(main)
+
+
+def test_address_of_no_interface_is_reported() -> None:
+    async def main() -> None:
+        with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
+            await Libp2pNetwork(identity(), HostSettings(listen=("/ip4/192.0.2.77/tcp/40777",))).run()
+
+    run(main)
+
+
+def test_unspecified_address_is_announced_as_real_ones() -> None:
+    async def main() -> None:
+        a = Libp2pNetwork(identity(), HostSettings(listen=("/ip4/0.0.0.0/tcp/0",)))
+        async with running(a):
+            assert a.addresses
+            assert not any("/0.0.0.0/" in address for address in a.addresses)
+            assert all(addresses.peer_of(address) == a.me for address in a.addresses)
+            assert [Multiaddr(address.partition("/p2p/")[0]) for address in a.addresses] == [
+                address.decapsulate("/p2p") if "/p2p/" in str(address) else address for address in a._host.get_addrs()
+            ]
+
+    run(main)
+
+
+def test_told_addresses_replace_those_of_the_interfaces() -> None:
+    a = network(announce=("/dns4/node.example/tcp/4077",))
+    assert a.addresses == (f"/dns4/node.example/tcp/4077/p2p/{a.me}",)
+
+
+def test_all_bytes_at_the_sockets_are_counted() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        b.serve(ECHO, echo)
+        async with running(a, b):
+            await a.connect(b.addresses[0])
+            await ask(a, b.me, bytes(100_000))
+            traffic = a.traffic()
+            assert 100_000 < traffic.bytes_out < 130_000
+            assert 100_000 < traffic.bytes_in < 130_000
+            await until(lambda: b.traffic().bytes_in == a.traffic().bytes_out)
+
+    run(main)
+
+
+@pytest.mark.parametrize("capped", ["up", "down"])
+def test_caps_hold_traffic_to_their_rate(capped: str) -> None:
+    async def main() -> None:
+        rate = 400_000.0
+        a = network(up=rate if capped == "up" else 0)
+        b = network(down=rate if capped == "down" else 0)
+        b.serve(ECHO, echo)
+        async with running(a, b):
+            await a.connect(b.addresses[0])
+            started = trio.current_time()
+            size = 500_000
+            assert len(await ask(a, b.me, bytes(size))) == size
+            elapsed = trio.current_time() - started
+            assert size / elapsed < 1.35 * rate + 0.3 * rate  # a quarter of a second may be caught up on
+
+    run(main)
+
+
+def test_signatures_are_bound_to_the_peer_id() -> None:
+    a, b = network(), network()
+    signature = a.sign(b"message")
+    assert b.verify(a.me, b"message", signature)
+    assert not b.verify(b.me, b"message", signature)
+    assert not b.verify(a.me, b"massage", signature)
+    assert not b.verify("nonsense", b"message", signature)
+    assert not b.verify(a.me, b"message", b"short")
+
+
+def test_learned_addresses_are_bounded_and_undialable_ones_left_out() -> None:
+    a = network()
+    peer = identity().peer_id
+    a.learn(peer, tuple(f"/ip4/10.0.0.1/tcp/{port}" for port in range(1, 100)))
+    assert len(a.known_addresses(peer)) == 16
+    other = identity().peer_id
+    a.learn(other, ("/ip4/0.0.0.0/tcp/1", "/ip4/10.0.0.1/udp/1/quic-v1", "nonsense", "/ip4/10.0.0.2/tcp/2"))
+    assert a.known_addresses(other) == (f"/ip4/10.0.0.2/tcp/2/p2p/{other}",)
+
+
+def test_providers_are_found_through_a_third_node() -> None:
+    async def main() -> None:
+        a, b, c = network(), network(), network()
+        key = os.urandom(32)
+        async with running(a, b, c):
+            await a.connect(b.addresses[0])
+            await c.connect(b.addresses[0])
+            await until(lambda: all(view.agent for node in (a, b, c) for view in node.peers()) and bool(c.peers()))
+            await a.provide(key)
+            assert await c.find_providers(key) == (a.me,)
+            assert a.addresses[0] in c.known_addresses(a.me)
+            assert await c.find_providers(os.urandom(32)) == ()
+
+    run(main)
+
+
+def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarmnode.node.discovery import kademlia, providers
+    from swarmnode.protocols.dht.lookup import LookupLimits
+
+    monkeypatch.setattr(providers, "LIMITS", LookupLimits(patience=5.0, seconds=0.5))
+
+    async def main() -> None:
+        a, b = network(), network()
+
+        async def hang(stream: Any) -> None:
+            await trio.sleep_forever()
+
+        async with running(a, b):
+            b._host.set_stream_handler(kademlia.PROTOCOL_ID, hang)
+            await a.connect(b.addresses[0])
+            await until(lambda: bool(a.peers()[0].agent))
+            with trio.fail_after(1.5):
+                assert await a.find_providers(os.urandom(32)) == ()
+
+    run(main)
+
+
+def test_connection_that_never_shakes_hands_costs_no_peer() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b):
+            port = int(b.addresses[0].split("/")[4])
+            silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(20)]
+            await a.connect(b.addresses[0], timeout=2)
+            for stream in silent:
+                await stream.aclose()
+
+    run(main)
+
+
+def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a = network()
+
+        async def crash() -> None:
+            raise RuntimeError("internal")
+
+        monkeypatch.setattr(a._providers, "run", crash)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await a.run()
+        assert caught.value.subgroup(RuntimeError)
+
+    run(main)

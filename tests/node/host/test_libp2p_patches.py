@@ -1,0 +1,716 @@
+"""Each mended defect of py-libp2p twice: it is gone here, and it still shows upstream.
+
+A `test_stock_…` test that fails says that upstream no longer needs the patch: remove the module that it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.rcmgr.manager import ResourceManager
+from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
+
+from swarmnode.node.host import patches as libp2p_patches
+from swarmnode.node.host.limits import ConnectionLimits
+from swarmnode.node.host.patches import (
+    agent_versions,
+    circuit_addresses,
+    denied_connections,
+    inbound_slots,
+    stream_handlers,
+    yamux_session,
+    yamux_stream,
+)
+from swarmnode.node.host.patches.yamux_session import Session
+from swarmnode.node.host.shares import Pool, Share
+from swarmnode.protocols.peers.violations import Kind
+
+libp2p_patches.apply()
+
+PEER = ID.from_pubkey(create_new_key_pair().public_key)
+GONE = "upstream no longer shows this defect: remove the patch {}"
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def stock(patched: Any) -> Any:
+    return patched.__wrapped__
+
+
+class Secured:
+    """A secured connection in memory that, like Noise over a full socket, writes in pieces and can be cancelled."""
+
+    def __init__(self, stream: trio.abc.Stream, *, initiator: bool) -> None:
+        self.stream = stream
+        self.is_initiator = initiator
+        self.stuck = False
+
+    async def write(self, data: bytes) -> None:
+        if self.stuck:
+            await trio.sleep_forever()
+        for start in range(0, len(data), 1000):
+            await self.stream.send_all(data[start : start + 1000])
+
+    async def read(self, n: int | None = None) -> bytes:
+        return bytes(await self.stream.receive_some(n))  # type: ignore[call-arg]
+
+    async def close(self) -> None:
+        await self.stream.aclose()
+
+    def get_remote_address(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def pair(muxer: Any, other: Any = None) -> AsyncIterator[tuple[Any, Any, Secured, Secured]]:
+    one, two = trio.testing.memory_stream_pair()
+    a, b = Secured(one, initiator=True), Secured(two, initiator=False)
+    left, right = muxer(a, PEER), (other or muxer)(b, PEER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(left.start)
+        nursery.start_soon(right.start)
+        await left.event_started.wait()
+        await right.event_started.wait()
+        yield left, right, a, b
+        nursery.cancel_scope.cancel()
+
+
+async def open_pair(left: Any, right: Any) -> tuple[Any, Any]:
+    outgoing = await left.open_stream()
+    return outgoing, await right.accept_stream()
+
+
+def test_patches_are_applied_once_however_often_they_are_asked_for() -> None:
+    before = BasicHost._swarm_stream_handler
+    libp2p_patches.apply()
+    assert BasicHost._swarm_stream_handler is before
+    assert not hasattr(stock(before), "__wrapped__")
+
+
+# stream_handlers
+
+
+def failing_host() -> Any:
+    async def negotiate(*_: Any) -> None:
+        b"\xff".decode()
+
+    return SimpleNamespace(
+        negotiate_timeout=5, _network=SimpleNamespace(), multiselect=SimpleNamespace(negotiate=negotiate)
+    )
+
+
+class Resettable(SimpleNamespace):
+    was_reset = False
+
+    async def reset(self) -> None:
+        self.was_reset = True
+
+
+def test_exception_in_negotiation_resets_that_stream_only() -> None:
+    async def main() -> None:
+        stream = Resettable(muxed_conn=SimpleNamespace(peer_id=PEER))
+        await BasicHost._swarm_stream_handler(failing_host(), stream)  # type: ignore[arg-type]
+        assert stream.was_reset
+
+    run(main)
+
+
+def test_stock_handler_exception_still_escapes() -> None:
+    async def main() -> None:
+        stream = Resettable(muxed_conn=SimpleNamespace(peer_id=PEER))
+        with pytest.raises(UnicodeDecodeError):
+            await stock(BasicHost._swarm_stream_handler)(failing_host(), stream)
+            pytest.fail(GONE.format(stream_handlers.__name__))
+
+    run(main)
+
+
+# inbound_slots
+
+
+async def accept_and_close(handler: Any) -> bool:
+    """Whether accepting ended within a minute of the connection's end."""
+
+    async def nothing(*_: Any) -> None: ...
+
+    swarm = SimpleNamespace(
+        _build_remote_multiaddr=lambda _: None,
+        upgrade_inbound_raw_conn=nothing,
+        manager=SimpleNamespace(wait_finished=trio.sleep_forever),
+    )
+    connection = SimpleNamespace(close=nothing)
+    with trio.move_on_after(60) as waited:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handler, swarm, connection, None, None)
+            await trio.testing.wait_all_tasks_blocked()
+            await connection.close()
+    return not waited.cancelled_caught
+
+
+def test_closed_inbound_connection_ends_its_accepting_task() -> None:
+    async def main() -> None:
+        assert await accept_and_close(Swarm._do_handle_inbound_connection)
+
+    run(main)
+
+
+def test_stock_inbound_slot_is_still_lost() -> None:
+    async def main() -> None:
+        ended = await accept_and_close(stock(Swarm._do_handle_inbound_connection))
+        assert not ended, GONE.format(inbound_slots.__name__)
+
+    run(main)
+
+
+# denied_connections
+
+
+async def deny(add: Any) -> int:
+    """Connections that the resource manager still counts after one was denied."""
+    manager = ResourceManager(enable_connection_tracking=False)
+
+    async def nothing(*_: Any) -> None: ...
+
+    class Unstartable(SimpleNamespace):
+        def run_task(self, *_: Any) -> None:
+            raise RuntimeError("denied")
+
+    connection = SimpleNamespace(
+        peer_id=PEER, _resource_scope=manager.open_connection(PEER), close=nothing, set_resource_scope=None
+    )
+    swarm = SimpleNamespace(
+        connections={},
+        _resource_manager=manager,
+        metric_send_channel=None,
+        manager=Unstartable(),
+        remove_conn=lambda _: None,
+        notify_disconnected=nothing,
+    )
+    with pytest.raises((RuntimeError, AttributeError)):
+        await add(swarm, connection)
+    return manager._current_connections
+
+
+def test_denied_connection_gives_its_slot_back() -> None:
+    async def main() -> None:
+        assert await deny(Swarm.add_conn) == 0
+
+    run(main)
+
+
+def test_stock_denied_connection_still_leaks() -> None:
+    async def main() -> None:
+        assert await deny(stock(Swarm.add_conn)) == 1, GONE.format(denied_connections.__name__)
+
+    run(main)
+
+
+# agent_versions
+
+
+def test_agent_of_a_peer_is_kept_printable_and_short() -> None:
+    stored: dict[str, str] = {}
+
+    async def upstream(*_: Any) -> None: ...
+
+    async def main() -> None:
+        store = SimpleNamespace(put=lambda peer, key, value: stored.update({key: value}))
+        message = SimpleNamespace(agent_version="swarm\x1bnode/1\n" + "x" * 1000)
+        await agent_versions.keep_agent(upstream)(store, PEER, message)
+
+    run(main)
+    assert stored[agent_versions.KEY].startswith("swarmnode/1x")
+    assert len(stored[agent_versions.KEY]) <= agent_versions.MAX_AGENT
+
+
+def test_stock_identify_still_forgets_the_agent() -> None:
+    from libp2p.host import basic_host
+
+    source = stock(basic_host.update_peerstore_from_identify).__code__
+    assert "agent_version" not in source.co_names, GONE.format(agent_versions.__name__)
+
+
+# circuit_addresses
+
+
+def announcing(*addresses: str) -> BasicHost:
+    """A host that says it can be dialled there."""
+    keys = create_new_key_pair()
+    return new_host(key_pair=keys, addrs_factory=lambda _: [Multiaddr(address) for address in addresses])
+
+
+def test_addresses_through_relays_are_told_whole() -> None:
+    relayed, own = f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit", "/ip4/192.0.2.2/tcp/4077"
+    host = announcing(relayed, own)
+    assert [str(a) for a in host.get_addrs()] == [f"{place}/p2p/{host.get_id()}" for place in (relayed, own)]
+    host = announcing(own)
+    assert [str(a) for a in host.get_addrs()] == [f"{own}/p2p/{host.get_id()}"]
+
+
+def test_stock_hosts_still_cut_the_relay_from_their_addresses() -> None:
+    host = announcing(f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit")
+    told = [str(a) for a in stock(BasicHost.get_addrs)(host)]
+    assert not any("p2p-circuit" in a for a in told), GONE.format(circuit_addresses.__name__)
+
+
+# yamux_session
+
+
+def test_cancelled_send_leaves_the_connection_whole() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            for _ in range(20):
+                out, _ = await open_pair(left, right)
+                with trio.move_on_after(0.001):
+                    await out.send_all(bytes(500_000))
+            out, back = await open_pair(left, right)
+            await out.send_all(b"still in step")
+            assert await back.receive_some(100) == b"still in step"
+
+    run(main)
+
+
+def test_stock_yamux_still_loses_step_when_a_write_is_cancelled() -> None:
+    async def main() -> None:
+        async with pair(Yamux) as (left, right, secured, _):
+            out, _ = await open_pair(left, right)
+            with trio.move_on_after(0.001):
+                write = secured.stream.send_all
+
+                async def slow(data: bytes) -> None:
+                    await write(data)
+                    await trio.sleep(0.01)
+
+                secured.stream.send_all = slow
+                await out.write(bytes(60_000))
+            secured.stream.send_all = write
+            with trio.move_on_after(3) as waited:
+                other = await left.open_stream()
+                await other.write(b"in step?")
+                incoming = await right.accept_stream()
+                await incoming.read(8)
+            assert waited.cancelled_caught or right.is_closed, GONE.format(yamux_session.__name__)
+
+    run(main)
+
+
+def test_reader_that_stalls_costs_nobody_but_its_own_sender() -> None:
+    async def main() -> None:
+        payload = bytes(3 * yamux_stream.INITIAL_WINDOW)
+        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+            stalled, reader = await open_pair(left, right)
+            nursery.start_soon(stalled.send_all, payload)
+            await trio.sleep(60)  # virtual: stock gives up after 5
+            other, back = await open_pair(left, right)
+            await other.send_all(b"alive")
+            assert await back.receive_some(5) == b"alive"
+            received = 0
+            while received < len(payload):
+                received += len(await reader.receive_some(1 << 20))
+
+    run(main)
+
+
+def test_stock_yamux_still_fails_the_writer_of_a_stalled_reader() -> None:
+    async def main() -> None:
+        async with pair(Yamux) as (left, right, _, _):
+            out, _ = await open_pair(left, right)
+            with pytest.raises(MuxedStreamError), trio.fail_after(60):
+                await out.write(bytes(3 * yamux_stream.INITIAL_WINDOW))
+                pytest.fail(GONE.format(yamux_session.__name__))
+
+    run(main)
+
+
+async def overrun(muxer: Any) -> tuple[int, bool]:
+    """Bytes that a victim keeps, and whether it closed, after a peer sent 8 MiB into a window of 256 KiB."""
+    one, two = trio.testing.memory_stream_pair()
+    victim = muxer(Secured(two, initiator=False), PEER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(victim.start)
+        await one.send_all(struct.pack("!BBHII", 0, 1, 1, 1, 0))
+        for _ in range(128):
+            with trio.move_on_after(1):
+                try:
+                    await one.send_all(struct.pack("!BBHII", 0, 0, 0, 1, 65536) + bytes(65536))
+                except trio.BrokenResourceError:
+                    break
+        await trio.sleep(1)
+        kept = victim.share.unread if isinstance(victim, Session) else len(victim.stream_buffers[1])
+        closed = victim.is_closed
+        nursery.cancel_scope.cancel()
+    return kept, closed
+
+
+def test_peer_that_overruns_its_window_is_dropped_before_it_takes_memory() -> None:
+    async def main() -> None:
+        kept, closed = await overrun(Session)
+        assert closed
+        assert kept <= yamux_stream.INITIAL_WINDOW + 100 * ConnectionLimits().unread_chunk
+
+    run(main)
+
+
+def test_stock_yamux_still_takes_whatever_is_pushed() -> None:
+    async def main() -> None:
+        kept, _ = await overrun(Yamux)
+        assert kept == 8 << 20, GONE.format(yamux_session.__name__)
+
+    run(main)
+
+
+async def unaccepted(muxer: Any) -> bool:
+    """Whether an accepted stream still works beside 30 that nobody accepts."""
+    async with pair(muxer) as (left, right, _, _):
+        out, back = await open_pair(left, right)
+        for _ in range(30):
+            await left.open_stream()
+        with trio.move_on_after(20) as waited:
+            await out.write(b"x")
+            assert await back.read(1) == b"x"
+        return not waited.cancelled_caught
+
+
+def test_streams_that_nobody_accepts_hold_up_no_other() -> None:
+    async def main() -> None:
+        assert await unaccepted(Session)
+
+    run(main)
+
+
+def test_stock_yamux_still_stops_reading_for_streams_that_nobody_accepts() -> None:
+    async def main() -> None:
+        assert not await unaccepted(Yamux), GONE.format(yamux_session.__name__)
+
+    run(main)
+
+
+def test_silent_connection_is_given_up_and_breaks_its_streams() -> None:
+    async def main() -> None:
+        one, _ = trio.testing.memory_stream_pair()
+        session = Session(Secured(one, initiator=True), PEER)  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.start)
+            await session.event_started.wait()
+            stream = await session.open_stream()
+            with pytest.raises(MuxedStreamReset), trio.fail_after(yamux_session.SILENCE + 1):
+                await stream.receive_some(1)
+
+    run(main)
+
+
+def test_idle_but_living_connection_is_kept() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            await trio.sleep(3600)
+            assert not left.is_closed
+            assert not right.is_closed
+
+    run(main)
+
+
+def test_socket_that_takes_nothing_ends_the_connection_and_cancelling_a_sender_does_not_wait_for_it() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, secured, _):
+            out, _ = await open_pair(left, right)
+            secured.stuck = True
+            started = trio.current_time()
+            with trio.move_on_after(0.5):
+                await out.send_all(bytes(1 << 20))
+            assert trio.current_time() - started == pytest.approx(0.5)
+            with pytest.raises(MuxedStreamReset), trio.fail_after(yamux_session.WRITE_STALL + 1):
+                await out.receive_some(1)
+
+    run(main)
+
+
+def test_finished_stream_is_read_to_its_end_though_the_sender_dropped_it() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(b"reply")
+            out.end()
+            await trio.sleep(1)
+            assert await back.receive_some(100) == b"reply"
+            assert await back.receive_some(100) == b""
+
+    run(main)
+
+
+def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(b"part")
+            out.abort()
+            await trio.sleep(1)
+            assert await back.receive_some(100) == b"part"
+            with pytest.raises(MuxedStreamReset):
+                await back.receive_some(100)
+            assert not left._streams
+            assert not right._streams
+            assert right.share.idle
+
+    run(main)
+
+
+def test_peer_cannot_open_more_streams_than_the_limit() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            most = ConnectionLimits().streams
+            streams = [await left.open_stream() for _ in range(most + 5)]
+            await trio.sleep(1)
+            assert len(right._streams) == most
+            assert sum(stream.broken for stream in streams) == 5
+
+    run(main)
+
+
+def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> None:
+    async def main() -> None:
+        limits = ConnectionLimits(streams=8, unread=1 << 20)
+        pool = Pool(limits)
+        share = Share(pool)
+        complaints: list[Kind] = []
+        async with pair(Session) as (left, right, _, _), pair(Session) as (far, near, _, _):
+            early = await far.open_stream()  # before it is known whose the connection is
+            await early.send_all(bytes(1000))
+            await trio.sleep(1)
+            for session in (right, near):
+                session.move_to(share)
+                session.complain = lambda what, kind: complaints.append(kind)
+            streams = [await session.open_stream() for session in (left, far) for _ in range(6)]
+            await trio.sleep(1)
+            assert (share.streams, pool.streams) == (8, 8)
+            assert sum(stream.broken for stream in streams) == 5
+            assert complaints == [Kind.LOAD] * 5
+            for stream in streams:
+                if not stream.broken:
+                    with trio.move_on_after(1), contextlib.suppress(MuxedStreamReset):
+                        await stream.send_all(bytes(yamux_stream.INITIAL_WINDOW))
+            await trio.sleep(1)
+            assert share.unread == pool.unread <= limits.unread
+            assert len(complaints) > 5
+            for stream in [early, *streams]:
+                stream.abort()
+            await trio.sleep(1)
+            assert share.idle
+            assert (pool.unread, pool.streams) == (0, 0)
+
+    run(main)
+
+
+def test_one_byte_pieces_count_for_what_they_cost() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            right.move_to(Share(Pool(ConnectionLimits(unread=100_000))))
+            out, back = await open_pair(left, right)
+            for _ in range(1000):
+                assert out.send_nowait(b"x")
+                await trio.sleep(0.001)
+            await trio.sleep(1)
+            assert right.share.unread == 65 * 1000
+            assert await back.receive_some(1) == b"x"
+            assert right.share.unread == 65 * 999
+            for _ in range(1000):
+                if not out.send_nowait(b"x"):
+                    break
+                await trio.sleep(0.001)
+            assert out.broken
+            assert right.share.idle
+
+    run(main)
+
+
+def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
+    limits = ConnectionLimits(peers=4, unread=100, unread_in_all=160)
+    pool = Pool(limits)
+    greedy, second, late = Share(pool), Share(pool), Share(pool)
+    assert greedy.keep(81)
+    assert not greedy.keep(1)
+    assert second.keep(20)
+    assert not second.keep(1)
+    assert late.keep(20)
+    greedy.give_back(60)
+    assert second.keep(60)
+
+
+def test_window_grows_for_a_stream_that_it_limits() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+            right.shortest_rtt = lambda: 1.0
+            out, back = await open_pair(left, right)
+            nursery.start_soon(out.send_all, bytes(24 << 20))
+            received = 0
+            while received < 24 << 20:
+                received += (size := len(await back.receive_some(1 << 20)))
+                await trio.sleep(size / 4e6)
+            assert back._target == yamux_stream.MAX_WINDOW
+
+    run(main)
+
+
+def test_window_does_not_follow_a_queue_of_its_own() -> None:
+    """A reader that takes what came in bursts, over a short way: more window would only be more queue."""
+
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+            right.shortest_rtt = lambda: 0.001
+            out, back = await open_pair(left, right)
+            nursery.start_soon(out.send_all, bytes(24 << 20))
+            received = 0
+            while received < 24 << 20:
+                received += len(await back.receive_some(1 << 20))
+                if not back._chunks:
+                    await trio.sleep(0.01)  # 25 MB/s
+            assert back._target == yamux_stream.INITIAL_WINDOW
+
+    run(main)
+
+
+def test_windows_of_one_connection_grow_within_its_allowance_and_give_it_back() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            right.shortest_rtt = lambda: 1.0
+
+            async def transfer(out: Any, back: Any) -> None:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(out.send_all, bytes(12 << 20))
+                    received = 0
+                    while received < 12 << 20:
+                        received += (size := len(await back.receive_some(1 << 20)))
+                        await trio.sleep(size / 4e6)
+
+            streams = [await open_pair(left, right) for _ in range(6)]
+            for out, back in streams:
+                await transfer(out, back)
+            assert 0 < right._widened == sum(back.widened for _, back in streams) <= yamux_session.MAX_WIDENED
+            assert streams[5][1]._target < streams[0][1]._target
+            for _, back in streams:
+                back.abort()
+            assert right._widened == 0
+
+    run(main)
+
+
+def test_sending_without_waiting_keeps_order_and_window() -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(b"first ")
+            assert out.send_nowait(b"second ")
+            await out.send_all(b"third")
+            received = b""
+            while len(received) < 18:
+                received += await back.receive_some(100)
+            assert received == b"first second third"
+            sent = 0
+            while out.send_nowait(bytes(10_000)):
+                sent += 10_000
+                await trio.sleep(1)
+            assert sent == (yamux_stream.INITIAL_WINDOW - 18) // 10_000 * 10_000
+            back.abort()
+            await trio.sleep(1)
+            assert not out.send_nowait(b"x")
+            assert not right.is_closed
+
+    run(main)
+
+
+@pytest.mark.parametrize("size", [100, 50_000, 3 * yamux_stream.INITIAL_WINDOW])
+def test_what_was_sent_may_be_changed_afterwards(size: int) -> None:
+    async def main() -> None:
+        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+            out, back = await open_pair(left, right)
+
+            async def send() -> None:
+                buffer = bytearray(b"a" * size)
+                await out.send_all(buffer)
+                buffer[:] = bytes(size)
+
+            nursery.start_soon(send)
+            received = b""
+            while len(received) < size:
+                received += await back.receive_some(1 << 20)
+            assert received == b"a" * size
+
+    run(main)
+
+
+class Instant:
+    """A transport that can write without waiting: what it wrote, and messages to read."""
+
+    immediate = True
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.arrive, self._arrived = trio.open_memory_channel[list[bytes]](8)
+
+    async def read(self) -> list[bytes]:
+        return await self._arrived.receive()
+
+    def write_now(self, pieces: Any) -> bool:
+        self.writes.append(b"".join(pieces))
+        return True
+
+    async def write(self, pieces: Any) -> None:
+        if pieces:
+            self.writes.append(b"".join(pieces))
+
+
+def ping(flags: int, nonce: int) -> bytes:
+    return yamux_stream.HEADER.pack(0, yamux_stream.PING, flags, 0, nonce)
+
+
+def test_answers_to_what_arrived_together_go_in_one_write() -> None:
+    async def main() -> None:
+        session = Session(Secured(trio.testing.memory_stream_pair()[0], initiator=True), PEER)  # type: ignore[arg-type]
+        session._transport = transport = Instant()  # type: ignore[assignment]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.start)
+            await trio.sleep(0.1)
+            transport.writes.clear()
+            transport.arrive.send_nowait([ping(yamux_stream.SYN, n) for n in range(3)])
+            await trio.sleep(0.1)
+            assert transport.writes == [b"".join(ping(yamux_stream.ACK, n) for n in range(3))]
+            # however many come at once: it is the one who does not read the answers who breaks the rules
+            many = yamux_session.MAX_ANSWERS + 10
+            transport.arrive.send_nowait([b"".join(ping(yamux_stream.SYN, n) for n in range(many))])
+            await trio.sleep(0.1)
+            assert b"".join(transport.writes[1:]) == b"".join(ping(yamux_stream.ACK, n) for n in range(many))
+            assert not session.is_closed
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_session_and_stock_yamux_understand_each_other() -> None:
+    async def main() -> None:
+        async with pair(Session, Yamux) as (ours, theirs, _, _):
+            out, back = await open_pair(ours, theirs)
+            await out.send_all(b"to stock")
+            assert await back.read(8) == b"to stock"
+            await back.write(b"from stock")
+            assert await out.receive_some(10) == b"from stock"
+            await back.close()
+            assert await out.receive_some(10) == b""
+
+    run(main)

@@ -1,0 +1,40 @@
+"""What one peer can make a node keep stays within the promise, and every limit says what it is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import swarmnode.node.host.limits
+from swarmnode.node.host.limits import MIB, ConnectionLimits, Limits
+
+PROMISED = 64 * MIB  # a peer
+ROOMS = Path(swarmnode.node.host.limits.__file__).parents[1]
+
+
+def test_a_peer_that_does_its_worst_everywhere_costs_at_most_64_mib() -> None:
+    parts = Limits().parts_per_peer()
+    assert sum(parts.values()) <= PROMISED
+    assert all(parts.values())
+
+
+def test_unread_bytes_of_all_peers_are_bounded_however_many_there_are() -> None:
+    limits = ConnectionLimits()
+    share = limits.unread_in_all // 2 // limits.peers
+    most = limits.unread_in_all // 2 + limits.unread + limits.peers * share
+    assert most <= 1.2 * limits.unread_in_all
+    assert share >= MIB  # enough for a round trip of an honest peer while others fill the rest
+
+
+@pytest.mark.parametrize("part", dataclasses.fields(Limits), ids=lambda part: part.name)
+def test_every_limit_has_its_unit_or_reason_beside_it(part: Any) -> None:
+    limits = getattr(Limits(), part.name)
+    source = (ROOMS / Path(*type(limits).__module__.split(".")[1:])).with_suffix(".py").read_text()
+    body = source.partition(f"class {type(limits).__name__}:")[2].partition("\n\n\n")[0]
+    for field in dataclasses.fields(limits):
+        line = re.search(rf"^    {field.name}: .*= .*$", body, re.MULTILINE)
+        assert line is not None and "  # " in line[0], f"{type(limits).__name__}.{field.name}"

@@ -1,0 +1,95 @@
+"""Peers go by their rates: members freely, strangers at theirs and all together at theirs, the slowed slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from swarmnode.node.host.limits import MIB, RateLimits
+from swarmnode.node.host.pace import Pacer
+from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
+from swarmnode.protocols.peers.violations import Kind
+
+RATES = RateLimits(member=0.0, stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=64.0 * 1024)
+PIECE = 64 * 1024
+
+
+def pacer() -> tuple[Pacer, Conduct]:
+    conduct = Conduct(ConductLimits(), trio.current_time)
+    return Pacer(RATES, conduct), conduct
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def seconds(pacer: Pacer, *peers: str, size: int = 4 * MIB) -> float:
+    """How long it takes until `size` bytes of each peer were read."""
+    began = trio.current_time()
+
+    async def read(peer: str) -> None:
+        pace = pacer.of(peer)
+        for _ in range(size // PIECE):
+            await pace.received(PIECE)
+
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(read, peer)
+    return trio.current_time() - began
+
+
+def test_members_wait_for_nothing_and_strangers_go_at_their_rate() -> None:
+    async def main() -> None:
+        paces, _ = pacer()
+        assert await seconds(paces, "anybody") == 0.0
+        paces.is_member = lambda peer: peer == "member"
+        assert await seconds(paces, "member") == 0.0
+        assert all(paces.of("member").send_now(MIB) for _ in range(100))
+        assert paces.of("stranger").send_now(1000)
+        assert not paces.of("stranger").send_now(MIB)
+        assert await seconds(paces, "stranger") == pytest.approx(4.0, rel=0.1)
+
+    run(main)
+
+
+def test_all_strangers_together_have_a_rate_and_no_member_waits_for_it() -> None:
+    async def main() -> None:
+        paces, _ = pacer()
+        paces.is_member = lambda peer: peer == "member"
+        strangers = [f"stranger {number}" for number in range(6)]
+        async with trio.open_nursery() as nursery:
+
+            async def flood() -> None:
+                assert await seconds(paces, *strangers) == pytest.approx(6 * 4 / 1.5, rel=0.1)
+
+            nursery.start_soon(flood)
+            await trio.sleep(1)
+            assert await seconds(paces, "member") == 0.0
+
+    run(main)
+
+
+def test_two_connections_of_a_stranger_are_no_faster_than_one() -> None:
+    async def main() -> None:
+        paces, _ = pacer()
+        paces.is_member = lambda peer: False
+        assert await seconds(paces, "stranger", "stranger") == pytest.approx(8.0, rel=0.1)
+
+    run(main)
+
+
+def test_a_slowed_member_is_read_slowly_until_it_is_forgiven() -> None:
+    async def main() -> None:
+        paces, conduct = pacer()
+        conduct.offended("member", "a lie", Kind.LIE)
+        conduct.offended("member", "a lie", Kind.LIE)
+        assert not paces.of("member").send_now(PIECE)
+        assert await seconds(paces, "other") == 0.0
+        assert await seconds(paces, "member", size=20 * PIECE) == pytest.approx(20.0, rel=0.1)
+        await trio.sleep(2 * ConductLimits().half_life)
+        assert await seconds(paces, "member") == 0.0
+
+    run(main)

@@ -1,0 +1,275 @@
+"""Hole punching: both sides dial at one moment, three times at the most, and failures are remembered for long."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.holepunch import (
+    ANSWERS_AT_ONCE,
+    ATTEMPTS,
+    DCUTR,
+    DIAL_WITHIN,
+    RETRY_AFTER,
+    RETRY_AT_MOST,
+    HolePuncher,
+)
+from swarmnode.node.nat.messages import receive, send
+from swarmnode.node.nat.relay import RelayServer
+from swarmnode.protocols.network import NetworkError, Stream
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+
+LATENCY = 0.08  # s one way
+HERE = "/ip4/45.80.10.3/tcp/4077"
+THERE = "/ip4/45.80.10.4/tcp/61044"
+
+
+@dataclass
+class Dials:
+    """Stands for py-libp2p's swarm: notes what is dialled, when, and in which role."""
+
+    works: bool = False
+    direct: bool = False
+    made: list[tuple[float, str, str]] = field(default_factory=list)
+
+    async def dial_addr(self, place: Multiaddr, peer: ID, *, source: Any) -> None:
+        await self._dial("speaks first", place)
+
+    async def dial_addr_as_responder(self, place: Multiaddr, peer: ID, *, source: Any) -> None:
+        await self._dial("answers", place)
+
+    async def _dial(self, role: str, place: Multiaddr) -> None:
+        self.made.append((trio.current_time(), role, str(place)))
+        await trio.lowlevel.checkpoint()
+        if not self.works:
+            raise SwarmException("nobody answers")
+        self.direct = True
+
+
+@dataclass
+class Side:
+    network: SimNetwork
+    dials: Dials
+    puncher: HolePuncher
+
+
+def side(network: SimNetwork, place: str, **how: Any) -> Side:
+    dials = Dials(**how)
+    swarm: Any = dials
+    puncher = HolePuncher(
+        network,
+        swarm,
+        mine=lambda: (f"{place}/p2p/{network.me}",),
+        source=lambda: ("0.0.0.0", 4077),
+        is_direct=lambda peer: dials.direct,
+    )
+    return Side(network, dials, puncher)
+
+
+@asynccontextmanager
+async def two(**how: Any) -> AsyncIterator[tuple[Side, Side]]:
+    """B, who was dialled through a relay, and A, who dialled; with addresses HERE and THERE."""
+    world = SimWorld(latency=LATENCY)
+    async with trio.open_nursery() as nursery:
+        b, a = (world.node(name) for name in ("b", "a"))
+        for node in (b, a):
+            await nursery.start(node.run)
+        await b.connect(a.addresses[0])
+        yield side(b, HERE, **how), side(a, THERE, **how)
+        nursery.cancel_scope.cancel()
+
+
+def test_both_dial_the_others_address_at_one_moment() -> None:
+    async def main() -> None:
+        async with two(works=True) as (b, a):
+            assert await b.puncher.punch(a.network.me)
+            ((at_b, _, dialled_by_b),), ((at_a, _, dialled_by_a),) = b.dials.made, a.dials.made
+            assert (dialled_by_b, dialled_by_a) == (THERE, HERE)
+            assert abs(at_b - at_a) < LATENCY / 4
+            assert (b.puncher.succeeded, b.puncher.failed) == (1, 0)
+
+    run_simulation(main)
+
+
+def test_who_dialled_through_the_relay_speaks_first_and_from_the_second_attempt_on_both_do() -> None:
+    async def main() -> None:
+        async with two() as (b, a):
+            assert not await b.puncher.punch(a.network.me)
+            assert [role for _, role, _ in b.dials.made] == ["answers"] + ["speaks first"] * (ATTEMPTS - 1)
+            assert [role for _, role, _ in a.dials.made] == ["speaks first"] * ATTEMPTS
+
+    run_simulation(main)
+
+
+def test_a_pair_that_cannot_be_punched_is_tried_a_few_times_and_then_left_alone() -> None:
+    async def main() -> None:
+        async with two() as (b, a):
+            began, peer = trio.current_time(), a.network.me
+            assert b.puncher.worth_trying(peer)
+            assert not await b.puncher.punch(peer)
+            assert trio.current_time() - began < ATTEMPTS * (DIAL_WITHIN + 8 * LATENCY)
+            assert len(b.dials.made) == ATTEMPTS and b.puncher.failed == 1
+            assert not b.puncher.worth_trying(peer)
+            await trio.sleep(RETRY_AFTER - 1)
+            assert not b.puncher.worth_trying(peer)
+            await trio.sleep(2)
+            assert b.puncher.worth_trying(peer)
+
+    run_simulation(main)
+
+
+def test_each_failure_is_remembered_longer_up_to_a_bound() -> None:
+    async def main() -> None:
+        async with two() as (b, a):
+            waits = []
+            for _ in range(8):
+                await b.puncher.punch(a.network.me)
+                began = trio.current_time()
+                while not b.puncher.worth_trying(a.network.me):  # noqa: ASYNC110 (the clock jumps)
+                    await trio.sleep(30)
+                waits.append(trio.current_time() - began)
+            assert waits[1] == pytest.approx(2 * waits[0], abs=60) and waits[2] == pytest.approx(4 * waits[0], abs=60)
+            assert waits[-2:] == pytest.approx([RETRY_AT_MOST] * 2, abs=60)
+
+    run_simulation(main)
+
+
+def test_a_changed_network_makes_everybody_worth_trying() -> None:
+    async def main() -> None:
+        async with two() as (b, a):
+            await b.puncher.punch(a.network.me)
+            b.puncher.forget_failures()
+            assert b.puncher.worth_trying(a.network.me)
+
+    run_simulation(main)
+
+
+def test_a_peer_that_does_not_take_part_is_tried_once() -> None:
+    asked = []
+
+    async def refuse(stream: Stream) -> None:
+        asked.append(await receive(stream, pb.HolePunch))
+        await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
+
+    async def main() -> None:
+        async with two() as (b, a):
+            a.network.serve(DCUTR, refuse)
+            assert not await b.puncher.punch(a.network.me)
+            assert len(asked) == 1 and b.dials.made == [] and not b.puncher.worth_trying(a.network.me)
+
+    run_simulation(main)
+
+
+def test_one_peer_is_punched_to_once_at_a_time() -> None:
+    async def main() -> None:
+        async with two() as (b, a), trio.open_nursery() as nursery:
+            nursery.start_soon(b.puncher.punch, a.network.me)
+            await trio.sleep(LATENCY)
+            assert not b.puncher.worth_trying(a.network.me)
+            assert not await b.puncher.punch(a.network.me)
+            assert b.puncher.failed == 0  # the second did nothing
+
+    run_simulation(main)
+
+
+def test_a_direct_connection_is_not_punched_for() -> None:
+    async def main() -> None:
+        async with two(direct=True) as (b, a):
+            assert await b.puncher.punch(a.network.me)
+            assert b.dials.made == a.dials.made == []
+
+    run_simulation(main)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [pb.HolePunch(type=pb.HolePunch.SYNC)],
+        [pb.HolePunch(type=pb.HolePunch.CONNECT), pb.HolePunch(type=pb.HolePunch.CONNECT)],
+        [],
+    ],
+    ids=["SYNC first", "CONNECT twice", "nothing"],
+)
+def test_messages_in_another_order_dial_nobody(messages: list[Any]) -> None:
+    async def main() -> None:
+        async with two() as (b, a):
+            stream = await b.network.open_stream(a.network.me, DCUTR)
+            for message in messages:
+                await send(stream, message)
+            await stream.send_eof()
+            await trio.sleep(60)
+            assert a.dials.made == []
+
+    run_simulation(main)
+
+
+def test_a_peer_cannot_have_this_node_dial_many_times_at_once() -> None:
+    connect = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=[Multiaddr(HERE).to_bytes()])
+
+    async def ask(network: SimNetwork, peer: str) -> None:
+        stream = await network.open_stream(peer, DCUTR)
+        try:
+            await send(stream, connect)
+            await receive(stream, pb.HolePunch)
+            await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
+            await stream.receive_some(1)
+        except NetworkError:
+            await stream.aclose()
+
+    async def main() -> None:
+        async with two() as (b, a):
+            with trio.move_on_after(DIAL_WITHIN):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(5):
+                        nursery.start_soon(ask, b.network, a.network.me)
+            assert len(a.dials.made) == ANSWERS_AT_ONCE
+
+    run_simulation(main)
+
+
+def real() -> Libp2pNetwork:
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+def test_a_circuit_between_real_hosts_becomes_direct() -> None:
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                at, a, b = real(), real(), real()
+                for network in (at, a, b):
+                    await nursery.start(network.run)
+                await nursery.start(RelayServer(at, admits=lambda peer: True).run)
+                punchers = [
+                    HolePuncher(
+                        n,
+                        n.swarm,
+                        mine=lambda n=n: n.own_addresses,
+                        source=n.dial_source,
+                        is_direct=n.is_direct,
+                    )
+                    for n in (a, b)
+                ]
+                for network in (a, b):
+                    await network.connect(at.addresses[0])
+                await b.circuits.reserve(at.me)
+                await a.circuits.dial(at.me, b.me)
+                assert b.dialled_through_relay(a.me) and b.relay_of(a.me) == a.relay_of(b.me) == at.me
+                assert await punchers[1].punch(a.me)
+                assert b.is_direct(a.me) and b.relay_of(a.me) is None and not b.dialled_through_relay(a.me)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)

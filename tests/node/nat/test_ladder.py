@@ -1,0 +1,179 @@
+"""A peer over its limits is slowed, refused, disconnected for a while, and let back: on real loopback sockets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.node.host.limits import Limits
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.protocols.calls.rpc import PROTOCOL, CallError, Refused, Rpc
+from swarmnode.protocols.network import NetworkError, Stream, StreamBroken, Unreachable
+from swarmnode.protocols.peers.scoring import ConductLimits, Standing
+from swarmnode.protocols.peers.violations import Kind
+
+ECHO = "/test/echo/1"
+BAN = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str = ""
+
+
+async def repeat(peer: str, request: Text) -> Text:
+    return request
+
+
+async def echo(stream: Stream) -> None:
+    while chunk := await stream.receive_some(1 << 16):
+        await stream.send_all(chunk)
+
+
+class Node:
+    def __init__(self, limits: Limits | None = None) -> None:
+        key = Ed25519PrivateKey.generate()
+        me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        self.network = Libp2pNetwork(me, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), limits=limits or Limits()))
+        self.network.serve(ECHO, echo)
+        self.rpc = Rpc(self.network)
+        self.rpc.serve("repeat", Text, repeat)
+        self.network.conduct.watch(self.rpc.offences)
+
+    @property
+    def me(self) -> str:
+        return self.network.me
+
+    def sees(self, other: Node) -> bool:
+        return any(view.peer == other.me for view in self.network.peers())
+
+
+async def until(condition: Any) -> None:
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 (some states have no event)
+            await trio.sleep(0.01)
+
+
+def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_back() -> None:
+    async def main() -> None:
+        host, peer, other = Node(Limits(conduct=ConductLimits(first_ban=BAN))), Node(), Node()
+        async with trio.open_nursery() as nursery:
+            for node in (host, peer, other):
+                await nursery.start(node.network.run)
+                await nursery.start(node.rpc.run)
+            for node in (peer, other):
+                await node.network.connect(host.network.addresses[0])
+            conduct = host.network.conduct
+            offend = lambda: host.rpc.offences.note(peer.me, "nonsense", Kind.LIE)  # noqa: E731
+
+            offend()
+            assert conduct.standing(peer.me) is Standing.SLOWED
+            assert await peer.rpc.call(host.me, "repeat", Text("slow"), Text, timeout=5) == Text("slow")
+
+            offend()
+            with pytest.raises(Refused, match="refuses the peer for a while") as refused:
+                await peer.rpc.call(host.me, "repeat", Text("no"), Text, timeout=5)
+            assert refused.value.code == "busy"
+            stream = await peer.network.open_stream(host.me, ECHO)
+            with pytest.raises(StreamBroken):
+                await stream.send_all(b"anybody?")
+                await stream.receive_some(100)
+
+            offend()
+            offend()
+            assert conduct.standing(peer.me) is Standing.BANNED
+            await until(lambda: not host.sees(peer) and not peer.sees(host))
+            with pytest.raises(Unreachable, match="keeps away"):
+                await host.network.connect(peer.me)
+            while conduct.standing(peer.me) is Standing.BANNED:  # it comes again and is turned away
+                with trio.move_on_after(0.2):
+                    await peer.network.connect(host.network.addresses[0])
+                    await until(lambda: not host.sees(peer))
+                await trio.sleep(0.02)
+
+            assert host.network._connections._turned_away["banned"] >= 1
+            assert other.sees(host)
+            assert await other.rpc.call(host.me, "repeat", Text("hi"), Text, timeout=5) == Text("hi")
+            with trio.fail_after(5):
+                answer = Text()
+                while answer != Text("again"):
+                    try:  # the last connection that was turned away may still be ending
+                        await peer.network.connect(host.network.addresses[0])
+                        answer = await peer.rpc.call(host.me, "repeat", Text("again"), Text, timeout=1)
+                    except (CallError, NetworkError):
+                        await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
+    async def main() -> None:
+        host, peer = Node(), Node()
+        async with trio.open_nursery() as nursery:
+            for node in (host, peer):
+                await nursery.start(node.network.run)
+                await nursery.start(node.rpc.run)
+            await peer.network.connect(host.network.addresses[0])
+            seen = []
+            with trio.fail_after(10):
+                while host.network.conduct.standing(peer.me) is not Standing.BANNED:
+                    try:
+                        stream = await peer.network.open_stream(host.me, PROTOCOL)
+                        await stream.send_all(b"\x05\xc1\xc1\xc1\xc1\xc1")
+                        while await stream.receive_some(100):
+                            pass
+                    except NetworkError:
+                        await trio.sleep(0.01)
+                    seen.append(host.network.conduct.standing(peer.me))
+                    if seen[-1] is Standing.REFUSED:
+                        break  # its streams are reset before it can say more
+            assert sorted(seen) == seen
+            assert set(seen) >= {Standing.SLOWED, Standing.REFUSED}
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_connection_that_breaks_the_multiplexers_rules_counts_against_its_peer() -> None:
+    async def main() -> None:
+        host, peer = Node(), Node()
+        async with trio.open_nursery() as nursery:
+            for node in (host, peer):
+                await nursery.start(node.network.run)
+            await peer.network.connect(host.network.addresses[0])
+            session = peer.network._connections.of(host.me)[0].session
+            session.answer(b"\x07" * 12)  # no such version
+            await until(lambda: host.network._connections.offences.count(peer.me) == 1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_withdrawn_keys_are_provided_no_more() -> None:
+    async def main() -> None:
+        host, peer = Node(), Node()
+        key = bytes(range(32))
+        async with trio.open_nursery() as nursery:
+            for node in (host, peer):
+                await nursery.start(node.network.run)
+            await peer.network.connect(host.network.addresses[0])
+            await until(lambda: host.network._kademlia.speakers() and peer.network._kademlia.speakers())
+            await host.network.provide(key)
+            assert await peer.network.find_providers(key) == (host.me,)
+            host.network.withdraw(key)
+            told = peer.network._kademlia.provider_store
+            assert host.network._kademlia.provider_store.get_providers(key) == []
+            told.withdraw(key, host.network._host.get_id())  # as if it had run out
+            host.network._providers.peer_arrived()  # what makes a node announce everything again
+            await trio.testing.wait_all_tasks_blocked(0.2)
+            assert await peer.network.find_providers(key) == ()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

@@ -1,0 +1,335 @@
+"""What happens to work under way when a direct connection replaces a relayed one, between real hosts on loopback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.moving import let_go_of_circuits
+from swarmnode.node.nat.relay import RelayLimits, RelayServer
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.protocols.calls.rpc import Rpc, RpcLimits
+from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.transfer.bulk import CHUNK, Bulk
+from swarmnode.protocols.transfer.shards import Shards
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Text:
+    body: bytes
+
+
+@dataclass
+class End:
+    network: Libp2pNetwork
+    rpc: Rpc
+    bulk: Bulk
+
+
+@dataclass
+class Pair:
+    """Two nodes that are connected through a relay; `near` dialled `far`."""
+
+    near: End
+    far: End
+    at: Libp2pNetwork
+    relay: RelayServer
+
+    async def get_direct(self) -> None:
+        near, far = self.near.network, self.far.network
+        await near.swarm.dial_addr(Multiaddr(far.own_addresses[0]), ID.from_string(far.me))
+        await until(lambda: far.is_direct(near.me))
+
+    def circuits(self) -> list[Any]:
+        return [c for c in self.near.network.connections_of(self.far.network.me) if not c.direct]
+
+
+def network() -> Libp2pNetwork:
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+@asynccontextmanager
+async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            at = network()
+            await nursery.start(at.run)
+            relay = RelayServer(at, admits=lambda peer: True, limits=RelayLimits(**limits))
+            await nursery.start(relay.run)
+            ends = []
+            for _ in range(2):
+                behind = network()
+                end = End(behind, Rpc(behind), Bulk(behind, runner=in_thread))
+                for part in (behind, end.rpc, end.bulk):
+                    await nursery.start(part.run)
+                await behind.connect(at.addresses[0])
+                ends.append(end)
+            near, far = ends
+            place = await far.network.circuits.reserve(at.me)
+            far.network.announce_instead(
+                place.addresses
+            )  # as a private node does, so that nobody else's dial is direct
+            near.network.learn(far.network.me, place.addresses)
+            await near.network.circuits.dial(at.me, far.network.me)
+            yield Pair(near, far, at, relay)
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 (what a network knows has no event)
+        await trio.sleep(0.01)
+
+
+async def settled(pair: Pair) -> int:
+    """Bytes relayed so far, once no more come."""
+    before = -1
+    while before != pair.relay.bytes_relayed:
+        before = pair.relay.bytes_relayed
+        await trio.sleep(0.1)
+    return before
+
+
+def test_calls_move_and_those_in_flight_are_answered_once_where_they_were_made() -> None:
+    release, served = trio.Event(), []
+
+    async def slow(_peer: str, request: Text) -> Text:
+        served.append(request.body)
+        await release.wait()
+        return request
+
+    async def quick(_peer: str, request: Text) -> Text:
+        served.append(request.body)
+        return request
+
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            pair.far.rpc.serve("slow", Text, slow)
+            pair.far.rpc.serve("quick", Text, quick)
+            target, answers = pair.far.network.me, []
+
+            async def call(method: str, body: bytes) -> None:
+                answers.append((await pair.near.rpc.call(target, method, Text(body), Text, timeout=20)).body)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, "slow", b"in flight")
+                await until(lambda: served)
+                await pair.get_direct()
+                relayed = await settled(pair)
+                await call("quick", bytes(300_000))
+                assert pair.relay.bytes_relayed < relayed + 10_000
+                assert pair.circuits()[0].session.open_streams == 1
+                release.set()
+            assert answers == [bytes(300_000), b"in flight"] and served == [b"in flight", bytes(300_000)]
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+    trio.run(main)
+
+
+def test_calls_that_wait_for_room_during_a_move_are_carried_out_once_each() -> None:
+    release, served = trio.Event(), []
+
+    async def slow(_peer: str, request: Text) -> Text:
+        served.append(request.body)
+        await release.wait()
+        return request
+
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            pair.far.rpc.serve("slow", Text, slow)
+            bodies = [b"%d" % number for number in range(2 * RpcLimits().calls)]
+            answers = []
+
+            async def call(body: bytes) -> None:
+                answer = await pair.near.rpc.call(pair.far.network.me, "slow", Text(body), Text, timeout=20)
+                answers.append(answer.body)
+
+            async with trio.open_nursery() as nursery:
+                for body in bodies:
+                    nursery.start_soon(call, body)
+                await until(lambda: len(served) == RpcLimits().calls)
+                await pair.get_direct()
+                await settled(pair)
+                await pair.near.rpc.ping(pair.far.network.me, timeout=5)  # it has the new line for itself
+                release.set()
+            assert sorted(answers) == sorted(served) == sorted(bodies)
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+    trio.run(main)
+
+
+def test_a_line_without_calls_is_closed_when_the_peer_moves() -> None:
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            await pair.near.rpc.ping(pair.far.network.me, timeout=5)
+            await pair.far.rpc.ping(pair.near.network.me, timeout=5)
+            assert pair.circuits()[0].session.open_streams == 2
+            await pair.get_direct()
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+    trio.run(main)
+
+
+def test_a_transfer_moves_at_a_whole_chunk_and_no_byte_is_lost_or_delivered_twice() -> None:
+    buffer = os.urandom(64 * MIB)
+
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            pair.far.bulk.offer(("big",), buffer)
+            progress: list[int] = []
+            under_way = trio.Event()
+
+            def moving(done: int) -> None:
+                progress.append(done)
+                under_way.set()
+
+            async def replace() -> None:
+                await under_way.wait()
+                await pair.get_direct()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(replace)
+                got = await pair.near.bulk.fetch(pair.far.network.me, ("big",), max_size=len(buffer), progress=moving)
+            assert got == buffer
+            assert progress == sorted(set(progress)) and progress[-1] == len(buffer)
+            assert pair.relay.bytes_relayed < len(buffer) // 2
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+    trio.run(main)
+
+
+def test_streams_of_bulk_that_are_idle_are_not_used_after_a_move() -> None:
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            pair.far.bulk.offer(("small",), bytes(2 * CHUNK))
+            await pair.near.bulk.fetch(pair.far.network.me, ("small",), max_size=MIB)
+            await pair.get_direct()
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+            relayed = await settled(pair)
+            await pair.near.bulk.fetch(pair.far.network.me, ("small",), max_size=MIB)
+            assert pair.relay.bytes_relayed < relayed + 10_000
+
+    trio.run(main)
+
+
+def test_a_fetch_that_waits_for_its_offer_during_a_move_ends_where_it_is_and_its_stream_with_it() -> None:
+    async def main() -> None:
+        async with relayed_pair() as pair, trio.open_nursery() as nursery:
+            got = []
+
+            async def fetch() -> None:
+                got.append(await pair.near.bulk.fetch(pair.far.network.me, ("late",), max_size=MIB, wait=20))
+
+            nursery.start_soon(fetch)
+            await until(lambda: pair.circuits()[0].session.open_streams == 1)
+            await pair.get_direct()
+            pair.far.bulk.offer(("late",), b"here")
+            await until(lambda: got == [b"here"])
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+    trio.run(main)
+
+
+def test_a_transfer_outlives_circuits_that_end_at_their_limit_of_bytes() -> None:
+    buffer = os.urandom(12 * MIB)
+
+    async def main() -> None:
+        async with relayed_pair(circuit_bytes=2 * MIB) as pair:
+            pair.far.bulk.offer(("big",), buffer)
+            progress: list[int] = []
+            got = await pair.near.bulk.fetch(
+                pair.far.network.me, ("big",), max_size=len(buffer), progress=progress.append
+            )
+            assert got == buffer and progress[-1] == len(buffer)
+            assert pair.relay.bytes_relayed > len(buffer)
+            await until(lambda: pair.relay.open_circuits <= 1)
+
+    trio.run(main)
+
+
+def test_a_shard_is_drawn_over_the_direct_path_after_a_move(tmp_path: Path) -> None:
+    content = os.urandom(48 * MIB)
+    (tmp_path / "content").write_bytes(content)
+
+    async def main() -> None:
+        async with relayed_pair() as pair, trio.open_nursery() as nursery:
+            ends = []
+            for name, end in (("near", pair.near), ("far", pair.far)):
+                store = ShardStore(tmp_path / name, cap=1 << 30)
+                ends.append(Shards(end.network, end.rpc, store, runner=in_thread))
+                await nursery.start(ends[-1].run)
+            near, far = ends
+            shard = await far.put(tmp_path / "content")
+            under_way = trio.Event()
+
+            async def replace() -> None:
+                await under_way.wait()
+                await pair.get_direct()
+
+            nursery.start_soon(replace)
+            await near.fetch(shard, providers=(pair.far.network.me,), progress=lambda done, size: under_way.set())
+            assert near.counts["duplicates"] == near.counts["sources_lost"] == 0
+            assert near.counts["bytes_fetched"] == len(content)
+            assert pair.relay.bytes_relayed < len(content) // 2
+            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays() -> None:
+    async def main() -> None:
+        async with relayed_pair() as pair, trio.open_nursery() as nursery:
+            near, far = pair.near.network, pair.far.network
+            nursery.start_soon(partial(let_go_of_circuits, near, unused=0.1, look=0.02))
+            await trio.sleep(0.2)
+            assert pair.relay.open_circuits == 1  # there is no other way yet
+            await pair.get_direct()
+            with near.watch_peers() as events:
+                await until(lambda: pair.relay.open_circuits == 0 and not pair.circuits())
+                assert near.is_direct(far.me)
+                assert events.statistics().current_buffer_used == 0
+            await pair.near.rpc.ping(far.me, timeout=5)
+            await near.circuits.dial(pair.at.me, far.me)  # one that comes after the direct connection
+            await until(lambda: pair.relay.open_circuits == 0)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_circuit_in_use_is_closed_after_the_bound_only() -> None:
+    async def main() -> None:
+        async with relayed_pair() as pair, trio.open_nursery() as nursery:
+            near, far = pair.near.network, pair.far.network
+            far.serve("/test/hold/1", hold)
+            stream = await near.open_stream(far.me, "/test/hold/1")
+            await pair.get_direct()
+            began = trio.current_time()
+            nursery.start_soon(partial(let_go_of_circuits, near, unused=0.05, bound=0.5, look=0.02))
+            await trio.sleep(0.2)
+            await stream.send_all(b"still open")
+            await until(lambda: pair.relay.open_circuits == 0)
+            assert trio.current_time() - began >= 0.5 and near.is_direct(far.me)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def hold(stream: Any) -> None:
+    while await stream.receive_some(100):
+        pass

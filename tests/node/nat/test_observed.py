@@ -1,0 +1,83 @@
+"""Where others see the listening port: most observers decide, a single one never says what kind of NAT there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.observed import MAX_OBSERVERS, ObservedAddresses, seen_by
+
+HERE, THERE = "/ip4/45.80.10.3/tcp/4077", "/ip4/45.80.10.3/tcp/61044"
+
+
+def seen(*places: str) -> ObservedAddresses:
+    observed = ObservedAddresses()
+    for number, place in enumerate(places):
+        observed.record(f"45.0.0.{number + 1}", place)
+    return observed
+
+
+@pytest.mark.parametrize(
+    ("places", "kind"),
+    [
+        ((), None),
+        ((HERE,), None),
+        ((HERE, HERE), True),
+        ((HERE, THERE), False),
+        ((HERE, HERE, THERE), True),  # one liar, or one that sees an older mapping
+        (tuple(f"/ip4/45.80.10.3/tcp/{port}" for port in (1001, 1002, 1003)), False),
+        ((HERE, HERE, THERE, THERE), False),
+    ],
+)
+def test_the_kind_of_nat_follows_from_what_most_observers_see(places: tuple[str, ...], kind: bool | None) -> None:
+    assert seen(*places).endpoint_independent() is kind
+
+
+def test_the_place_that_most_see_comes_first() -> None:
+    assert seen(THERE, HERE, HERE).mappings() == (HERE, THERE)
+
+
+def test_an_observer_counts_once_by_its_last_word() -> None:
+    observed = seen(HERE, HERE)
+    observed.record("45.0.0.1", THERE)
+    observed.record("45.0.0.1", THERE)
+    assert observed.observers == {"45.0.0.1", "45.0.0.2"} and observed.endpoint_independent() is False
+
+
+def test_the_number_of_observers_is_bounded_and_the_oldest_go() -> None:
+    observed = seen(*[HERE] * (MAX_OBSERVERS + 3))
+    assert len(observed.observers) == MAX_OBSERVERS and "45.0.0.1" not in observed.observers
+
+
+def test_a_changed_network_forgets_what_was_seen() -> None:
+    observed = seen(HERE, HERE)
+    observed.forget()
+    assert observed.mappings() == () and observed.endpoint_independent() is None
+
+
+def network() -> Libp2pNetwork:
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+def test_a_connection_from_the_listening_port_is_seen_to_come_from_there() -> None:
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                a, b = network(), network()
+                for node in (a, b):
+                    await nursery.start(node.run)
+                await a.connect(b.addresses[0])
+                session: Any = await a.connect_from_listening_port(b.me)
+                own = parse(a.own_addresses[0])
+                assert own is not None and await seen_by(session) == own.place
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)

@@ -1,0 +1,293 @@
+"""Relays and circuits between real hosts on loopback: who is served, how much, and what the two ends find."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from disconnecting import disconnect
+
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.circuit import Circuits, Refused
+from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
+from swarmnode.protocols.network import Stream, StreamBroken
+from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
+from swarmnode.protocols.peers.hello import serve_hello
+from swarmnode.protocols.reputation.attestation import Finding, Saw
+from swarmnode.protocols.reputation.favours import Favours
+from swarmnode.protocols.reputation.ledger import Ledger
+
+ECHO = "/test/echo/1"
+
+
+@dataclass
+class End:
+    """A node behind a relay."""
+
+    network: Libp2pNetwork
+    circuits: Circuits
+
+
+def network() -> Libp2pNetwork:
+    key = Ed25519PrivateKey.generate()
+    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+@asynccontextmanager
+async def relayed(ends: int = 2, admits: Any = lambda peer: True, **limits: Any) -> AsyncIterator[tuple[Any, ...]]:
+    """A relay and `ends` that are connected to it, and to nobody else."""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            at = network()
+            await nursery.start(at.run)
+            relay = RelayServer(at, admits=admits, limits=RelayLimits(**limits))
+            await nursery.start(relay.run)
+            behind = []
+            for _ in range(ends):
+                end = network()
+                await nursery.start(end.run)
+                end.serve(ECHO, echo)
+                await end.connect(at.addresses[0])
+                behind.append(End(end, end.circuits))
+            yield (at, relay, *behind)
+            nursery.cancel_scope.cancel()
+
+
+async def echo(stream: Stream) -> None:
+    while chunk := await stream.receive_some(1 << 16):
+        await stream.send_all(chunk)
+    await stream.send_eof()
+
+
+async def there_and_back(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
+    stream = await node.open_stream(peer, ECHO)
+
+    async def ask() -> None:
+        await stream.send_all(message)
+        await stream.send_eof()
+
+    answer = bytearray()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        while chunk := await stream.receive_some(1 << 16):
+            answer += chunk
+    return bytes(answer)
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 (the relay's counts have no event)
+        await trio.sleep(0.01)
+
+
+def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            place = await a.circuits.reserve(at.me)
+            assert relay.reservations == (a.network.me,)
+            assert place.addresses == (f"{at.addresses[0]}/p2p-circuit/p2p/{a.network.me}",)
+            await b.circuits.dial(at.me, a.network.me)
+            paths = {view.peer: (view.path, view.inbound) for view in a.network.peers()}
+            assert paths == {at.me: ("direct", False), b.network.me: ("relayed", True)}
+            message = os.urandom(3_000_000)  # many windows and Noise messages
+            assert await there_and_back(b.network, a.network.me, message) == message
+            assert await there_and_back(a.network, b.network.me, b"back") == b"back"
+            assert relay.open_circuits == 1 and relay.bytes_relayed > 6_000_000
+
+    trio.run(main)
+
+
+def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            receipts = {}
+            for end in (a, b):
+                receipts[end.network.me] = favours = Favours()
+                end.circuits.tell_carried(favours.served)
+            await a.circuits.reserve(at.me)
+            await b.circuits.dial(at.me, a.network.me)
+            await there_and_back(b.network, a.network.me, bytes(3 << 20))
+            assert 6 << 20 < relay.bytes_relayed < 7 << 20
+            for me, favours in receipts.items():
+                ledger = Ledger(me, now=lambda: 0)
+                favours(ledger)
+                ledger.close(4)
+                (attested,) = ledger.to_attest(members=3)
+                assert (attested.subject, attested.found) == (at.me, (Finding(Saw.SERVED, 6, 0),))
+                assert (attested.score, attested.work) == (0, 0) and ledger.standing(at.me) == 1.0
+
+    trio.run(main)
+
+
+def test_without_a_place_at_the_relay_nobody_is_reached() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            with pytest.raises(Refused, match="no reservation"):
+                await b.circuits.dial(at.me, a.network.me)
+            assert relay.refused["NO_RESERVATION"] == 1
+
+    trio.run(main)
+
+
+def test_strangers_get_neither_places_nor_circuits() -> None:
+    members: set[str] = set()
+
+    async def main() -> None:
+        async with relayed(admits=lambda peer: peer in members) as (at, _relay, a, b):
+            with pytest.raises(Refused, match="permission denied"):
+                await a.circuits.reserve(at.me)
+            members.add(a.network.me)
+            await a.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="permission denied"):
+                await b.circuits.dial(at.me, a.network.me)
+
+    trio.run(main)
+
+
+def test_nodes_of_our_kind_are_served_as_soon_as_they_have_said_so_and_others_are_not() -> None:
+    """As for `--role relay`, which has no run whose members it could serve."""
+    at: list[Libp2pNetwork] = []
+
+    async def main() -> None:
+        async with relayed(1, admits=lambda peer: at[0].speaks(peer, HELLO)) as (relay, _relay, stranger):
+            at.append(relay)
+            node = network()
+            serve_hello(node, "test")
+            async with trio.open_nursery() as nursery:
+                await nursery.start(node.run)
+                await node.connect(relay.addresses[0])
+                await node.circuits.reserve(relay.me)  # identify is still under way
+                nursery.cancel_scope.cancel()
+            with pytest.raises(Refused, match="permission denied"):
+                await stranger.circuits.reserve(relay.me)
+
+    trio.run(main)
+
+
+def test_a_place_ends_with_the_connection_of_its_holder() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, _b):
+            await a.circuits.reserve(at.me)
+            await disconnect(a.network, at.me)
+            await until(lambda: relay.reservations == ())
+
+    trio.run(main)
+
+
+def test_full_relays_refuse_and_go_on_serving_those_they_have() -> None:
+    async def main() -> None:
+        async with relayed(3, reservations=1, circuits_per_peer=1) as (at, _relay, a, b, c):
+            await a.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="reservation refused"):
+                await b.circuits.reserve(at.me)
+            await a.circuits.reserve(at.me)  # renewing needs no further place
+            await b.circuits.dial(at.me, a.network.me)
+            with pytest.raises(Refused, match="resource limit"):
+                await c.circuits.dial(at.me, a.network.me)
+            assert await there_and_back(b.network, a.network.me, b"still here") == b"still here"
+
+    trio.run(main)
+
+
+def test_where_all_places_are_taken_who_has_more_standing_gets_that_of_who_has_least() -> None:
+    async def main() -> None:
+        async with relayed(4, reservations=2) as (at, relay, low, fair, good, better):
+            ends = (low, fair, good, better)
+            standing = dict(zip((end.network.me for end in ends), (0.3, 0.5, 0.54, 0.9), strict=True))
+            lost = []
+            for end in ends:
+                end.circuits.tell_lost(lambda where, who=end.network.me: lost.append((who, where)))
+            await low.circuits.reserve(at.me)
+            await fair.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="reservation refused"):
+                await better.circuits.reserve(at.me)  # nothing is known of standings
+            relay.prefer(standing.__getitem__)
+            await good.circuits.dial(at.me, low.network.me)
+            with pytest.raises(Refused, match="reservation refused"):
+                await good.circuits.reserve(at.me)  # a little more does not move anybody
+            await better.circuits.reserve(at.me)
+            await until(lambda: lost == [(low.network.me, at.me)])
+            assert set(relay.reservations) == {fair.network.me, better.network.me}
+            with pytest.raises(Refused, match="no reservation"):
+                await fair.circuits.dial(at.me, low.network.me)
+            assert await there_and_back(good.network, low.network.me, b"still here") == b"still here"
+            with pytest.raises(Refused, match="reservation refused"):
+                await low.circuits.reserve(at.me)
+            assert len(lost) == 1 and not at._failures
+
+    trio.run(main)
+
+
+def test_who_asks_too_often_is_refused() -> None:
+    async def main() -> None:
+        async with relayed(1, requests_per_minute=3) as (at, _relay, a):
+            for _ in range(3):
+                await a.circuits.reserve(at.me)
+            with pytest.raises(Refused, match="resource limit"):
+                await a.circuits.reserve(at.me)
+
+    trio.run(main)
+
+
+def test_a_circuit_at_its_limit_of_bytes_breaks_at_both_ends_and_frees_its_place() -> None:
+    async def main() -> None:
+        async with relayed(circuit_bytes=200_000) as (at, relay, a, b):
+            await a.circuits.reserve(at.me)
+            await b.circuits.dial(at.me, a.network.me)
+            stream = await b.network.open_stream(a.network.me, ECHO)
+            with pytest.raises(StreamBroken):
+                while True:
+                    await stream.send_all(bytes(50_000))
+            await until(lambda: relay.open_circuits == 0)
+            await until(lambda: b.network.me not in {view.peer for view in a.network.peers()})
+            assert relay.bytes_relayed <= 2 * 200_000
+
+    trio.run(main)
+
+
+def test_a_circuit_ends_when_the_relay_loses_one_end() -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            await a.circuits.reserve(at.me)
+            await b.circuits.dial(at.me, a.network.me)
+            await disconnect(at, a.network.me)
+            await until(lambda: a.network.me not in {view.peer for view in b.network.peers()})
+            await until(lambda: relay.open_circuits == 0)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xff\xff\xff\x0f", b"\x05abcde", b"\x02\x08\x01", b""])
+def test_a_malformed_request_is_refused_and_harms_nobody(raw: bytes) -> None:
+    async def main() -> None:
+        async with relayed() as (at, relay, a, b):
+            stream = await b.network.open_stream(at.me, HOP)
+            await stream.send_all(raw)
+            await stream.send_eof()
+            while await stream.receive_some(1 << 16):
+                pass
+            await a.circuits.reserve(at.me)
+            assert relay.reservations == (a.network.me,) and not at._failures
+
+    trio.run(main)
+
+
+def test_two_who_hold_places_at_one_relay_dial_each_other() -> None:
+    """Their addresses differ in who stands at the end only, which is not what tells a node's own from others'."""
+
+    async def main() -> None:
+        async with relayed() as (at, _relay, a, b):
+            for end in (a, b):
+                end.network.announce_instead((await end.circuits.reserve(at.me)).addresses)
+            b.network.learn(a.network.me, a.network.addresses)
+            await b.network.connect(a.network.me)
+            assert await there_and_back(b.network, a.network.me, b"hello") == b"hello"
+
+    trio.run(main)

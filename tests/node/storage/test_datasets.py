@@ -1,0 +1,489 @@
+"""A run's data: who has the text fetches nothing, who lacks it gets it, and nothing else is ever trained on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from disconnecting import disconnect
+
+from swarmnode.node.storage import datasets
+from swarmnode.node.storage.datadir import DataDir, NoSpace
+from swarmnode.node.storage.datasets import DataSet, DataUnavailable
+from swarmnode.node.storage.datashards import keep, manifest_of, publish, read_index, release_forgotten
+from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.shard_tree import ShardId
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.training.corpus import CHUNK, CorpusError, read_corpus
+from swarmnode.training.dataset import cut, encode, ranking, share
+from swarmnode.training.runspec import RunSpec, parse_runspec
+
+CHUNKS = 200
+WANTED = 16  # of the 65 shards that these make
+PLENTY = 1 << 30
+
+
+def spec_of(source: str = "shards") -> RunSpec:
+    return parse_runspec({"run": {"name": "t"}, "data": {"source": source}}, source="test")
+
+
+@dataclass
+class Member:
+    network: SimNetwork
+    rpc: Rpc
+    store: ShardStore
+    shards: Shards
+    corpus: Path
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def data(self, spec: RunSpec, *, own_text: bool = False) -> DataSet:
+        return DataSet(
+            spec,
+            network=self.network,
+            rpc=self.rpc,
+            shards=self.shards,
+            store=self.store,
+            runner=inline,
+            corpus=str(self.corpus),
+            own_text=own_text,
+            emit=self.events.append,
+        )
+
+    def publish(self, spec: RunSpec) -> RunSpec:
+        return publish(spec, str(self.corpus), self.store)
+
+
+class Swarm:
+    """Members on one simulated network, and their texts."""
+
+    def __init__(self, world: SimWorld, nursery: trio.Nursery, folder: Path) -> None:
+        self.world = world
+        self._nursery = nursery
+        self.folder = folder
+        self.nothing = folder / "nothing"
+        self.nothing.mkdir()
+        self.text = self.write("text", CHUNKS)
+
+    def write(self, name: str, chunks: int, *, seed: int = 1, others: int = 0) -> Path:
+        """A corpus of one file; those with the same seed have the same chunks, but for the last `others`."""
+        path = self.folder / f"{name}.txt"
+        text = random.Random(seed).randbytes(chunks * CHUNK)[: (chunks - others) * CHUNK]
+        path.write_bytes(text + random.Random(seed + 1).randbytes(others * CHUNK))
+        return path
+
+    async def start(
+        self, name: str, corpus: Path, *, cap: int = PLENTY, store: type[ShardStore] = ShardStore
+    ) -> Member:
+        network = self.world.node(name)
+        rpc = Rpc(network)
+        kept = store(self.folder / name, cap=cap)
+        member = Member(network, rpc, kept, Shards(network, rpc, kept, runner=inline, seed=1), corpus)
+        await self._nursery.start(self._live, member)
+        return member
+
+    async def _live(self, member: Member, *, task_status: trio.TaskStatus[None]) -> None:
+        with member.scope:
+            async with trio.open_nursery() as nursery:
+                for part in (member.network, member.rpc, member.shards):
+                    await nursery.start(part.run)
+                task_status.started()
+
+
+Main = Callable[[Swarm], Awaitable[None]]
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Callable[..., None]:
+    """Run `main(swarm)` under a jumping clock."""
+
+    def run(main: Main, **world: Any) -> None:
+        async def inner() -> None:
+            async with trio.open_nursery() as nursery:
+                await main(Swarm(SimWorld(**world), nursery, tmp_path))
+                nursery.cancel_scope.cancel()
+
+        run_simulation(inner)
+
+    return run
+
+
+@asynccontextmanager
+async def running(data: DataSet) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(data.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def content(name: str) -> bytes:
+    return Path(name).read_bytes()
+
+
+def damage(name: str) -> None:
+    damaged = bytearray(content(name))
+    damaged[100] ^= 1
+    Path(name).write_bytes(damaged)
+
+
+def texts(data: DataSet) -> list[bytes]:
+    return list(map(content, data.take()))
+
+
+def quarter_of(spec: RunSpec, member: Member, corpus: Path) -> list[bytes]:
+    """What a member should train on, by the definition: the first shards of its ranking."""
+    parts = cut(read_corpus(str(corpus)))
+    by_id = {manifest_of(text).id: text for _, text in parts.shards}
+    index = read_index(bytes.fromhex(spec.data.index), member.store)
+    return [by_id[entry.shard] for entry in ranking(index, spec.run_id, member.network.me)[: share(index)]]
+
+
+def pinned(store: ShardStore) -> set[ShardId]:
+    return {kept.shard for kept in store.kept() if kept.pinned}
+
+
+Runs = Callable[..., None]
+
+
+def test_member_without_the_text_trains_on_its_quarter_fetched_from_the_creator(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        data = member.data(spec)
+        async with running(data):
+            await trio.sleep(10)
+            assert sorted(texts(data)) == sorted(quarter_of(spec, member, swarm.text))
+            corpus = read_corpus(str(swarm.text))
+            assert content(data.heldout) == corpus.heldout
+            assert spec.task.heldout_sha256 == corpus.heldout_sha256
+        told = data.status()
+        assert told["shards"] == told["wanted"] == WANTED and told["bytes"] == told["fetched"] == data.room
+        assert member.events[-1] == {"event": "data", **told}
+        assert data.warnings == {} and len(pinned(member.store)) == WANTED + 2
+
+    swarm(main)
+
+
+def test_member_with_the_same_text_needs_nobody(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.write("copy", CHUNKS))
+        data = member.data(spec)
+        async with running(data):
+            assert texts(data) == quarter_of(spec, member, swarm.text)
+        assert data.status()["fetched"] == 0
+
+    swarm(main)
+
+
+def test_member_with_nearly_the_same_text_fetches_only_what_differs(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.write("older", CHUNKS, others=20))
+        await member.network.connect(creator.network.me)
+        data = member.data(spec)
+        async with running(data):
+            await trio.sleep(10)
+            assert sorted(texts(data)) == sorted(quarter_of(spec, member, swarm.text))
+        assert 0 < data.status()["fetched"] < data.status()["bytes"]
+        assert len(pinned(member.store)) == WANTED + 2
+
+    swarm(main)
+
+
+def test_data_outlive_their_creator_as_far_as_members_hold_them(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        second = await swarm.start("second", swarm.nothing)
+        await second.network.connect(creator.network.me)
+        async with running(held := second.data(spec)):
+            await trio.sleep(10)
+        creator.scope.cancel()
+        third = await swarm.start("third", swarm.nothing)
+        await third.network.connect(second.network.me)
+        data = third.data(spec)
+        async with running(data):
+            began = texts(data)
+            assert set(began) < set(quarter_of(spec, third, swarm.text)) and began
+            await trio.sleep(1)
+            assert "still looking" in data.warnings["data"]
+            await trio.sleep(datasets.OWN_FIRST + 10)
+            assert set(began + texts(data)) == set(texts(held))
+            assert data.warnings == {}
+
+    swarm(main)
+
+
+def test_what_nobody_had_is_fetched_when_somebody_comes_who_has_it(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        holder = await swarm.start("holder", swarm.nothing)
+        parts = cut(read_corpus(str(swarm.text)))
+        index = read_index(bytes.fromhex(spec.data.index), creator.store)
+        keep([encode(index), parts.heldout[1], *(text for _, text in parts.shards[:30])], holder.store)
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(holder.network.me)
+        data = member.data(spec)
+        async with running(data):
+            await trio.sleep(1)
+            before = set(texts(data))
+            assert "data" in data.warnings
+            await member.network.connect(creator.network.me)
+            await trio.sleep(datasets.LOOK_AGAIN + 1)
+            assert before | set(texts(data)) == set(quarter_of(spec, member, swarm.text))
+            assert data.warnings == {}
+
+    swarm(main)
+
+
+def test_training_begins_before_all_is_here_and_the_trainer_is_fed_the_rest(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        fed: list[bytes] = []
+
+        async def feed(names: Sequence[str]) -> None:
+            fed.extend(map(content, names))
+
+        data = member.data(spec)
+        async with running(data), trio.open_nursery() as nursery:
+            first = texts(data)
+            assert WANTED / 8 <= len(first) < WANTED / 2
+            await nursery.start(data.pass_on, feed)
+            await trio.sleep(60)
+            assert sorted(first + fed) == sorted(quarter_of(spec, member, swarm.text))
+            nursery.cancel_scope.cancel()
+
+    swarm(main, bandwidth=100_000.0)
+
+
+def test_restarted_member_has_its_text_at_once_and_alone(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        data = member.data(spec)
+        async with running(data):
+            await trio.sleep(3)
+            before = sorted(texts(data))
+        await disconnect(member.network, creator.network.me)
+        creator.scope.cancel()
+        again = member.data(spec)
+        async with running(again):
+            assert sorted(texts(again)) == before and len(before) == WANTED
+        assert again.status()["fetched"] == 0
+
+    swarm(main)
+
+
+def test_everybody_knows_what_a_member_is_to_train_on(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        mine, theirs = member.data(spec), creator.data(spec)
+        assert theirs.assigned(member.network.me) == ()  # before the index is here
+        async with running(mine), running(theirs):
+            await trio.sleep(10)
+            mine.take()
+            assert set(theirs.assigned(member.network.me)) == set(mine.given())
+            assert set(theirs.assigned(creator.network.me)) != set(mine.given())
+
+    swarm(main)
+
+
+def test_shard_that_the_disk_changed_is_fetched_again_before_it_is_trained_on(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        async with running(data := member.data(spec)):
+            await trio.sleep(10)
+            names = data.take()
+        damage(names[0])
+        async with running(again := member.data(spec)):
+            await trio.sleep(10)
+            assert sorted(texts(again)) == sorted(quarter_of(spec, member, swarm.text))
+        assert 0 < again.status()["fetched"] <= CHUNK * 4
+
+    swarm(main)
+
+
+class LyingStore(ShardStore):
+    """Serves zeroes."""
+
+    def read(self, shard: ShardId, index: int, room: memoryview) -> int:
+        size = super().read(shard, index, room)
+        room[:size] = bytes(size)
+        return size
+
+
+def test_wrong_bytes_never_reach_training(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        parts = cut(read_corpus(str(swarm.text)))
+        index = encode(read_index(bytes.fromhex(spec.data.index), creator.store))
+        liar = await swarm.start("liar", swarm.nothing, store=LyingStore)
+        keep([index, parts.heldout[1], *(text for _, text in parts.shards)], liar.store)
+        member = await swarm.start("member", swarm.nothing)
+        keep([index, parts.heldout[1]], member.store)
+        await member.network.connect(liar.network.me)
+        data = member.data(spec)
+        with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="no text to train on"), flatten_subgroups=True):
+            async with running(data):
+                raise AssertionError("it trains on what a liar sent")
+        assert data.take() == () and member.shards.offences.count(liar.network.me) > 0
+        await member.network.connect(creator.network.me)
+        async with running(data := member.data(spec)):
+            await trio.sleep(60)
+            assert sorted(texts(data)) == sorted(quarter_of(spec, member, swarm.text))
+
+    swarm(main)
+
+
+def test_index_that_nobody_has_ends_with_what_to_do(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.write("other", CHUNKS, seed=9))
+        with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="--corpus"), flatten_subgroups=True):
+            async with running(member.data(spec)):
+                raise AssertionError("there is nothing to train on")
+
+    swarm(main)
+
+
+@pytest.mark.parametrize("raw", [bytes(2 << 20), b"no index", b""])
+def test_shard_that_is_no_index_is_refused(swarm: Runs, raw: bytes) -> None:
+    async def main(swarm: Swarm) -> None:
+        liar = await swarm.start("liar", swarm.nothing)
+        keep([raw], liar.store)
+        spec = spec_of().resolved(heldout_sha256="00", index=manifest_of(raw).id.hex())
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(liar.network.me)
+        with pytest.RaisesGroup(DataUnavailable, flatten_subgroups=True):
+            async with running(member.data(spec)):
+                raise AssertionError("it took that for an index")
+        assert not member.store.holding(manifest_of(raw).id).complete or len(raw) < 100
+
+    swarm(main)
+
+
+@pytest.mark.parametrize("source", ["local", "shards"])
+def test_node_with_its_own_text_takes_only_the_held_out_part(swarm: Runs, source: str) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of(source))
+        member = await swarm.start("member", swarm.write("own", CHUNKS, seed=9))
+        await member.network.connect(creator.network.me)
+        data = member.data(spec, own_text=source == "shards")
+        async with running(data):
+            assert data.take() == () and data.room == 0
+            assert content(data.heldout) == read_corpus(str(swarm.text)).heldout
+        assert data.status() == {"source": "local", "shards": 0, "wanted": 0, "bytes": 0, "fetched": 0}
+
+    swarm(main)
+
+
+def test_run_with_local_data_publishes_no_text(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of("local"))
+        corpus = read_corpus(str(swarm.text))
+        index = read_index(bytes.fromhex(spec.data.index), creator.store)
+        assert index.shards == () and index.heldout.size == len(corpus.heldout)
+        assert pinned(creator.store) == {bytes.fromhex(spec.data.index), index.heldout.shard}
+
+    swarm(main)
+
+
+def test_same_text_and_file_are_the_same_run_and_publishing_again_changes_nothing(tmp_path: Path) -> None:
+    text = random.Random(1).randbytes(100 * CHUNK)
+    specs = []
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_bytes(text)
+        store = ShardStore(tmp_path / name, cap=PLENTY)
+        specs += [publish(spec_of(), str(tmp_path / f"{name}.txt"), store) for _ in range(2)]
+        assert len(store.kept()) == len(pinned(store)) == 99
+    assert len({spec.run_id for spec in specs}) == 1
+
+
+def test_run_file_that_was_filled_in_is_published_by_who_has_its_text_only(tmp_path: Path) -> None:
+    for seed, name in enumerate(("right", "wrong")):
+        (tmp_path / f"{name}.txt").write_bytes(random.Random(seed).randbytes(50 * CHUNK))
+    stores = {name: ShardStore(tmp_path / name, cap=PLENTY) for name in ("first", "right", "wrong")}
+    spec = publish(spec_of(), str(tmp_path / "right.txt"), stores["first"])
+    for name in ("right", "wrong"):
+        assert publish(spec, str(tmp_path / f"{name}.txt"), stores[name]) == spec
+    assert pinned(stores["right"]) == pinned(stores["first"]) and not stores["wrong"].kept()
+    unfilled = parse_runspec({"run": {"name": "t"}, "task": {"heldout_sha256": "00"}}, source="test")
+    with pytest.raises(CorpusError, match="not the run's"):
+        publish(unfilled, str(tmp_path / "right.txt"), stores["first"])
+
+
+def test_data_over_the_cap_are_refused_with_its_name_and_nothing_is_pinned(tmp_path: Path) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_bytes(random.Random(1).randbytes(100 * CHUNK))
+    store = ShardStore(tmp_path / "store", cap=80 * CHUNK)
+    with pytest.raises(NoSpace, match=r"shards_cap allows 0\.7 MB"):
+        publish(spec_of(), str(corpus), store)
+    assert not store.kept()
+    enough = ShardStore(tmp_path / "enough", cap=101 * CHUNK)
+    keep([bytes(30 * CHUNK)], enough)
+    with pytest.raises(NoSpace, match=r"0\.2 MB of it are pinned"):
+        publish(spec_of(), str(corpus), enough)
+    assert len(pinned(enough)) == 1
+
+
+def test_member_whose_cap_is_too_low_trains_on_what_fits_and_says_so(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(spec_of())
+        member = await swarm.start("member", swarm.nothing, cap=30 * CHUNK)
+        await member.network.connect(creator.network.me)
+        data = member.data(spec)
+        async with running(data):
+            await trio.sleep(5)
+            assert 0 < len(texts(data)) < WANTED
+            assert "shards_cap" in data.warnings["room"]
+
+    swarm(main)
+
+
+def test_data_of_a_run_that_was_left_may_be_displaced_unless_another_run_needs_them(tmp_path: Path) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_bytes(random.Random(1).randbytes(50 * CHUNK))
+    store, runs = ShardStore(tmp_path / "shards", cap=PLENTY), RunStore(DataDir(tmp_path))
+    specs = [
+        publish(parse_runspec({"run": {"name": name}}, source="test"), str(corpus), store) for name in ("one", "two")
+    ]
+    for spec in specs:
+        runs.keep(spec)
+    everything = pinned(store)
+    for spec, kept in zip(specs, (everything, set()), strict=True):
+        (runs.folder(spec.run_id) / "run.spec").unlink()
+        release_forgotten(runs, store)
+        assert pinned(store) == kept
+    assert len(store.kept()) == len(everything) and runs.forgotten() == ()

@@ -1,0 +1,73 @@
+"""The history of a run survives restarts, cut-off lines and full disks, and tells one history only."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.history import Entry, History, read_history
+
+
+def entry(round: int, *counted: str, history: int = 0) -> Entry:
+    return Entry(
+        round, f"{history}{round:063d}", counted, roster="r" * 64 if round % 2 else "", at=1_700_000_000 + round
+    )
+
+
+def test_what_is_appended_is_read_again_also_across_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "history.jsonl"
+    entries = [entry(0, "a", "b"), entry(1, "a", "b"), entry(2, "a"), entry(5, "a"), entry(6)]
+    history = History(path)
+    for one in entries[:3]:
+        history.append(one)
+    history = History(path)
+    for one in entries[3:]:
+        history.append(one)
+    assert read_history(path) == tuple(entries)
+    assert read_history(tmp_path / "none") == ()
+
+
+def test_peers_are_written_when_they_change(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history = History(path)
+    for round in range(100):
+        history.append(entry(2 * round, *(["p" * 52] * 64)))
+    assert path.stat().st_size < 100 * 130 + 64 * 60
+
+
+def test_another_history_takes_the_place_of_rounds_that_were_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history = History(path)
+    for round in range(10):
+        history.append(entry(round, "a"))
+    for round in (4, 5):
+        history.append(entry(round, "b", history=1))
+    assert [(e.round, e.state_hash[0]) for e in read_history(path)] == [
+        *((r, "0") for r in range(4)),
+        (4, "1"),
+        (5, "1"),
+    ]
+
+
+@pytest.mark.parametrize("kept", [1, 30, 100])
+def test_a_line_that_was_cut_off_costs_that_line_only(
+    tmp_path: Path, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "history.jsonl"
+    History(path).append(entry(0, "a"))
+    before = path.read_bytes()
+    History(path).append(entry(1, "a"))
+    path.write_bytes(path.read_bytes()[: len(before) + kept])
+    History(path).append(entry(2, "a"))
+    with caplog.at_level(logging.WARNING):
+        assert read_history(path) == (entry(0, "a"), entry(2, "a"))
+    assert "line 2 is left out" in caplog.text
+
+
+def test_a_history_that_cannot_be_written_is_an_error_that_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataDirError, match="file"):
+        History(tmp_path / "file" / "history.jsonl").append(entry(0))

@@ -1,0 +1,102 @@
+"""Which run a node takes part in, and who judges one that begins here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.runs import ChosenRun, NoRun, RunFinder, RunStore
+from swarmnode.protocols.runner import inline
+from swarmnode.training.runspec import RunSpec
+
+KNOWN = '[run]\nname = "t"\n'
+OPEN = '[run]\nname = "t"\ntrust = "open"\n'
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    datadir = DataDir(tmp_path / "data").open()
+    yield RunStore(datadir)
+    datadir.close()
+
+
+def choose(store: RunStore, file: Path, *, me: str = "12D3me", joining: bool = False) -> ChosenRun:
+    async def publish(spec: RunSpec) -> RunSpec:
+        return spec.resolved(heldout_sha256="00", index="00" * 32)
+
+    async def main() -> ChosenRun:
+        network = cast(Any, SimpleNamespace(me=me))
+        finder = RunFinder(store=store, network=network, rpc=cast(Any, None), runner=inline, publish=publish)
+        return await finder.choose(file=file, run_id=None, joining=joining, failures=dict, custom_task=False)
+
+    return trio.run(main)
+
+
+def test_who_begins_an_open_run_is_its_elector_and_begins_the_same_run_again(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(OPEN)
+    chosen = choose(store, file)
+    assert chosen.spec.trust.electors == ("12D3me",)
+    assert chosen.run_id == chosen.spec.run_id
+    assert choose(store, file, joining=True) == chosen  # after a restart, with an address to join
+    assert choose(store, file, me="12D3other").run_id != chosen.run_id
+
+
+def test_one_that_joins_by_a_file_without_electors_is_told_to_name_the_run(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(OPEN)
+    with pytest.raises(NoRun, match="electors"):
+        choose(store, file, joining=True)
+    file.write_text(OPEN + 'nonce = "07"\n[trust]\nelectors = ["12D3other"]\n')
+    assert choose(store, file, joining=True).spec.trust.electors == ("12D3other",)
+
+
+def test_two_who_create_a_run_from_one_file_have_two_runs_and_each_goes_on_with_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN)
+    with DataDir(tmp_path / "a") as one, DataDir(tmp_path / "b") as other:
+        mine, theirs = choose(RunStore(one), file), choose(RunStore(other), file)
+        assert mine.run_id != theirs.run_id
+        assert choose(RunStore(one), file) == mine and choose(RunStore(other), file, joining=True) == theirs
+        file.write_text(KNOWN + "seed = 5\n")
+        assert choose(RunStore(one), file).run_id != mine.run_id
+
+
+def test_a_file_that_names_a_nonce_is_one_run_on_every_machine(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN + 'nonce = "c0ffee"\n')
+    with DataDir(tmp_path / "a") as one, DataDir(tmp_path / "b") as other:
+        assert choose(RunStore(one), file) == choose(RunStore(other), file, joining=True)
+        file.write_text(KNOWN)
+        assert choose(RunStore(one), file).spec.run.nonce == "c0ffee"  # the run by that file that is known here
+
+
+def test_one_that_joins_by_a_file_without_a_nonce_is_told_what_to_do(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN)
+    with pytest.raises(NoRun, match=r'nonce = "[0-9a-f]{32}"'):
+        choose(store, file, joining=True)
+
+
+def test_several_runs_by_one_file_are_listed(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    for nonce in ("01", "02"):
+        file.write_text(f'{KNOWN}nonce = "{nonce}"\n')
+        choose(store, file)
+    file.write_text(KNOWN)
+    with pytest.raises(NoRun, match="2 runs by this file are known here"):
+        choose(store, file)
+
+
+def test_a_damaged_run_keeps_nobody_from_another(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN)
+    first = choose(store, file)
+    (store.folder(first.run_id) / "run.spec").write_bytes(b"damaged")
+    assert choose(store, file).run_id != first.run_id

@@ -1,0 +1,145 @@
+"""What the owner's settings make of the trainer's sandbox, and what becomes of a model that is not here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarmnode.node.host.hardening import AS_ROOT, runs_as_root
+from swarmnode.node.trainer import confinement
+from swarmnode.node.trainer.confinement import NotFetched, environment, fetch_model, rules, scratch_directory
+from swarmnode.training.rl import hub
+from swarmnode.training.sandbox import Rules
+
+
+def rules_of(**settings: object) -> Rules:
+    usual: dict[str, object] = {
+        "mode": "auto",
+        "scratch": "/data/trainer",
+        "memory": 0,
+        "corpus": "",
+        "heldout": "",
+        "texts": (),
+        "task": "",
+        "policy": "",
+        "readable": (),
+    }
+    return rules(**{**usual, **settings})  # type: ignore[arg-type]
+
+
+def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    told = rules_of(
+        corpus="~/texts",
+        heldout="/data/shards/ab/held",
+        texts=("/data/shards/cd/one", "/data/shards/cd/two"),
+        task="work/my.py:Task",
+        policy=f"hf:{model}",
+        readable=("/data/shards",),
+    )
+    assert set(told.readable) == {
+        str(Path("~/texts").expanduser()),
+        "/data/shards/ab/held",
+        "/data/shards/cd",
+        str(Path("work").absolute()),
+        str(model),
+        "/data/shards",
+        str(hub.cache()),
+    }
+    assert told.scratch == "/data/trainer" and "/data" not in told.readable
+    assert set(rules_of().readable) == {str(hub.cache())}
+
+
+def test_a_corpus_that_contains_the_key_is_noticed() -> None:
+    told = rules_of(corpus="/home/me", readable=("/home/me/.local/share/swarmnode/shards",))
+    assert confinement.exposed(told, Path("/home/me/.local/share/swarmnode")) == "/home/me"
+    assert confinement.exposed(told, Path("/srv/swarmnode")) == ""
+    assert confinement.exposed(rules_of(corpus="/data/texts"), Path("/data")) == ""
+
+
+def test_a_trainer_is_not_told_secrets() -> None:
+    given = {
+        "SWARMNODE_PASSPHRASE": "x",
+        "HF_TOKEN": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "SSH_AUTH_SOCK": "x",
+        "PATH": "/bin",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    told = environment(given, threads=2, scratch="/data/trainer")
+    assert not {name for name, value in told.items() if value == "x"}
+    assert told["PATH"] == "/bin" and told["TOKENIZERS_PARALLELISM"] == "true" and told["OMP_NUM_THREADS"] == "2"
+    assert told["TMPDIR"] == "/data/trainer"
+
+
+def test_its_directory_is_its_own_and_empty(tmp_path: Path) -> None:
+    left = tmp_path / "trainer" / "left"
+    left.parent.mkdir()
+    left.write_text("of the trainer before")
+    with scratch_directory(str(left.parent)) as named:
+        confinement.empty(named)
+        assert os.listdir(named) == [] and os.stat(named).st_mode & 0o777 == 0o700
+    with scratch_directory("") as made:
+        confinement.empty(made)
+        assert os.listdir(made) == []
+    assert not Path(made).exists()
+
+
+@pytest.mark.parametrize("policy", ["", "gpt:2x48"])
+def test_nothing_is_fetched_where_no_model_is_named(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    trio.run(fetch_model, policy)
+
+
+def test_a_folder_is_no_reason_to_ask_the_network(tmp_path: Path) -> None:
+    trio.run(fetch_model, f"hf:{tmp_path}")
+
+
+def test_a_model_that_cannot_be_fetched_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub", reason="the extra hf is not installed")
+    with socket.socket() as closed:  # nobody listens there
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        with pytest.raises(NotFetched, match="nobody/no-such-model"):
+            trio.run(fetch_model, "hf:nobody/no-such-model")
+
+
+def test_the_hubs_cache_is_where_its_own_library_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert hub.cache() == tmp_path / "huggingface" / "hub"
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert hub.cache() == tmp_path / "home" / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "named"))
+    assert hub.cache() == tmp_path / "named"
+
+
+HARDENED = """
+import os, resource, sys
+from swarmnode.node.host.hardening import harden
+import logging
+logging.basicConfig(stream=sys.stdout)
+harden()
+open(sys.argv[1], 'w').close()
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+print(status['NoNewPrivs'].strip(), resource.getrlimit(resource.RLIMIT_CORE), oct(os.stat(sys.argv[1]).st_mode & 0o777))
+"""
+
+
+def test_the_daemon_gives_up_rights_core_dumps_and_files_for_all_and_says_that_it_is_root(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HARDENED, tmp_path / "made"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "1 (0, 0) 0o600"
+    assert (AS_ROOT in done.stdout) == runs_as_root()

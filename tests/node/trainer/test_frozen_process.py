@@ -1,0 +1,85 @@
+"""A real process that is stopped and goes on (a laptop that slept, a container that was paused) is back at once.
+
+Health limits are shortened for the test; what takes 14 s in a node takes half a second here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import trio
+
+from swarmnode.node.discovery import finder as discovery
+from swarmnode.node.discovery.finder import AddressBook, Discovery
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.patches import yamux_session
+from swarmnode.node.identity import Identity, peer_id_of
+
+KEEPALIVE, SILENCE, BRIEF = 0.15, 0.25, 0.1  # seconds
+LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+
+OTHER = f"""
+import sys, trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from swarmnode.node import discovery
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.host.patches import yamux_session
+
+yamux_session.KEEPALIVE, yamux_session.SILENCE, discovery.BRIEF = {KEEPALIVE}, {SILENCE}, {BRIEF}
+key = Ed25519PrivateKey.generate()
+me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+node = Libp2pNetwork(me, HostSettings(listen={LISTEN!r}))
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        await nursery.start(discovery.Discovery(node, discovery.AddressBook(None), join=(sys.argv[1],)).run)
+
+trio.run(main)
+"""
+
+
+async def until(condition: Callable[[], bool], *, within: float) -> None:
+    with trio.fail_after(within):
+        while not condition():  # noqa: ASYNC110 (another process decides)
+            await trio.sleep(0.01)
+
+
+def test_process_that_was_frozen_is_connected_again_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    monkeypatch.setattr(yamux_session, "KEEPALIVE", KEEPALIVE)
+    monkeypatch.setattr(yamux_session, "SILENCE", SILENCE)
+    monkeypatch.setattr(discovery, "BRIEF", BRIEF)
+    key = Ed25519PrivateKey.generate()
+    node = Libp2pNetwork(Identity(key, peer_id_of(key.public_key().public_bytes_raw())), HostSettings(listen=LISTEN))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.run)
+            await nursery.start(Discovery(node, AddressBook(None)).run)
+            command = [sys.executable, "-c", OTHER, node.addresses[0]]
+            start = partial(trio.run_process, command, check=False, stdout=subprocess.DEVNULL)
+            other = await nursery.start(start)
+            try:
+                await until(lambda: bool(node.peers()), within=30)
+                await trio.sleep(2 * BRIEF)
+                os.kill(other.pid, signal.SIGSTOP)
+                await until(lambda: not node.peers(), within=5)
+                await trio.sleep(0.3)  # this side is dialling a process that does not answer
+                os.kill(other.pid, signal.SIGCONT)
+                await until(lambda: bool(node.peers()), within=2)
+                await trio.sleep(2 * SILENCE)
+                assert node.peers(), "the new connection does not last"
+            finally:
+                other.kill()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

@@ -1,0 +1,66 @@
+"""A model in the hub's cache is read, trained and sampled from by a trainer in its sandbox, with no network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.sandbox import landlock
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+# In a process of its own, so that this one does not import torch.
+MAKE = """
+import sys, torch, tokenizers, transformers
+words = {word: n for n, word in enumerate([*"0123456789abcdefghij=:#! ", "40", "<end>"])}
+cutter = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[("4", "0")]))
+cutter.decoder = tokenizers.decoders.Fuse()
+transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<end>").save_pretrained(sys.argv[1])
+end = words["<end>"]
+config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=len(words), n_positions=64,
+                                 bos_token_id=end, eos_token_id=end)
+transformers.GPT2LMHeadModel(config).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revision = "ab" * 20
+    kept = tmp_path / "hub" / "models--nobody--tiny"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(revision)
+    (tmp_path / "make.py").write_text(MAKE)
+    trio.run(trio.run_process, [sys.executable, str(tmp_path / "make.py"), str(kept / "snapshots" / revision)])
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    spec = parse_runspec(
+        {
+            "run": {"name": "r"},
+            "task": {"name": "digits-rl"},
+            "rollouts": {"warm_up": 1, "batch": 2, "external": 1, "answers": 2},
+        },
+        source="test",
+    )
+    settings = TrainerSettings(
+        threads=1, nice=0, device="cpu", policy="hf:nobody/tiny", scratch=str(tmp_path / "own"), sandbox="require"
+    )
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            assert trainer.sandbox is not None and json.dumps(trainer.sandbox["missing"]) == "[]"
+            with trio.fail_after(60):
+                groups, _ = await trainer.rollouts(version=0)
+                assert groups
+                await trainer.learn([])
+                assert isinstance(await trainer.sample(b"a304=", length=4, temperature=1.0, seed=1), bytes)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

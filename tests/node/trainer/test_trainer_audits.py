@@ -1,0 +1,172 @@
+"""Trainer processes that repeat one another's steps: on other threads, from states and text that travelled."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.protocols.methods.trainer import Batches, Marked, Slice
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.verify.distance import LEAST
+from swarmnode.training.verify.trace import Point, State, Stretch, vector_id
+
+Use = Callable[[TrainerProcess, TrainerProcess], Awaitable[None]]
+
+
+def _text(seed: int, size: int) -> bytes:
+    words = [bytes(random.Random(number).choices(b"abcdefgh", k=4)) for number in range(50)]
+    return b" ".join(random.Random(seed).choices(words, k=size // 5))
+
+
+@pytest.fixture
+def spec() -> RunSpec:
+    heldout = hashlib.sha256(_text(0, 5_000)).hexdigest()
+    return parse_runspec(
+        {
+            "run": {"name": "audited", "trust": "open"},
+            "task": {"heldout_sha256": heldout},
+            "model": {"layers": 2, "heads": 2, "width": 32, "context": 32},
+            "inner": {"batch": 2, "steps": 40},
+            "trust": {"audit_share": 0.05},
+        },
+        source="test",
+    )
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[Path]:
+    """Shards of the run's text."""
+    (tmp_path / "heldout").write_bytes(_text(0, 5_000))
+    paths = [tmp_path / f"shard{number}" for number in range(3)]
+    for number, path in enumerate(paths, 1):
+        path.write_bytes(_text(number, 20_000))
+    return paths
+
+
+def _with_trainers(spec: RunSpec, texts: list[Path], use: Use, *, threads: int = 1) -> None:
+    """`use` with an author who trains on the first two shards, and an auditor with the third and so many threads."""
+
+    async def main() -> None:
+        heldout, room = str(texts[0].parent / "heldout"), 60_000
+        settings = TrainerSettings(threads=1, nice=0, device="cpu", heldout=heldout, room=room, texts=(str(texts[0]),))
+        other = replace(settings, threads=threads, texts=(str(texts[2]),))
+        author = TrainerProcess(spec, run_id=spec.run_id, peer_id="author", settings=settings)
+        auditor = TrainerProcess(spec, run_id=spec.run_id, peer_id="auditor", settings=other)
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as starting:
+                starting.start_soon(nursery.start, author.run)
+                starting.start_soon(nursery.start, auditor.run)
+            with trio.fail_after(100):
+                await use(author, auditor)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def _state(author: TrainerProcess, point: Point) -> State:
+    parameters, moments = await author.kept(point.parameters), await author.kept(point.moments)
+    assert parameters is not None and moments is not None
+    assert vector_id(parameters) == point.parameters
+    return State(parameters, moments, point.updates)
+
+
+async def _slice(author: TrainerProcess, auditor: TrainerProcess, stretch: Stretch, texts: list[Path]) -> Slice:
+    """A slice as an auditor makes it, with no more of the text than it needs."""
+    text = b"".join(path.read_bytes() for path in texts[: stretch.texts])
+    steps = tuple(range(stretch.step, stretch.step + stretch.steps))
+    places = await auditor.places(Batches("author", stretch.round, steps, len(text)))
+    assert len(places) == 2 * stretch.steps
+    pieces = tuple((start, text[start:stop]) for start, stop in places)
+    start, end = await _state(author, stretch.start), await _state(author, stretch.end)
+    return Slice("author", stretch, start, end, len(text), pieces)
+
+
+async def _worked(author: TrainerProcess, texts: list[Path]) -> Marked:
+    """Twelve steps on one shard, and eight on two."""
+    await author.train(round=0, steps=12, seconds=60)
+    await author.feed([str(texts[1])])
+    await author.train(round=0, steps=8, seconds=60)
+    return await author.mark()
+
+
+def test_other_process_measures_on_what_an_author_drew_from_its_text(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        text = texts[0].read_bytes()
+        known = await author.train(round=0, steps=1, seconds=60)
+        author.load(auditor.parameters())  # both the initial ones: nobody else trained
+        own = Batches("author", 0, (0,), len(text))
+        pieces = tuple((start, text[start:stop]) for start, stop in await auditor.places(own))
+        before = auditor.parameters()
+        assert await auditor.drawn(replace(own, pieces=pieces)) == pytest.approx(known.loss, rel=1e-5)
+        assert np.array_equal(auditor.parameters(), before)
+        never = replace(own, steps=(1 << 40,))
+        pieces = tuple((start, text[start:stop]) for start, stop in await auditor.places(never))
+        assert await auditor.drawn(replace(never, pieces=pieces)) != pytest.approx(known.loss, rel=1e-5)
+        assert await auditor.drawn(replace(own, size=0)) is None  # who brings text of its own shows none
+
+    _with_trainers(spec, texts, use)
+
+
+def test_another_process_repeats_the_steps_whatever_its_threads(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        marked = await _worked(author, texts)
+        assert [(s.step, s.steps, s.texts) for s in marked.stretches] == [
+            (0, 5, 1),
+            (5, 5, 1),
+            (10, 2, 1),
+            (12, 5, 2),
+            (17, 3, 2),
+        ]
+        await auditor.train(round=3, steps=4, seconds=60)
+        before = auditor.parameters()
+        for stretch in marked.stretches[2:4]:  # on one text, and on two
+            (found,) = (await auditor.replay(await _slice(author, auditor, stretch, texts))).distances
+            assert found.within(LEAST / 20), found
+        assert np.array_equal(auditor.parameters(), before)
+        calibrated = await author.calibrate()
+        assert calibrated.distances
+        assert all(found.within(LEAST / 20) for found in calibrated.distances)
+        assert auditor.spent["audit"] > 0
+
+    _with_trainers(spec, texts, use, threads=2)
+
+
+def test_steps_on_other_data_or_of_another_node_are_far_away(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        stretch = (await _worked(author, texts)).stretches[1]
+        honest = await _slice(author, auditor, stretch, texts)
+        others = tuple((at, bytes(len(piece))) for at, piece in honest.pieces)
+        for lie in (replace(honest, pieces=others), replace(honest, author="somebody")):
+            (found,) = (await auditor.replay(lie)).distances
+            assert not found.within(2 * LEAST)
+
+    _with_trainers(spec, texts, use)
+
+
+def test_audits_and_judging_leave_no_gap_in_what_is_recorded(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        first = await _worked(author, texts)
+        slice = await _slice(author, auditor, first.stretches[0], texts)
+        local = author.parameters()
+        author.load(np.zeros_like(local))  # a judge tries something, and puts back what was there
+        await author.evaluate(thorough=False, seed=1)
+        author.load(local)
+        await author.replay(replace(slice, author="auditor"))
+        await author.train(round=0, steps=3, seconds=60)
+        second = await author.mark()
+        assert second.life == first.life
+        assert second.stretches[0].start == first.stretches[-1].end
+        await author.train(round=0, steps=1, seconds=60)
+        author.load(np.zeros_like(local))  # without a mark: nothing before can be shown
+        await author.train(round=0, steps=1, seconds=60)
+        assert (await author.mark()).life != first.life
+
+    _with_trainers(spec, texts, use)

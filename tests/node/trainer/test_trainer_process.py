@@ -1,0 +1,369 @@
+"""The trainer process: what the daemon can rely on when its child works, is killed, or never comes up."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.node.trainer import child as trainerchild
+from swarmnode.node.trainer import supervisor as trainer_module
+from swarmnode.node.trainer.child import TrainerFailed
+from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.training.runspec import parse_runspec
+
+SPEC = parse_runspec(
+    {
+        "run": {"name": "tiny"},
+        "model": {"layers": 1, "heads": 2, "width": 16, "context": 16},
+        "inner": {"batch": 2, "warmup": 0},
+    },
+    source="test",
+)
+FOREVER = 10**9
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    corpus = tmp_path / "corpus"
+    corpus.write_bytes(random.Random(0).randbytes(200_000))
+    return TrainerSettings(threads=1, nice=0, device="cpu", corpus=str(corpus))
+
+
+def _with_trainer(settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]]) -> None:
+    async def main() -> None:
+        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            with trio.fail_after(60):
+                await use(trainer)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def _until_training(trainer: TrainerProcess, start: np.ndarray) -> None:
+    """Wait until the first inner step has changed the parameters."""
+    while np.array_equal(trainer.parameters(), start):  # noqa: ASYNC110 (another process changes them: there is no event)
+        await trio.sleep(0.005)
+
+
+def test_seconds_of_a_cancelled_call_are_counted_with_the_next(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await _until_training(trainer, start)
+            nursery.cancel_scope.cancel()
+        assert trainer.spent["train"] == 0
+        await trainer.evaluate(thorough=False)
+        assert trainer.spent["train"] > 0
+
+    _with_trainer(settings, use)
+
+
+def test_trains_evaluates_and_writes(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        assert start.shape == (trainer.layout.parameters,)
+        assert start.dtype == np.float32
+        before = await trainer.evaluate(thorough=False)
+        worked = await trainer.train(round=0, steps=5, seconds=60)
+        assert (worked.steps, worked.samples, worked.tokens) == (5, 10, 160)
+        assert 0 < worked.seconds < 60
+        assert trainer.spent["train"] == pytest.approx(worked.seconds)
+        assert 0 < trainer.spent["evaluate"] < 60
+        trained = trainer.parameters()
+        assert not np.array_equal(trained, start)
+        assert await trainer.evaluate(thorough=False) != before
+        trainer.load(start)
+        assert await trainer.evaluate(thorough=False) == before
+        assert (await trainer.train(round=1, steps=FOREVER, seconds=0.05)).steps < FOREVER
+        assert len(await trainer.sample(b"def ", length=9, temperature=1.0, seed=1)) == 9
+        with pytest.raises(ValueError, match="4096"):
+            await trainer.sample(b"", length=10**6, temperature=1.0, seed=1)
+        assert (trainer.restarts, trainer.device) == (0, "cpu")
+
+    _with_trainer(settings, use)
+
+
+def test_measures_a_loss_and_its_gradient_on_some_of_the_sequences_that_a_seed_draws(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        whole = await trainer.evaluate(thorough=False, seed=7)
+        assert await trainer.heldout(seed=7, sequences=16) == whole
+        assert await trainer.heldout(seed=7, sequences=1) != whole
+        parts = [await trainer.slope(seed=7, first=first, last=last) for first, last in ((0, 3), (3, 16))]
+        assert parts[0] is not None
+        assert parts[1] is not None
+        assert (3 * parts[0][0] + 13 * parts[1][0]) / 16 == pytest.approx(whole, rel=1e-5)
+        assert np.array_equal(trainer.parameters(), start)
+        gradient = parts[1][1]
+        trainer.load(start - np.float32(0.01) * gradient / np.linalg.norm(gradient))
+        assert await trainer.heldout(seed=7, sequences=16) < whole
+
+    _with_trainer(settings, use)
+
+
+def test_a_gradient_that_nobody_waits_for_any_more_leaves_the_parameters_alone(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        before = trainer.parameters()
+        with trio.move_on_after(0.001) as cut:
+            await trainer.slope(seed=7, first=0, last=16)
+        assert cut.cancelled_caught
+        trainer.load(before + np.float32(0.01))
+        await trainer.heldout(seed=7, sequences=1)  # comes after the gradient
+        assert np.array_equal(trainer.parameters(), before + np.float32(0.01))
+
+    _with_trainer(settings, use)
+
+
+def test_cancelled_training_stops_and_keeps_its_steps(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await _until_training(trainer, start)
+            nursery.cancel_scope.cancel()
+        stopped = trainer.parameters()
+        await trainer.evaluate(thorough=False)
+        assert np.array_equal(trainer.parameters(), stopped)
+        assert (await trainer.train(round=0, steps=2, seconds=60)).steps == 2
+
+    _with_trainer(settings, use)
+
+
+async def _train_forever(trainer: TrainerProcess) -> None:
+    await trainer.train(round=0, steps=FOREVER, seconds=FOREVER)
+
+
+def test_answers_between_steps(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await _until_training(trainer, trainer.parameters())
+            assert len(await trainer.sample(b"x", length=3, temperature=0.5, seed=0)) == 3
+            assert await trainer.evaluate(thorough=False) > 0
+            nursery.cancel_scope.cancel()
+
+    _with_trainer(settings, use)
+
+
+def test_killed_trainer_is_replaced_with_its_parameters(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+
+    async def use(trainer: TrainerProcess) -> None:
+        start, first = trainer.parameters(), trainer.pid
+
+        async def victim() -> None:
+            with pytest.raises(TrainerDied, match="SIGKILL"):
+                await _train_forever(trainer)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(victim)
+            await _until_training(trainer, start)
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+        kept = trainer.parameters()
+        assert not np.array_equal(kept, start)
+        await trainer.evaluate(thorough=False)
+        assert np.array_equal(trainer.parameters(), kept)
+        assert trainer.pid not in (None, first)
+        assert trainer.restarts == 1
+        assert (await trainer.train(round=1, steps=1, seconds=60)).steps == 1
+
+    _with_trainer(settings, use)
+
+
+def test_who_waits_for_a_trainer_gets_the_next_that_is_ready_however_many_die_before(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.05)
+
+    async def use(trainer: TrainerProcess) -> None:
+        losses: list[float] = []
+        others = _children() - {trainer.pid}
+
+        async def evaluate() -> None:
+            losses.append(await trainer.evaluate(thorough=False))
+
+        os.kill(trainer.pid or 0, signal.SIGKILL)
+        while trainer.restarts < 1:  # noqa: ASYNC110 (processes end: there is no event)
+            await trio.sleep(0.005)
+        with pytest.raises(TrainerDied, match="started again"):
+            await trainer.evaluate(thorough=False, wait=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(evaluate)
+            while not (starting := _children() - others):  # noqa: ASYNC110
+                await trio.sleep(0.005)
+            os.kill(starting.pop(), signal.SIGKILL)
+        assert trainer.restarts == 2
+        assert np.isfinite(losses).all()
+
+    _with_trainer(settings, use)
+
+
+def _children() -> set[int]:
+    """Process ids of this process's children that have not ended."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in listed if ") Z " not in Path(f"/proc/{pid}/stat").read_text()}
+
+
+def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    few, many, heldout = tmp_path / "few", tmp_path / "many", tmp_path / "heldout"
+    few.write_bytes(b"a" * 100)
+    many.write_bytes(b"b" * 50_000)
+    heldout.write_bytes(b"c" * 100)
+    spec = SPEC.resolved(heldout_sha256=hashlib.sha256(heldout.read_bytes()).hexdigest(), index="")
+    settings = replace(settings, corpus="/nowhere", heldout=str(heldout), texts=(str(few),), room=50_100)
+
+    async def learned(trainer: TrainerProcess, start: np.ndarray) -> bytes:
+        trainer.load(start)
+        await trainer.train(round=0, steps=100, seconds=60)
+        return await trainer.sample(b"b", length=3, temperature=0, seed=0)
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            start, first = trainer.parameters(), trainer.pid
+            with trio.fail_after(60):
+                assert await learned(trainer, start) == b"aaa"
+                async with trio.open_nursery() as training:
+                    training.start_soon(_train_forever, trainer)
+                    await _until_training(trainer, trainer.parameters())
+                    await trainer.feed([str(many)])
+                    training.cancel_scope.cancel()
+                assert await learned(trainer, start) == b"bbb"
+                assert first is not None
+                os.kill(first, signal.SIGKILL)
+                while trainer.pid in (first, None):  # noqa: ASYNC110 (the supervisor tells nobody)
+                    await trio.sleep(0.01)
+                assert await learned(trainer, start) == b"bbb"
+                assert trainer.restarts == 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_same_seed_starts_from_the_same_bits(settings: TrainerSettings) -> None:
+    starts: list[np.ndarray] = []
+
+    async def use(trainer: TrainerProcess) -> None:
+        starts.append(trainer.parameters())
+
+    _with_trainer(settings, use)
+    _with_trainer(replace(settings, threads=2), use)
+    assert np.array_equal(starts[0], starts[1])
+
+
+async def _use_not_at_all(trainer: TrainerProcess) -> None:
+    """Only start it."""
+
+
+def _failure(settings: TrainerSettings) -> str:
+    with pytest.raises(ExceptionGroup) as raised:
+        _with_trainer(settings, _use_not_at_all)
+    failure = raised.value
+    while isinstance(failure, ExceptionGroup):
+        (failure,) = failure.exceptions
+    assert isinstance(failure, TrainerFailed)
+    return str(failure)
+
+
+def test_fault_that_trying_again_cannot_mend_is_told_at_once(settings: TrainerSettings, tmp_path: Path) -> None:
+    assert "no such file" in _failure(replace(settings, corpus=str(tmp_path / "missing")))
+
+
+def test_child_that_never_comes_up_fails_with_its_last_words(
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\nprint('no luck today', flush=True)\nos._exit(7)\n")
+    failure = _failure(replace(settings, task=f"{broken}:Task"))
+    assert "3 times" in failure
+    assert "exit code 7" in failure
+    assert "no luck today" in failure
+
+
+def test_trainer_dies_with_its_daemon(settings: TrainerSettings) -> None:
+    daemon = f"""
+import trio
+from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.training.runspec import parse_runspec
+async def main():
+    spec = parse_runspec({{"run": {{"name": "tiny"}}, "model": {{"width": 16, "context": 16}}}}, source="test")
+    trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings={settings!r})
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        print(trainer.pid, flush=True)
+        await trainer.train(round=0, steps=10**9, seconds=1e9)
+trio.run(main)
+"""
+    code = f"from swarmnode.node.trainer.supervisor import TrainerSettings\n{daemon}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        gone = os.pidfd_open(pid)
+        process.kill()
+    trio.run(_readable_within, gone, 10.0)
+    os.close(gone)
+
+
+async def _readable_within(descriptor: int, seconds: float) -> None:
+    with trio.fail_after(seconds):
+        await trio.lowlevel.wait_readable(descriptor)
+
+
+def test_daemon_side_never_loads_torch() -> None:
+    code = "import sys, swarmnode.node.trainer.supervisor as _; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
+    pids: list[int] = []
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert trainer.pid is not None
+        pids.append(trainer.pid)
+
+    before = len(os.listdir("/proc/self/fd"))
+    _with_trainer(settings, use)
+    with suppress(ProcessLookupError):
+        os.kill(pids[0], 0)
+        pytest.fail("the child is still there")
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the mapping, until it is collected
+
+
+def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerSettings) -> None:
+    taken = 0.0
+
+    async def main() -> None:
+        nonlocal taken
+        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            nursery.cancel_scope.cancel()
+            taken = -trio.current_time()
+        taken += trio.current_time()
+
+    trio.run(main)
+    assert taken < trainerchild.QUIT_GRACE

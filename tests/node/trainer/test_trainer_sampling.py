@@ -1,0 +1,82 @@
+"""What samples is told to the owner, and a trainer that dies as it starts with vLLM comes back without it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarmnode.node.trainer import supervisor as trainer_module
+from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.training.runspec import parse_runspec
+
+# Builds a task that any program can hold, and dies, as a program does that was made for another processor.
+TASK = """
+import os, signal
+from types import SimpleNamespace
+import torch
+from swarmnode.training.rl.engine import Engine, Told
+class Task:
+    tokens_per_sample = 1
+    def __init__(self, spec, assignment, device="cpu"):
+        if assignment.sampling == "auto":
+            os.kill(os.getpid(), signal.SIGILL)
+        self.model = torch.nn.Linear(2, 2)
+        self.engine = Engine(self.model, assignment.sampling)
+    def rollouts(self, *, version, count, policy):
+        self.engine.told = Told("torch", "vLLM failed while it sampled")
+        return {"groups": [], "seconds": 0.0}
+"""
+
+
+def test_a_trainer_that_dies_with_vllm_as_it_starts_goes_on_in_torch_and_tells_what_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    monkeypatch.setattr(trainer_module, "find_spec", lambda name: name == "vllm")
+    task, model = tmp_path / "task.py", tmp_path / "model"
+    task.write_text(TASK)
+    model.mkdir()
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
+    settings = TrainerSettings(threads=1, nice=0, device="cpu", task=f"{task}:Task", policy=f"hf:{model}")
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            assert trainer.restarts == 1 and trainer.sampling == {"by": "torch", "why": ""}
+            for _ in range(2):
+                await trainer.rollouts(version=0)
+            assert trainer.sampling == {"by": "torch", "why": "vLLM failed while it sampled"}
+            nursery.cancel_scope.cancel()
+
+    with caplog.at_level(logging.WARNING):
+        trio.run(main)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("perhaps by vLLM" in words for words in said) == 1
+    assert said.count("vLLM failed while it sampled") == 1
+
+
+@pytest.mark.parametrize(("installed", "sampling"), [(False, "auto"), (True, "vllm")])
+def test_a_trainer_that_dies_otherwise_is_not_said_to_have_died_of_vllm(
+    installed: bool, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_module, "MAX_FAILED_STARTS", 1)
+    monkeypatch.setattr(trainer_module, "find_spec", lambda name: installed or None)
+    task = tmp_path / "task.py"
+    task.write_text("import os\nos._exit(7)\n")
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
+    settings = TrainerSettings(
+        threads=1, nice=0, device="cpu", task=f"{task}:Task", policy=f"hf:{tmp_path}", sampling=sampling
+    )
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+
+    with pytest.raises(ExceptionGroup), caplog.at_level(logging.WARNING):
+        trio.run(main)
+    assert not any("vLLM" in record.getMessage() for record in caplog.records)

@@ -1,0 +1,504 @@
+"""Members agree on one result a round: while they die, lie, linger, or cannot reach one another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from swarmnode.protocols.calls.rpc import PeerGone, Refused, Rpc
+from swarmnode.protocols.methods.known.agreement import (
+    Agreement,
+    AgreementSettings,
+    Behind,
+    LeftOut,
+    PartsMissing,
+    Position,
+    diverged,
+    prefers,
+)
+from swarmnode.protocols.methods.known.messages import (
+    Accepted,
+    Decision,
+    Goodbye,
+    Head,
+    Noted,
+    Ready,
+    Report,
+    Ruling,
+    Step,
+    Summon,
+    Verdict,
+)
+from swarmnode.protocols.methods.known.roster import Owner, Roster, Seat, leader_order
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+
+Simulated = Callable[..., None]
+RUN, PARENT = "ab" * 32, "00" * 32
+FLOOR, CEILING = 2.0, 10.0
+
+
+class Member:
+    """A node that takes part with a make-believe reduction: the hash of the roster is the next state."""
+
+    def __init__(self, network: SimNetwork) -> None:
+        self.me = network.me
+        self.rpc = Rpc(network)
+        self.liveness = Liveness(self.rpc)
+        settings = AgreementSettings(weight_cap=2.0, floor=FLOOR, ceiling=CEILING)
+        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings)
+        self.cannot_reach: set[PeerId] = set()
+        self.obtained: list[str] = []
+
+    async def reduce(self, roster: Roster, within: float) -> str:
+        await trio.sleep(0.1)
+        missing = self.cannot_reach & set(roster.peers)
+        if missing:
+            raise PartsMissing(tuple(sorted(missing)))
+        return hashlib.sha256(roster.roster_id.encode()).hexdigest()
+
+    async def obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
+        self.obtained.append(hash)
+        if not set(holders) - self.cannot_reach:
+            raise PartsMissing(holders)
+
+    async def agree(self, *, samples: int = 10) -> Decision:
+        return await self.agreement.agree(
+            samples=samples, train_seconds=1.0, rates={}, reduce=self.reduce, obtain=self.obtain
+        )
+
+
+class Swarm:
+    def __init__(self, world: SimWorld, nursery: trio.Nursery) -> None:
+        self.world, self.nursery = world, nursery
+        self.members: list[Member] = []
+        self.decisions: dict[PeerId, Decision] = {}
+        self.errors: dict[PeerId, Exception] = {}
+        self._events: dict[PeerId, trio.Event] = {}
+
+    def _done(self, member: Member) -> trio.Event:
+        return self._events.setdefault(member.me, trio.Event())
+
+    async def start(self, size: int, *, window: float = 5.0, voters: int | None = None) -> None:
+        """Members in the order in which they lead round 0, fully connected, all standing at round 0."""
+        networks = [self.world.node(i) for i in range(size)]
+        rank = leader_order(RUN, 0, [n.me for n in networks])
+        for network in sorted(networks, key=lambda n: rank.index(n.me)):
+            member = Member(network)
+            for part in (network.run, member.rpc.run, member.liveness.run):
+                await self.nursery.start(part)
+            self.members.append(member)
+        for member in self.members:
+            member.agreement.advance(self.position(window=window, voters=voters))
+
+    def position(self, *, round: int = 0, window: float = 5.0, voters: int | None = None) -> Position:
+        peers = tuple(m.me for m in self.members)
+        return Position(round, PARENT, peers[:voters], (), window)
+
+    def begin(self, *members: Member) -> None:
+        for member in members or self.members:
+            self.nursery.start_soon(self._take_part, member)
+
+    async def _take_part(self, member: Member) -> None:
+        try:
+            decision = await member.agree()
+        except (Behind, LeftOut) as error:
+            self.errors[member.me] = error
+            return
+        self.decisions[member.me] = decision
+        self._done(member).set()
+        here = member.agreement.position
+        roster = decision.roster
+        member.agreement.advance(Position(here.round + 1, decision.state_hash, roster.peers, roster.joiners, 5.0))
+
+    async def decided(self, *members: Member, within: float) -> Decision:
+        """The one decision of these members."""
+        with trio.fail_after(within):
+            for member in members or self.members:
+                await self._done(member).wait()
+        found = {self.decisions[m.me] for m in members or self.members}
+        assert len({d.state_hash for d in found}) == 1
+        return found.pop()
+
+
+def simulate(simulated: Simulated, body: Callable[[Swarm], Any]) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        await body(Swarm(world, nursery))
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_ready_members_have_a_seat_in_one_result(simulated: Simulated, size: int) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(size)
+        swarm.begin()
+        decision = await swarm.decided(within=5)
+        assert len(decision.roster.seats) == size and decision.missing == ()
+
+    simulate(simulated, body)
+
+
+def test_a_round_ends_though_two_living_members_cannot_exchange(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        one, other = swarm.members[1], swarm.members[2]
+        one.cannot_reach, other.cannot_reach = {other.me}, {one.me}
+        swarm.begin()
+        decision = await swarm.decided(within=10)
+        assert len(decision.roster.seats) == 3
+
+    simulate(simulated, body)
+
+
+def test_a_leader_whom_nobody_can_exchange_with_leaves_the_lead_and_its_seat(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        leader, *others = swarm.members
+        for member in others:
+            member.cannot_reach = {leader.me}
+        swarm.begin()
+        decision = await swarm.decided(within=20)
+        assert leader.me not in decision.roster.peers and len(decision.roster.seats) == 3
+
+    simulate(simulated, body)
+
+
+def test_a_member_that_never_becomes_ready_costs_a_deadline(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        swarm.begin(*swarm.members[:3])
+        decision = await swarm.decided(*swarm.members[:3], within=CEILING + 1)
+        assert decision.missing == (swarm.members[3].me,)
+
+    simulate(simulated, body)
+
+
+def test_a_living_majority_that_is_not_ready_is_waited_for_longer_than_a_straggler(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(5)
+        swarm.begin(*swarm.members[:2])
+        await trio.sleep(CEILING + 3)
+        assert not swarm.decisions  # two of five must not decide while the others live
+        swarm.begin(*swarm.members[2:])
+        decision = await swarm.decided(within=10)
+        assert len(decision.roster.seats) == 5
+
+    simulate(simulated, body)
+
+
+def test_a_living_majority_that_never_becomes_ready_does_not_stop_the_others(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(5)
+        swarm.begin(*swarm.members[:2])
+        await swarm.decided(*swarm.members[:2], within=5 + 3 * CEILING)
+
+    simulate(simulated, body)
+
+
+def test_a_leader_that_answers_pings_and_never_leads_is_passed_over(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        swarm.begin(*swarm.members[1:])
+        decision = await swarm.decided(*swarm.members[1:], within=5 + 4 * CEILING)
+        assert swarm.members[0].me in decision.missing
+
+    simulate(simulated, body)
+
+
+def test_survivors_finish_when_the_leader_dies_and_a_minority_does_not_outvote_the_living(
+    simulated: Simulated,
+) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(5)
+        swarm.begin()
+        await trio.sleep(0.12)
+        swarm.world.kill(swarm.members[0].me)
+        decision = await swarm.decided(*swarm.members[1:], within=15)
+        assert len(set(decision.roster.peers) & {m.me for m in swarm.members[1:]}) == 4
+
+    simulate(simulated, body)
+
+
+def test_what_a_majority_accepted_survives_the_leader_that_decided_it(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        leader, *others = swarm.members
+        swarm.begin()
+        await swarm.decided(leader, within=5)
+        swarm.world.kill(leader.me)  # its rulings are still on the way and are lost
+        assert not any(m.me in swarm.decisions for m in others)
+        decision = await swarm.decided(*others, within=15)
+        assert decision.state_hash == swarm.decisions[leader.me].state_hash
+
+    simulate(simulated, body)
+
+
+def test_a_promise_outlives_going_to_the_same_position_again(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        leader, *others = swarm.members
+        swarm.begin()
+        await swarm.decided(leader, within=5)
+        for member in others:
+            member.agreement.advance(swarm.position())  # as after a catch-up with the very same head
+            assert member.agreement._standing.accepted is not None
+            member.agreement.advance(Position(0, "11" * 32, swarm.position().voters, (), 5.0))
+            assert member.agreement._standing.accepted is None
+
+    simulate(simulated, body)
+
+
+def test_a_member_behind_is_told_the_decision(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        swarm.begin(*swarm.members[:3])
+        await swarm.decided(*swarm.members[:3], within=CEILING + 1)
+        swarm.begin(swarm.members[3])
+        await swarm.decided(within=5)
+
+    simulate(simulated, body)
+
+
+def test_a_leader_behind_learns_the_decision_from_those_it_summons(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        leader, *others = swarm.members
+        swarm.begin(*others)
+        await swarm.decided(*others, within=5 + 4 * CEILING)
+        swarm.begin(leader)
+        await swarm.decided(within=10)
+        assert leader.agreement.late_by > 0
+
+    simulate(simulated, body)
+
+
+def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        for member in swarm.members[1:]:
+            member.agreement.advance(swarm.position(round=5))
+        ahead = sorted(swarm.members[1:], key=lambda m: m.agreement._standing.candidates().index(m.me))
+        swarm.begin(*ahead)
+        decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
+        assert decision.round == 5 and not swarm.errors
+        older = Head(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
+        assert not ahead[0].agreement._standing.should_follow(older)
+
+    simulate(simulated, body)
+
+
+def test_one_that_is_no_candidate_is_led_along_and_named_as_joiner(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4, voters=3)
+        swarm.begin(swarm.members[3])
+        await trio.sleep(0.5)
+        swarm.begin(*swarm.members[:3])
+        decision = await swarm.decided(within=5)
+        assert decision.roster.joiners == (swarm.members[3].me,)
+
+    simulate(simulated, body)
+
+
+def test_one_that_is_no_candidate_gives_up_when_no_candidate_answers(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3, voters=2)
+        for member in swarm.members[:2]:
+            swarm.world.kill(member.me)
+        swarm.begin(swarm.members[2])
+        await trio.sleep(10)
+        assert isinstance(swarm.errors[swarm.members[2].me], LeftOut)
+
+    simulate(simulated, body)
+
+
+def test_who_says_goodbye_is_not_waited_for_even_a_round_early(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        leaver = swarm.members[3]
+        for member in swarm.members[:3]:
+            goodbye = Goodbye(RUN, 1)
+            await leaver.rpc.call(member.me, "round.goodbye", goodbye, Noted, timeout=1)
+            member.agreement.advance(swarm.position(round=1))
+        swarm.begin(*swarm.members[:3])
+        await swarm.decided(*swarm.members[:3], within=1)
+
+    simulate(simulated, body)
+
+
+# --- peers that break the rules --------------------------------------------------------------------------------------
+
+
+def a_ready(ballot: int, **changes: Any) -> Ready:
+    fields = {"samples": 1, "train_seconds": 1.0, "rates": {}, "joiners": (), "accepted": None, "parent": PARENT}
+    return Ready(RUN, 0, ballot, **{**fields, **changes})
+
+
+def test_no_ballot_is_so_high_that_a_round_cannot_end(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        liar, *honest = swarm.members
+        for member in honest:
+            for ballot in range(1 << 40, (1 << 40) + 3):
+                with pytest.raises(Refused):
+                    await liar.rpc.call(member.me, "round.ready", a_ready(ballot), Verdict, timeout=1)
+                await liar.rpc.call(member.me, "round.summon", Summon(RUN, 0, ballot), Head, timeout=1)
+            assert member.agreement._standing.ballot <= 3 * 4096
+        swarm.begin()
+        await swarm.decided(within=30)
+
+    simulate(simulated, body)
+
+
+def test_one_peer_holds_one_desk(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(5)
+        leader, liar, *_ = swarm.members
+
+        async def ask(ballot: int) -> None:
+            await liar.rpc.call(leader.me, "round.ready", a_ready(ballot), Verdict, timeout=5)
+
+        for turn in range(40):
+            swarm.nursery.start_soon(ask, 5 * (turn + 1))
+        await trio.sleep(1)
+        assert len(leader.agreement._standing.desks) <= 1
+
+    simulate(simulated, body)
+
+
+def test_joiners_are_counted(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(1)
+        standing = swarm.members[0].agreement._standing
+        for i in range(1000):
+            standing._wishes_to_join(f"peer{i}")
+        assert len(swarm.members[0].agreement.waiting_to_join()) == 64
+
+    simulate(simulated, body)
+
+
+def test_a_vector_is_cut_by_candidates_only(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        standing = swarm.members[0].agreement._standing
+        seats = tuple(Seat(m.me, 1, 4) for m in swarm.members[:2])
+        gone = Owner(swarm.members[2].me, 4)
+        for cut_by, fits in (((), True), ((gone,), True), ((gone, Owner("a stranger", 4)), False)):
+            assert standing.is_for(Roster(RUN, 0, 1, PARENT, seats, (), 1.0, cut_by), 1) is fits
+
+    simulate(simulated, body)
+
+
+def test_a_forged_claim_of_an_accepted_result_stalls_nobody(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        liar = swarm.members[2]
+        roster = Roster(RUN, 0, 0, PARENT, (Seat(liar.me, 1, 4),), (), 1.0)
+        liar.agreement._standing.accepted = Accepted(7, "ee" * 32, roster)
+        for member in swarm.members[:2]:
+            member.cannot_reach = set()
+        swarm.begin()
+        decision = await swarm.decided(within=10)
+        assert decision.state_hash != "ee" * 32
+
+    simulate(simulated, body)
+
+
+def test_a_member_that_reports_another_state_is_left_out(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        liar = swarm.members[3]
+
+        async def lie(roster: Roster, within: float) -> str:
+            return "ee" * 32
+
+        liar.reduce = lie  # type: ignore[method-assign]
+        swarm.begin()
+        decision = await swarm.decided(*swarm.members[:3], within=20)
+        assert decision.state_hash != "ee" * 32 and liar.me in decision.missing
+
+    simulate(simulated, body)
+
+
+def test_a_member_that_says_it_missed_everybody_costs_no_other_its_seat(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(5)
+        liar = swarm.members[4]
+        liar.cannot_reach = {m.me for m in swarm.members[:4]}
+        swarm.begin()
+        decision = await swarm.decided(*swarm.members[:4], within=20)
+        assert {m.me for m in swarm.members[:4]} <= set(decision.roster.peers)
+
+    simulate(simulated, body)
+
+
+@pytest.mark.parametrize("whom", ["itself", "a stranger"])
+def test_a_member_that_says_it_missed_nobody_who_could_be_left_out_is_left_out(simulated: Simulated, whom: str) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        liar = swarm.members[3]
+
+        async def blame(roster: Roster, within: float) -> str:
+            raise PartsMissing((liar.me if whom == "itself" else liar.me[::-1],))
+
+        liar.reduce = blame  # type: ignore[method-assign]
+        swarm.begin()
+        decision = await swarm.decided(*swarm.members[:3], within=20)
+        assert set(decision.roster.peers) == {m.me for m in swarm.members[:3]}
+
+    simulate(simulated, body)
+
+
+def test_a_report_of_one_that_was_not_ready_does_not_count(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        leader = swarm.members[0]
+        stranger = Member(swarm.world.node("stranger"))
+        for part in (swarm.world.node("stranger").run, stranger.rpc.run, stranger.liveness.run):
+            await swarm.nursery.start(part)
+
+        async def keep_reporting() -> None:
+            while True:
+                report = Report(RUN, 0, 0, "ee" * 32, ())
+                with trio.move_on_after(0.05):
+                    await stranger.rpc.call(leader.me, "round.report", report, Ruling, timeout=0.05)
+
+        swarm.nursery.start_soon(keep_reporting)
+        swarm.begin()
+        decision = await swarm.decided(within=5)
+        assert decision.roster.ballot == 0 and len(decision.roster.seats) == 3
+
+    simulate(simulated, body)
+
+
+def test_calls_for_another_run_or_before_a_position_are_refused(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(2)
+        one, other = swarm.members
+        with pytest.raises(Refused) as refusal:
+            await one.rpc.call(other.me, "round.summon", Summon("cd" * 32, 0, 1), Head, timeout=1)
+        assert refusal.value.code == "unknown-run"
+        swarm.world.kill(other.me)
+        with pytest.raises(PeerGone):
+            await one.agreement.ask_head(other.me, timeout=1)
+
+    simulate(simulated, body)
+
+
+def test_of_two_histories_exactly_one_gives_way() -> None:
+    heads = [
+        Head(RUN, round, f"{n:064x}", tuple("abcd"[:voters]), (), (Step(round - 1, f"{n:064x}"),), 0.0, 1.0, False)
+        for round in (3, 4)
+        for voters in (2, 3)
+        for n in (1, 2)
+    ]
+    for mine in heads:
+        for theirs in heads:
+            assert prefers(mine, theirs) + prefers(theirs, mine) == (mine != theirs)
+            if mine.round == theirs.round:
+                assert diverged(mine, theirs) == (mine.state_hash != theirs.state_hash)

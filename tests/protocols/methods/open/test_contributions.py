@@ -1,0 +1,79 @@
+"""A contribution is had from whoever has it, and nobody who is frozen keeps it from coming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.protocols.methods.open.contributions import ANSWERS_WITHIN, Contributions, Missing
+from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.simnet import SimWorld
+from swarmnode.training.codecs import codec
+
+Simulated = Callable[..., None]
+RUN = "ab" * 32
+ELEMENTS = 8192
+
+
+async def shelf(world: SimWorld, nursery: trio.Nursery, name: str) -> Contributions:
+    """The contributions of a node."""
+    bulk = Bulk(world.node(name), runner=inline)
+    await nursery.start(world.node(name).run)
+    await nursery.start(bulk.run)
+    size = codec("topk").encoded_size(ELEMENTS)
+    return Contributions(
+        run_id=RUN, bulk=bulk, runner=inline, codec="topk", elements=ELEMENTS, size=size, budget=1 << 20
+    )
+
+
+async def with_one(world: SimWorld, nursery: trio.Nursery, *names: str) -> bytes:
+    """The id of a contribution that these nodes serve."""
+    raw = bytes(codec("topk").encode(np.random.default_rng(1).standard_normal(ELEMENTS).astype(np.float32)))
+    for name in names:
+        contributions = await shelf(world, nursery, name)
+        id = await contributions.keep(raw, 0)
+        contributions.serve(id)
+    return id
+
+
+def test_a_source_that_is_frozen_costs_seconds_and_not_its_patience(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        id = await with_one(world, nursery, "author", "other")
+        mine = await shelf(world, nursery, "me")
+        world.freeze(world.node("author").me)
+        began = trio.current_time()
+        await mine.fetch(id, 0, [world.node("author").me, world.node("other").me])
+        assert id in mine
+        assert trio.current_time() - began < ANSWERS_WITHIN + 1
+
+    simulated(main, latency=0.05)
+
+
+def test_a_source_that_thaws_is_still_heard(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        id = await with_one(world, nursery, "author")
+        await shelf(world, nursery, "other")
+        mine = await shelf(world, nursery, "me")
+        world.freeze(world.node("author").me)
+        async with trio.open_nursery() as fetching:
+            fetching.start_soon(mine.fetch, id, 0, [world.node("author").me, world.node("other").me])
+            await trio.sleep(ANSWERS_WITHIN + 1.5)
+            world.thaw(world.node("author").me)
+        assert id in mine
+
+    simulated(main, latency=0.05)
+
+
+def test_what_no_source_has_is_missing(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        await shelf(world, nursery, "author")
+        await shelf(world, nursery, "other")
+        mine = await shelf(world, nursery, "me")
+        with pytest.raises(Missing):
+            await mine.fetch(bytes(32), 0, [world.node("author").me, world.node("other").me])
+
+    simulated(main, latency=0.05)

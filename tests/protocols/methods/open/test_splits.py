@@ -1,0 +1,62 @@
+"""Which members are told to be on another history: those who went on with others' work, and none who was only away."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.chain.chainstate import ChainState, Worked, genesis
+from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
+from swarmnode.protocols.methods.open.splits import Splits
+from swarmnode.protocols.methods.open.wire import Path, Tip
+from swarmnode.testing.simnet import SimWorld
+
+RUN, ME, OTHER = "ab" * 32, "me", "other"
+WORK = SimpleNamespace()  # a roster, of which only matters that there is one
+
+
+def block(chain: ChainState, round: int, author: str | None) -> Block:
+    """The roster that ended `round`, in which the work of `author` counted; None: an empty one."""
+    id = f"{round}".encode().rjust(32)
+    history = (*chain.history, (Worked(author, 1),)) if author is not None else chain.history
+    after = replace(chain, round=round + 1, tip=id, history=history)
+    return Block(id, chain.tip, after, None if author is None else WORK)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("since", "apart"),
+    [(OTHER, True), (ME, False), (None, False)],
+    ids=["with others", "alone", "in empty rounds"],
+)
+def test_what_counted_before_the_histories_parted_makes_nobody_stay(since: str | None, apart: bool) -> None:
+    """They parted at round 60; this node is at 80, and the others at 140 keep the rounds from 70 on."""
+    root = genesis(RUN, (OTHER,), window=1000)
+    tree, tip = Tree(root), root
+    for round in range(80):
+        made = block(tip, round, OTHER if round < 60 else since)
+        tree.add(made)
+        tip = made.chain
+    held = SimpleNamespace(tree=tree, tip=tip.tip, block=tree[tip.tip], stands=True, apart=frozenset())
+    theirs = tuple(f"theirs {round}".encode().rjust(32) for round in range(70, 140))
+
+    class Told:
+        async def path_of(self, peer: str, id: bytes) -> Path:
+            return Path(theirs, (False,) * len(theirs))
+
+    splits = Splits(
+        me=ME,
+        run_id=RUN,
+        held=held,  # type: ignore[arg-type]
+        sources=Told(),  # type: ignore[arg-type]
+        rpc=Rpc(SimWorld().node("me")),
+        members=lambda: (OTHER,),
+        observer=SimpleNamespace(warn=lambda key, text: None),  # type: ignore[arg-type]
+        rng=random.Random(0),
+    )
+    told = Tip(theirs[-1], 140, 0.0, b"", "00" * 32)
+    assert len(theirs) > DEPTH and trio.run(splits.is_apart, OTHER, told) is apart

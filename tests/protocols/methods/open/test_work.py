@@ -1,0 +1,169 @@
+"""What is trained for an open run is counted, and a trainer that is away holds up no round."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from swarmnode.protocols.methods.open import local as open_work
+from swarmnode.protocols.methods.open.local import Work
+from swarmnode.protocols.methods.trainer import TrainerDied, Worked
+from swarmnode.protocols.runner import inline
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
+from swarmnode.training.codecs import codec
+from swarmnode.training.outer import OuterState
+
+STEPS = 100  # of a round
+
+
+def work_of(trainer: SimTrainer) -> Work:
+    work = Work(trainer, inline, codec_name="fp32", steps=STEPS)
+    parameters = trainer.parameters()
+    work.base = OuterState(parameters, np.zeros_like(parameters))
+    return work
+
+
+def toy(**more: Any) -> SimTrainer:
+    return SimTrainer(ToyModel(seed=0, peer_id="me"), seconds_per_step=1.0, **more)
+
+
+def test_steps_of_the_call_that_a_round_cut_short_count() -> None:
+    async def main() -> None:
+        work = work_of(toy())
+        for _ in range(2):
+            with trio.move_on_after(10.5):
+                await work.run(0, lambda: None)
+        assert trio.current_time() == pytest.approx(22)  # the step in hand was taken to its end
+        assert work.since_offer.steps == work.since_offer.samples // work._trainer.toy.batch == 22  # type: ignore[attr-defined]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+class Stuck(SimTrainer):
+    """Its step never ends, until the call is cancelled."""
+
+    async def interrupt(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def test_a_step_that_does_not_end_holds_up_no_round() -> None:
+    async def main() -> None:
+        trainer = Stuck(ToyModel(seed=0, peer_id="me"), seconds_per_step=1e6)
+        with trio.move_on_after(5):
+            await work_of(trainer).run(0, lambda: None)
+        assert trio.current_time() == 5 + open_work.LET_GO
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+class Broken(SimTrainer):
+    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+        raise ValueError("it cannot")
+
+
+def test_what_a_trainer_cannot_do_is_raised_as_it_is() -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="it cannot"):
+            await work_of(Broken(ToyModel(seed=0, peer_id="me"))).run(0, lambda: None)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_what_was_trained_and_not_sent_is_in_the_local_parameters_where_they_carry_it(carries: bool) -> None:
+    """Three rounds in which nothing is trained after the first: what it left over is sent once, not made again."""
+
+    async def main() -> None:
+        trainer = toy()
+        work = Work(trainer, inline, codec_name="sign3", steps=STEPS, carries=carries)
+        size = trainer.layout.parameters
+        state = OuterState.start(np.zeros(size, np.float32))
+        await work.stand_on(state)
+        done = np.linspace(1, 2, size, dtype=np.float32)
+        trainer.load(state.parameters - done)
+        sent = np.zeros(size, np.float32)
+        for round in range(3):
+            raw = await work.contribute(bytes([round]) * 32, round)
+            assert raw is not None
+            sent += codec("sign3").decode(raw, size)
+            work.offered(b"root")
+            await work.settle(accepted=True)
+            state = OuterState.start(-sent)  # as a roster of this one contribution moves it
+            left = work.feedback.export()
+            await work.move(state)
+            assert np.array_equal(trainer.parameters(), state.parameters - left if carries else state.parameters)
+        assert (sent > 0).all() and np.allclose(sent + left, done, atol=0.2)  # residuals fade
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(offers: bool) -> None:
+    async def main() -> None:
+        trainer = toy()
+        work = Work(trainer, inline, codec_name="sign3", steps=STEPS, carries=True)
+        size = trainer.layout.parameters
+        await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
+        work.feedback.add(np.full(size, 0.5, np.float32), 1e9)
+        await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
+        assert np.allclose(trainer.parameters(), -0.5)
+        trainer.load(trainer.parameters() - np.float32(0.25))
+        if offers:
+            await work.contribute(b"parent", 0)
+        work.take_back()
+        await work.move(OuterState.start(np.ones(size, np.float32)))
+        assert np.allclose(trainer.parameters(), 1 - 0.5 - 0.25)
+        await work.leave()
+        assert np.allclose(trainer.parameters(), 1)
+        assert np.allclose(work.feedback.export(), 0.5)  # of 0.75: at most the norm of either
+        again = await work.contribute(b"later", 0)
+        assert again is not None and np.allclose(codec("sign3").decode(again, size)[:11], 0.95 * 0.5)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
+    async def main() -> None:
+        trainer = toy()
+        work = Work(trainer, inline, codec_name="sign3", steps=STEPS, carries=True)
+        size = trainer.layout.parameters
+        zero = OuterState.start(np.zeros(size, np.float32))
+        work.feedback.add(np.full(size, 0.25, np.float32), 1e9)
+        await work.stand_on(zero)
+        trainer.load(trainer.parameters() - np.float32(1))
+        await work.contribute(b"parent", 0)
+        await work.settle(accepted=False)
+        assert np.allclose(work.feedback.export(), 1)  # of 1 and the faded quarter: at most one norm of the work
+        await work.move(zero)
+        assert np.allclose(trainer.parameters(), -1)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+class Away(SimTrainer):
+    """Died, and is back in a minute."""
+
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        if not wait:
+            raise TrainerDied("it is being started again")
+        await trio.sleep(60)
+        return await super().evaluate(thorough=thorough, seed=seed)
+
+
+def test_a_move_waits_for_no_trainer_that_is_being_started_again() -> None:
+    async def main() -> None:
+        trainer = Away(ToyModel(seed=0, peer_id="me"))
+        work = work_of(trainer)
+        moved = OuterState(trainer.parameters() + 1, np.zeros_like(trainer.parameters()))
+        assert math.isnan(await work.move(moved))
+        assert trio.current_time() == 0
+        assert work.base is moved
+        assert np.array_equal(trainer.parameters(), moved.parameters)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

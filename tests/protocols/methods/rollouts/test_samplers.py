@@ -1,0 +1,200 @@
+"""A trainer takes groups only for questions that their author could not choose, for weights that are out, and once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rolloutnodes import RUN, group
+
+from swarmnode.protocols.methods.rollouts.samplers import MOST, REFUND, SKIPS, Samplers
+from swarmnode.protocols.methods.rollouts.signed import SignedGroup, seal
+from swarmnode.protocols.methods.rollouts.weights import NoWeights, Weights, open_weights, seal_weights
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.training.rl.tasks import regenerate
+from swarmnode.training.rl.tasks.work import asked, work
+
+WORLD = SimWorld()
+TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
+TASKS = asked(5)
+STALENESS = 4
+
+
+def policy(version: int) -> str:
+    """The hash of the weights of a version."""
+    return f"{version:064x}"
+
+
+def samplers(*, newest: int = 10) -> Samplers:
+    found = Samplers(TRAINER.me, run_id=RUN, tasks=TASKS, answers=8, staleness=STALENESS)
+    for version in range(newest + 1):
+        found.know(policy(version), version)
+    return found
+
+
+def written(
+    counter: int, *, version: int = 10, by: SimNetwork = ALICE, trainer: str = TRAINER.me, **changed: Any
+) -> SignedGroup:
+    """A group as an honest sampler seals it, but for what is changed."""
+    task = work(RUN, by.me, counter, version=version, policy=policy(version), tasks=TASKS)
+    answered = replace(
+        group(counter, logprobs=True), task=task, version=version, policy=policy(version), proof=b"proof"
+    )
+    sealed = replace(answered, **changed)
+    return seal(sealed, run_id=RUN, author=by.me, counter=counter, made_at=1, sign=by.sign, trainer=trainer)
+
+
+def test_honest_groups_are_kept_and_drawn_the_newest_first_by_turns() -> None:
+    found = samplers()
+    for counter, version in enumerate((8, 9, 10)):
+        assert found.add(written(counter, version=version)) == ""
+        assert found.add(written(counter, version=version, by=BOB)) == ""
+    drawn = found.drawn(3, version=10)
+    assert [each.version for each in drawn] == [10, 10, 9] and {each.author for each in drawn[:2]} == {ALICE.me, BOB.me}
+    found.settle(drawn, caught={})
+    assert found.tally(ALICE.me).accepted + found.tally(BOB.me).accepted == 3
+    assert len(found.drawn(9, version=10)) == 3 and not found.drawn(9, version=10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"trainer": BOB.me}, "for-another"),
+        ({"task": work(RUN, ALICE.me, 1, version=10, policy=policy(10), tasks=TASKS)}, "cherry-picked"),
+        ({"version": 9, "policy": policy(10)}, "other-version"),
+        ({"policy": "ff" * 32, "version": 11}, "unknown-weights"),
+        ({"logprobs": None}, "no-logprobs"),
+        ({"proof": b""}, "no-proof"),
+        ({"answers": ((1, 2),), "logprobs": ((-1.0, -1.0),)}, "other-size"),
+    ],
+)
+def test_nothing_else_passes(changed: dict[str, Any], reason: str) -> None:
+    found = samplers()
+    trainer = changed.pop("trainer", TRAINER.me)
+    assert found.add(written(0, trainer=trainer, **changed)) == reason
+    assert found.tally(ALICE.me).refused == {reason: 1} and not found.drawn(9, version=10)
+    lied = reason in ("cherry-picked", "other-version")
+    assert found.standing(ALICE.me) == (0.0 if lied else 1.0)
+    assert found.add(written(1)) == ("no-standing" if lied else "")
+
+
+def test_another_samplers_group_signed_anew_is_cherry_picked() -> None:
+    found = samplers()
+    stolen = written(0).group
+    copied = seal(stolen, run_id=RUN, author=BOB.me, counter=0, made_at=1, sign=BOB.sign, trainer=TRAINER.me)
+    assert found.add(copied) == "cherry-picked" and found.standing(BOB.me) == 0
+
+
+def test_what_was_written_with_old_weights_is_refused_and_let_go() -> None:
+    found = samplers()
+    assert found.add(written(0, version=10 - STALENESS)) == ""
+    assert found.add(written(1, version=9 - STALENESS)) == "stale"
+    assert found.drawn(9, version=11) == ()
+    assert found.tally(ALICE.me).refused == {"stale": 2} and found.standing(ALICE.me) == 1
+
+
+def test_weights_that_an_update_did_not_change_are_as_fresh_as_their_last_version() -> None:
+    found = samplers(newest=3)
+    for version in range(4, 12):
+        found.know(policy(3), version)  # updates without anything to learn from
+    for counter, version in enumerate((3, 7, 11)):
+        task = work(RUN, ALICE.me, counter, version=version, policy=policy(3), tasks=TASKS)
+        assert found.add(written(counter, version=version, policy=policy(3), task=task)) == ""
+    assert len(found.drawn(9, version=11)) == 3
+    task = work(RUN, ALICE.me, 3, version=12, policy=policy(3), tasks=TASKS)
+    assert found.add(written(3, version=12, policy=policy(3), task=task)) == "other-version"
+
+
+def test_a_counter_counts_once_in_any_order() -> None:
+    found = samplers()
+    assert [found.add(written(counter)) for counter in (5, 7, 6)] == ["", "", ""]
+    assert found.add(written(6, version=9)) == "counter" and found.tally(ALICE.me).expected == 8
+
+
+def test_who_leaves_out_most_of_its_groups_is_soon_refused_and_who_loses_some_is_not() -> None:
+    found = samplers()
+    picked = [found.add(written(10 * n)) for n in range(40)]
+    assert picked.count("") < 12 and set(picked) == {"", "skips"}
+    lossy = [found.add(written(n, by=BOB)) for n in range(400) if n % 8]
+    assert set(lossy) == {""}
+    assert found.tally(BOB.me).refused == {"full": len(lossy) - MOST}
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60))
+def test_however_counters_come_the_missing_are_bounded(counters: list[int]) -> None:
+    found = samplers()
+    kept = [counter for counter in counters if found.add(written(counter)) == ""]
+    assert len(kept) == len(set(kept))
+    if kept:
+        missing = max(kept) - min(kept) + 1 - len(kept)
+        assert missing <= 2 * SKIPS + REFUND * len(kept), "as many before the first as may be late, then what is borne"
+
+
+def test_who_is_caught_loses_what_waits_and_everybody_else_nothing() -> None:
+    found = samplers()
+    for counter in range(4):
+        found.add(written(counter))
+        found.add(written(counter, by=BOB))
+    drawn = found.drawn(2, version=10)
+    found.settle(drawn, caught={ALICE.me: "other-activations"})
+    assert {each.author for each in found.drawn(9, version=10)} == {BOB.me}
+    tally = found.tally(ALICE.me)
+    assert tally.caught == "other-activations" and tally.refused == {"other-activations": 1, "no-standing": 3}
+    assert tally.accepted == 0 and found.standing(ALICE.me) == 0 and found.standing(BOB.me) == 1
+
+
+def test_questions_follow_from_who_asks_when_and_with_which_weights() -> None:
+    told = {"version": 1, "policy": policy(1), "tasks": TASKS}
+    first = work(RUN, ALICE.me, 0, **told)  # type: ignore[arg-type]
+    assert first == work(RUN, ALICE.me, 0, **told)  # type: ignore[arg-type]
+    others = {
+        work(RUN, BOB.me, 0, **told),  # type: ignore[arg-type]
+        work(RUN, ALICE.me, 1, **told),  # type: ignore[arg-type]
+        work(RUN, ALICE.me, 0, version=2, policy=policy(1), tasks=TASKS),
+        work(RUN, ALICE.me, 0, version=1, policy=policy(2), tasks=TASKS),
+        work("cd" * 32, ALICE.me, 0, **told),  # type: ignore[arg-type]
+    }
+    assert len(others) == 5 and first not in others
+    drawn = [work(RUN, ALICE.me, counter, **told) for counter in range(900)]  # type: ignore[arg-type]
+    assert {task.name for task in drawn} == {name for name, _ in TASKS}
+    assert all(regenerate(task) for task in drawn)
+
+
+WEIGHTS = Weights(TRAINER.me, 7, 3, "ab" * 32, "gpt:2x48", bytes(32), 400)
+
+
+def test_weights_are_their_trainers_alone() -> None:
+    payload, signature = seal_weights(WEIGHTS, run_id=RUN, sign=TRAINER.sign)
+
+    def opened(payload: bytes, signature: bytes, *, run_id: str = RUN, trainer: str = TRAINER.me) -> Weights:
+        return open_weights(payload, signature, run_id=run_id, trainer=trainer, verify=ALICE.verify)
+
+    assert opened(payload, signature) == WEIGHTS
+    forged, by_bob = seal_weights(WEIGHTS, run_id=RUN, sign=BOB.sign)
+    for bad in ((forged, by_bob), (payload, bytes(64)), (payload[:-1], signature), (b"", b"")):
+        with pytest.raises(NoWeights):
+            opened(*bad)
+    with pytest.raises(NoWeights):
+        opened(payload, signature, run_id="cd" * 32)
+    with pytest.raises(NoWeights):
+        opened(payload, signature, trainer=BOB.me)
+
+
+@given(st.binary(max_size=300))
+def test_bytes_of_strangers_are_no_weights(raw: bytes) -> None:
+    with pytest.raises(NoWeights):
+        open_weights(raw, bytes(64), run_id=RUN, trainer=TRAINER.me, verify=ALICE.verify)
+
+
+def test_only_what_an_audit_looked_at_is_proved_and_a_liar_proves_nothing() -> None:
+    found = samplers()
+    for counter in range(4):
+        assert found.add(written(counter)) == ""
+    drawn = found.drawn(9, version=10)
+    found.settle(drawn, caught={}, checked={ALICE.me: 1})
+    assert (found.tally(ALICE.me).accepted, found.tally(ALICE.me).proved) == (4, 1)
+    found.settle((), caught={ALICE.me: "logprobs"}, checked={ALICE.me: 1})
+    assert found.tally(ALICE.me).proved == 1

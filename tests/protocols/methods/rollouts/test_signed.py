@@ -1,0 +1,205 @@
+"""A rollout group comes back as it was sent, only its author can have sent it, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rolloutnodes import RUN, group
+
+from swarmnode.protocols.methods.rollouts.signed import (
+    INLINE,
+    MAX_CONTENT,
+    InvalidGroup,
+    SignedGroup,
+    SignedHeader,
+    dequantised,
+    open_header,
+    quantised,
+    seal,
+)
+from swarmnode.protocols.wire import WireError, encode
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
+
+WORLD = SimWorld()
+ALICE, BOB = WORLD.node("alice"), WORLD.node("bob")
+
+tokens = st.lists(st.integers(0, (1 << 24) - 1) | st.integers(0, 300), min_size=1, max_size=12)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> RolloutGroup:
+    answers = draw(st.lists(tokens, min_size=1, max_size=4))
+    logprob = st.floats(-60.0, 0.0)
+    logprobs = [draw(st.lists(logprob, min_size=len(a), max_size=len(a))) for a in answers]
+    return RolloutGroup(
+        TaskRef(draw(st.text(min_size=1, max_size=20)), draw(st.integers(0, 9)), draw(st.integers(0, 2**53 - 1))),
+        tuple(map(tuple, answers)),
+        draw(st.integers(0, 2**53 - 1)),
+        draw(st.text(max_size=64)),
+        draw(st.text(max_size=64)),
+        tuple(map(tuple, logprobs)) if draw(st.booleans()) else None,
+        draw(st.binary(max_size=40)),
+    )
+
+
+def sealed(rollouts: RolloutGroup, by: SimNetwork = ALICE, **changed: Any) -> SignedGroup:
+    options: dict[str, Any] = {"run_id": RUN, "author": by.me, "counter": 7, "made_at": 1000, "sign": by.sign}
+    return seal(rollouts, **(options | changed))
+
+
+def opened(signed: SignedHeader, *, run_id: str = RUN) -> SignedHeader:
+    return open_header(signed.payload, signed.signature, run_id=run_id, verify=ALICE.verify)
+
+
+@settings(max_examples=50)
+@given(groups())
+def test_a_group_comes_back_as_it_was_sent(rollouts: RolloutGroup) -> None:
+    sent = sealed(rollouts)
+    got = opened(sent.signed).complete(sent.content)
+    assert got.group == sent.group and got.id == sent.id and got.author == ALICE.me and got.counter == 7
+    assert got.group == replace(rollouts, logprobs=got.group.logprobs)
+    assert (got.group.logprobs is None) == (rollouts.logprobs is None)
+
+
+@given(st.lists(st.floats(-64.0, 0.0)))
+def test_log_probabilities_are_off_by_half_a_step_at_the_most(values: list[float]) -> None:
+    sent = np.array(values)
+    off = np.abs(dequantised(quantised(sent)) - sent)
+    assert np.all(off <= 8.0 * np.sqrt(-sent) / 65535 + 1e-8)  # 1.2e-4 nats for a token of probability 1/e
+
+
+@given(st.lists(st.integers(0, 65535)))
+def test_log_probabilities_that_travelled_once_change_no_more(steps: list[int]) -> None:
+    assert quantised(dequantised(np.array(steps, np.uint16))).tolist() == steps
+
+
+def test_log_probabilities_err_less_than_the_check_of_equal_models_is_to_tell() -> None:
+    drawn = -np.random.default_rng(1).exponential(1.0, 10_000)
+    off = np.abs(dequantised(quantised(drawn)) - drawn).mean()
+    assert off < 1e-4 < np.abs(drawn.astype(np.float16) - drawn).mean()
+
+
+@given(st.binary(max_size=300), st.binary(min_size=64, max_size=64))
+def test_bytes_of_strangers_raise_nothing_but_invalid_group(payload: bytes, signature: bytes) -> None:
+    with pytest.raises(InvalidGroup):
+        open_header(payload, signature, run_id=RUN, verify=ALICE.verify)
+
+
+@settings(max_examples=50)
+@given(groups(), st.data())
+def test_a_mangled_group_is_refused_whoever_signed_it(rollouts: RolloutGroup, data: st.DataObject) -> None:
+    """Even the author's signature makes nothing but a sound group of what is no group."""
+    sent = sealed(rollouts)
+    raw = bytearray(sent.signed.payload)
+    place = data.draw(st.integers(0, len(raw) - 1))
+    raw[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != raw[place]))
+    with pytest.raises(InvalidGroup):
+        open_header(bytes(raw), sent.signed.signature, run_id=RUN, verify=ALICE.verify)
+    with suppress(InvalidGroup):
+        signed = open_header(bytes(raw), bytes(64), run_id=RUN, verify=lambda *_: True)
+        again = signed.complete(sent.content if signed.header.shard else b"").group
+        assert RolloutGroup.from_map(again.to_map()) == again
+
+
+def test_a_group_of_another_author_or_run_is_refused_as_forged() -> None:
+    honest = sealed(group(1)).signed
+    for forged, run_id in (
+        (replace(honest, signature=BOB.sign(b"anything")), RUN),
+        (sealed(group(1), BOB, author=ALICE.me).signed, RUN),
+        (honest, "cd" * 32),
+    ):
+        with pytest.raises(InvalidGroup) as refused:
+            opened(forged, run_id=run_id)
+        assert refused.value.forged
+    assert opened(honest) == honest
+
+
+def test_large_content_travels_beside_its_header_and_is_bound_by_the_signature() -> None:
+    sent = sealed(group(1, answers=16, tokens=600, logprobs=True))
+    assert len(sent.content) > INLINE and len(sent.signed.payload) < 500 and not sent.signed.complete_here
+    header = opened(sent.signed)
+    assert header.complete(sent.content).group == sent.group
+    for wrong in (b"", sent.content[:-1], sent.content[:-1] + b"x", sent.content + b"x"):
+        with pytest.raises(InvalidGroup) as refused:
+            header.complete(wrong)
+        assert refused.value.forged
+
+
+def test_a_small_group_takes_the_bytes_that_its_tokens_and_a_header_take() -> None:
+    assert sealed(group(1)).size < 420
+    assert sealed(group(1, tokens=60)).size == sealed(group(1)).size + 8 * 54 + 1  # and a longer length of them
+
+
+def test_a_group_too_large_to_travel_says_so_to_its_author() -> None:
+    answer = (70_000,) * 4096
+    with pytest.raises(InvalidGroup, match="cannot be shared"):
+        sealed(RolloutGroup(TaskRef("t", 0, 0), (answer,) * 64, 0, "", "", ((-1.0,) * 4096,) * 64))
+    assert len(sealed(RolloutGroup(TaskRef("t", 0, 0), (answer,) * 64, 0, "", "")).content) <= MAX_CONTENT
+
+
+HEADER = sealed(group(1)).signed.header
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"author": ""},
+        {"author": "x" * 200},
+        {"counter": -1},
+        {"made_at": 1 << 60},
+        {"lengths": ()},
+        {"lengths": (0, 48)},
+        {"lengths": (4097,)},
+        {"lengths": (1,) * 65},
+        {"lengths": (5,) * 8},
+        {"width": 0},
+        {"width": 4},
+        {"logprobs": True},
+        {"content": b""},
+        {"shard": bytes(32)},
+        {"content": b"", "shard": bytes(32)},  # small enough to be here
+        {"content": b"", "shard": bytes(31), "lengths": (4096, 4096)},
+        {"content": bytes(8192), "lengths": (4096, 4096)},  # too large to be here
+        {"content": b"", "shard": bytes(32), "lengths": (4096,) * 64, "width": 3, "logprobs": True},
+    ],
+)
+def test_headers_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        replace(HEADER, **change)
+    payload = msgpack.packb(vars(HEADER) | change)
+    with pytest.raises(InvalidGroup):
+        open_header(payload, ALICE.sign(payload), run_id=RUN, verify=lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    "change", [{"task": ("", 0, 0)}, {"task": ("t", -1, 0)}, {"task": ("t", 0, 1 << 60)}, {"version": -1}]
+)
+def test_a_header_that_names_no_group_is_refused_when_it_is_complete(change: dict[str, Any]) -> None:
+    payload = encode(replace(HEADER, **change))
+    header = open_header(payload, bytes(64), run_id=RUN, verify=lambda *_: True)
+    with pytest.raises(InvalidGroup):
+        header.complete()
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_what_is_held_of_a_group_takes_little_more_memory_than_its_bytes(logprobs: bool) -> None:
+    chance = tuple(tuple(-0.5 for _ in range(1000)) for _ in range(16)) if logprobs else None
+    tokens = tuple(tuple(range(1000 * n, 1000 * n + 1000)) for n in range(16))
+    sent = sealed(RolloutGroup(TaskRef("digits/swap", 5, 1), tokens, 0, "", "", chance))
+    tracemalloc.start()
+    try:
+        held = opened(sent.signed).complete(bytes(bytearray(sent.content)))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held.size > 32_000 and taken < 1.5 * held.size

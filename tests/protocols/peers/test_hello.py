@@ -1,0 +1,70 @@
+"""A greeting says who has to upgrade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from swarmnode.protocols.frames import frame
+from swarmnode.protocols.network import ProtocolUnsupported, Stream, StreamBroken
+from swarmnode.protocols.peers.hello import PROTOCOL, Hello, Incompatible, greet, serve_hello
+from swarmnode.protocols.wire import encode
+from swarmnode.testing.simnet import SimWorld
+
+Simulated = Callable[..., None]
+
+
+def test_equal_versions_greet_each_other(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = world.node("alice"), world.node("bob")
+        serve_hello(bob, "swarmnode/0.1.0")
+        for node in (alice, bob):
+            await nursery.start(node.run)
+        assert await greet(alice, bob.me, timeout=1) == Hello(1, "swarmnode/0.1.0")
+
+    simulated(main)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (frame(encode(Hello(2, "swarmnode/0.9"))), r"speaks protocol 2 \(swarmnode/0.9\), .* 1: upgrade this node"),
+        (frame(encode(Hello(0, "old\n"))), r"speaks protocol 0 \(old\?\), .* 1: upgrade that peer"),
+        (b"\x05hello", "does not say hello"),
+        (b"\xff\xff\x7f", "does not say hello"),
+    ],
+)
+def test_a_mismatch_says_which_side_to_upgrade(simulated: Simulated, said: bytes, told: str) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = world.node("alice"), world.node("bob")
+
+        async def answer(stream: Stream) -> None:
+            await stream.send_all(said)
+
+        bob.serve(PROTOCOL, answer)
+        for node in (alice, bob):
+            await nursery.start(node.run)
+        with pytest.raises(Incompatible, match=told):
+            await greet(alice, bob.me, timeout=1)
+
+    simulated(main)
+
+
+def test_a_silent_peer_and_a_stranger_are_told_apart(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, carol = (world.node(name) for name in ("alice", "bob", "carol"))
+
+        async def silent(_stream: Stream) -> None:
+            await trio.sleep_forever()
+
+        bob.serve(PROTOCOL, silent)
+        for node in (alice, bob, carol):
+            await nursery.start(node.run)
+        with pytest.raises(StreamBroken, match="did not say hello within 2 s"):
+            await greet(alice, bob.me, timeout=2)
+        with pytest.raises(ProtocolUnsupported):
+            await greet(alice, carol.me, timeout=2)
+
+    simulated(main)

@@ -1,0 +1,146 @@
+"""No peer, no disk and no moment of a call ends what keeps the state in step, or holds it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from statenodes import RUN, StateNode, connect, now, start
+
+from swarmnode.protocols.calls.rpc import Refused
+from swarmnode.protocols.state.backend import Unwritable, rank_of
+from swarmnode.protocols.state.ownclock import ENOUGH, MAX_OFF, ClockGuard
+from swarmnode.protocols.state.sync import REPAIR_EVERY
+from swarmnode.protocols.state.wire import Elements, Fetch, Own, OwnQuery, Push, Pushed
+from swarmnode.testing.simnet import SimWorld
+
+Simulated = Callable[..., None]
+
+
+def test_calls_before_the_state_is_open_and_after_it_is_closed_are_refused(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        peer, late = (StateNode.make(world.node(name)) for name in ("peer", "late"))
+        for node in (peer, late):
+            await nursery.start(node.network.run)
+        await nursery.start(peer.run)
+        await nursery.start(late.rpc.run)
+        has, merge = late.state.has, late.state.merge
+        merging = trio.Event()
+
+        def closed(rank: bytes) -> bool:
+            raise RuntimeError("the state store is not running")
+
+        async def slow_merge(elements: Any) -> Any:
+            merging.set()
+            await trio.sleep(5)
+            return await merge(elements)
+
+        async def push(number: int) -> None:
+            sealed = (peer.signs(f"note/{number}", number).sealed,)
+            await peer.rpc.call(late.me, "state.push", Push(RUN, sealed), Pushed, timeout=10)
+
+        async def pushes_in_vain(number: int) -> None:
+            with pytest.raises(Refused) as refused:
+                await push(number)
+            assert refused.value.code == "busy"
+
+        late.state.has = closed  # type: ignore[method-assign]
+        await connect([(peer, late)])
+        await pushes_in_vain(1)
+        late.state.has = has  # type: ignore[method-assign]
+        with trio.CancelScope() as life:
+            async with trio.open_nursery() as inner:
+                await inner.start(late.sync.run)
+                await push(2)
+                late.state.merge = slow_merge  # type: ignore[method-assign]
+                nursery.start_soon(pushes_in_vain, 3)
+                await merging.wait()
+                life.cancel()
+        late.state.has = closed  # type: ignore[method-assign]
+        await trio.sleep(6)  # the call that was in hand did not go on
+        with pytest.raises(Refused):
+            await peer.rpc.call(late.me, "state.own", OwnQuery(RUN), Own, timeout=5)
+
+    simulated(main)
+
+
+def test_what_a_liar_sends_behind_a_forgery_is_not_lost_to_who_sends_it_truly(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, liar, honest = await start(nursery, world, 3)
+        await connect([(liar, node), (honest, node)])
+        await trio.sleep(5)
+        genuine, other = honest.signs("note/a", 1), honest.signs("note/b", 2)
+        fields = (getattr(other, name) for name in ("v", "run", "author", "key", "hlc", "ttl", "value"))
+        forged = type(other)(*fields, b"x" * 64)
+        inner = node.sync.intake._runner
+
+        async def slow(work: Callable[[], Any]) -> Any:
+            await trio.sleep(1)
+            return await inner(work)
+
+        node.sync.intake._runner = slow  # type: ignore[assignment]
+        push = Push(RUN, (forged.sealed, genuine.sealed))
+        nursery.start_soon(partial(liar.rpc.call, node.me, "state.push", push, Pushed, timeout=10))
+        await trio.sleep(0.5)
+        push = Push(RUN, (genuine.sealed,))
+        await honest.rpc.call(node.me, "state.push", push, Pushed, timeout=10)
+        assert node.state.has(rank_of(genuine.hlc, genuine.id))
+        assert not node.state.has(rank_of(other.hlc, other.id))
+
+    simulated(main)
+
+
+def test_a_disk_that_cannot_be_read_ends_nothing(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        author, *others = await start(nursery, world, 9)
+        await connect((author, other) for other in others)
+        await trio.sleep(5)
+        sealed = author.state.sealed
+
+        async def unreadable(ranks: Any) -> Any:
+            raise Unwritable("the database is damaged")
+
+        author.state.sealed = unreadable  # type: ignore[method-assign]
+        record = await author.sync.write("note/a", 1)  # some get it whole, others ask for it by rank
+        await trio.sleep(2)
+        with pytest.raises(Refused) as refused:
+            rank = rank_of(record.hlc, record.id)
+            await others[0].rpc.call(author.me, "state.fetch", Fetch(RUN, rank), Elements, timeout=5)
+        assert refused.value.code == "unwritable"
+        await author.sync.repair_with_all()
+        author.state.sealed = sealed  # type: ignore[method-assign]
+        await trio.sleep(2 * REPAIR_EVERY)
+        assert {other.hash() for other in others} == {author.hash()}
+
+    simulated(main)
+
+
+def test_the_clocks_of_peers_that_left_do_not_count() -> None:
+    clock = ClockGuard()
+    for number in range(ENOUGH):
+        clock.heard(f"gone {number}", 2 * MAX_OFF)
+    assert clock.complaint
+    for number in range(ENOUGH):
+        clock.forget(f"gone {number}")
+    assert clock.off is None and not clock.complaint
+
+
+def test_what_a_peer_says_of_the_time_is_forgotten_with_its_connection(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node = (await start(nursery, world, 1))[0]
+        wrong = [StateNode.make(world.node(f"wrong {n}"), clock=lambda: now() + 2 * MAX_OFF) for n in range(ENOUGH)]
+        for peer in wrong:
+            await nursery.start(peer.network.run)
+            await nursery.start(peer.run)
+        await connect((peer, node) for peer in wrong)
+        await trio.sleep(5)
+        assert node.sync.clock.complaint
+        for peer in wrong:
+            world.kill(peer.me)
+        await trio.sleep(60)
+        assert not node.sync.clock.complaint
+
+    simulated(main)

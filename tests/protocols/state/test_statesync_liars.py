@@ -1,0 +1,251 @@
+"""A peer that lies in a repair makes bounded work, is told nothing more, and keeps nobody from the truth."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from statenodes import RUN, StateNode, connect, now, start
+
+from swarmnode.crdt.ranges import RangeTree
+from swarmnode.crdt.reconcile import Responder
+from swarmnode.crdt.reconcile_frames import NONCE_SIZE
+from swarmnode.protocols.calls.rpc import Refused, Rpc
+from swarmnode.protocols.state.backend import rank_of
+from swarmnode.protocols.state.repair import OPENINGS, SESSIONS
+from swarmnode.protocols.state.sync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
+from swarmnode.protocols.state.wire import Answer, Elements, Fetch, Own, OwnQuery, Push, Pushed, Step
+from swarmnode.testing.simnet import SimWorld
+
+Simulated = Callable[..., None]
+
+
+class Liar:
+    """Answers repairs by `frame(step)`, and fetches by `give(ranks)`, `slow` seconds later."""
+
+    def __init__(
+        self,
+        world: SimWorld,
+        frame: Callable[[Step], bytes],
+        give: Callable[[bytes], tuple[bytes, ...]],
+        *,
+        name: str = "liar",
+        slow: float = 0.0,
+    ) -> None:
+        self.network = world.node(name)
+        self.rpc = Rpc(self.network)
+        self.steps = self.fetches = 0
+
+        async def on_step(peer: str, step: Step) -> Answer:
+            self.steps += 1
+            return Answer(frame(step), now())
+
+        async def on_fetch(peer: str, fetch: Fetch) -> Elements:
+            self.fetches += 1
+            await trio.sleep(slow)
+            return Elements(give(fetch.ranks))
+
+        async def on_push(peer: str, push: Push) -> Pushed:
+            return Pushed(push.ranks)
+
+        async def on_own(peer: str, query: OwnQuery) -> Own:
+            return Own((), now())
+
+        self.rpc.serve("state.repair", Step, on_step)
+        self.rpc.serve("state.fetch", Fetch, on_fetch)
+        self.rpc.serve("state.push", Push, on_push)
+        self.rpc.serve("state.own", OwnQuery, on_own)
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.network.run)
+        await nursery.start(self.rpc.run)
+
+    @property
+    def me(self) -> str:
+        return self.network.me
+
+
+def invented(count: int, seed: int = 0) -> RangeTree:
+    """Ranks of elements that nobody ever made."""
+    rng = random.Random(seed)
+    stamp = now() << 16
+    return RangeTree.from_sorted(sorted(rank_of(stamp + rng.getrandbits(30), rng.randbytes(32)) for _ in range(count)))
+
+
+def inventing(count: int, *, anew: bool) -> Callable[[Step], bytes]:
+    """Answers as an honest responder over invented ranks; `anew`: others in each frame."""
+    sessions: dict[int, Responder] = {}
+    seeds = iter(range(1 << 30))
+    trees = [invented(count)]
+
+    def snapshot(cutoff: int) -> RangeTree:
+        return trees[0]
+
+    def frame(step: Step) -> bytes:
+        if anew:
+            trees[0] = invented(count, next(seeds))
+        if step.session not in sessions:
+            sessions[step.session] = Responder(snapshot, cutoff=now(), nonce=bytes(NONCE_SIZE))
+        sessions[step.session]._tree = trees[0] if sessions[step.session]._tree is not None else None
+        return sessions[step.session].receive(step.frame)
+
+    return frame
+
+
+LIES: dict[str, Callable[[], Callable[[Step], bytes]]] = {
+    "names what it has not": lambda: inventing(5_000, anew=False),
+    "names something else each time": lambda: inventing(300, anew=True),
+    "says nonsense": lambda: lambda step: b"\xff" * 500,
+    "says nothing": lambda: lambda step: b"",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_responder_ends_is_shunned_and_keeps_nobody_from_the_truth(simulated: Simulated, lie: str) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, honest = await start(nursery, world, 2)
+        liar = Liar(world, LIES[lie](), lambda ranks: ())
+        await liar.run(nursery)
+        await connect([(node, honest)])
+        await node.network.connect(liar.me)
+        await trio.sleep(60)
+        steps = liar.steps
+        assert 1 <= steps <= 64
+        assert not node.sync.trusts(liar.me)
+        await trio.sleep(5 * REPAIR_EVERY)
+        assert liar.steps == steps
+        record = await honest.sync.write("note/a", 1)
+        await trio.sleep(2)
+        assert node.state.has(rank_of(record.hlc, record.id))
+        assert node.sync.trusts(honest.me)
+
+    simulated(main)
+
+
+def test_one_that_answers_a_fetch_with_forgeries_is_shunned(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, author = await start(nursery, world, 2)
+        genuine = author.signs("note/a", 1)
+        fields = (getattr(genuine, name) for name in ("v", "run", "author", "key", "hlc", "ttl", "value"))
+        forged = type(genuine)(*fields, b"x" * 64)
+        tree = RangeTree.from_sorted([rank_of(genuine.hlc, genuine.id)])
+        responders: dict[int, Responder] = {}
+
+        def frame(step: Step) -> bytes:
+            new = Responder(lambda cutoff: tree, cutoff=now(), nonce=bytes(NONCE_SIZE))
+            return responders.setdefault(step.session, new).receive(step.frame)
+
+        liar = Liar(world, frame, lambda ranks: (forged.sealed,))
+        await liar.run(nursery)
+        await node.network.connect(liar.me)
+        await trio.sleep(8 * REPAIR_EVERY)
+        assert not node.state.has(rank_of(genuine.hlc, genuine.id))
+        assert node.sync.offences.count(liar.me) >= 2
+
+    simulated(main)
+
+
+def test_going_on_with_a_repair_that_was_forgotten_is_no_offence(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await start(nursery, world, 1)
+        slow = Liar(world, lambda step: b"", lambda ranks: ())
+        await slow.run(nursery)
+        await slow.network.connect(node.me)
+        with pytest.raises(Refused, match="ended here"):
+            await slow.rpc.call(node.me, "state.repair", Step(RUN, 7, b"\x04"), Answer, timeout=1)
+        assert node.sync.offences.count(slow.me) == 0
+
+    simulated(main)
+
+
+def test_one_that_begins_repairs_for_ever_is_turned_away(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, honest = await start(nursery, world, 2)
+        liar = Liar(world, lambda step: b"", lambda ranks: ())
+        await liar.run(nursery)
+        await liar.network.connect(node.me)
+        refused = 0
+        for session in range(60):
+            try:
+                await liar.rpc.call(node.me, "state.repair", Step(RUN, session, hello(session)), Answer, timeout=1)
+            except Refused:
+                refused += 1
+        assert refused >= 60 - OPENINGS.burst - 1
+        await connect([(honest, node)])
+        await honest.sync.write("note/a", 1)
+        await trio.sleep(2)
+        assert node.hash() == honest.hash()
+
+    def hello(session: int) -> bytes:
+        return b"\x01" + now().to_bytes(6, "big") + session.to_bytes(NONCE_SIZE, "big") + b"f" * 16
+
+    simulated(main)
+
+
+def test_idle_sessions_of_many_peers_make_room(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await start(nursery, world, 1)
+        await node.sync.write("note/a", 1)
+        outcomes = []
+        for number in range(SESSIONS + 1):
+            network = world.node(f"peer {number}")
+            rpc = Rpc(network)
+            await nursery.start(network.run)
+            await nursery.start(rpc.run)
+            outcomes.append(rpc)
+        frame = b"\x01" + now().to_bytes(6, "big") + bytes(NONCE_SIZE) + b"f" * 16
+
+        async def begin(rpc: Rpc) -> Any:
+            return await rpc.call(node.me, "state.repair", Step(RUN, 1, frame), Answer, timeout=5)
+
+        for rpc in outcomes[:-1]:
+            await begin(rpc)
+        with pytest.raises(Refused):
+            await begin(outcomes[-1])
+        await trio.sleep(20)
+        await begin(outcomes[-1])
+
+    simulated(main)
+
+
+def test_a_whole_state_travels_in_bounded_messages(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        old, joiner = await start(nursery, world, 2)
+        authors = [StateNode.make(world.node(f"author {number}")) for number in range(20)]
+        for author in authors:
+            await old.state.merge([author.signs(f"note/{i}", "x" * 1000) for i in range(60)])
+        await connect([(joiner, old)])
+        await trio.sleep(30)
+        assert joiner.hash() == old.hash()
+        assert (await joiner.state.stats()).elements == 1200
+
+    simulated(main)
+
+
+def test_those_who_give_at_a_crawl_do_not_keep_a_node_from_repairing_with_others(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        victim, honest = await start(nursery, world, 2, loss=1.0)
+        known = (await victim.sync.write("note/known", 1)).sealed
+
+        frame = inventing(5_000, anew=False)
+        liars = [Liar(world, frame, lambda ranks: (known,), name=f"liar {n}", slow=15) for n in range(AT_ONCE)]
+        for liar in liars:
+            await liar.run(nursery)
+            await liar.network.connect(victim.me)
+        await trio.sleep(3)
+        await honest.network.connect(victim.me)
+        await trio.sleep(3)
+        honest.sync.repair_with = victim_only  # type: ignore[assignment,method-assign]
+        record = await honest.sync.write("note/late", 1)
+        await trio.sleep(1.3 * REPAIR_EVERY)
+        assert victim.state.has(rank_of(record.hlc, record.id))
+        await trio.sleep(REPAIR_WITHIN)
+        assert not any(liar.me in victim.sync._repairing for liar in liars)
+
+    async def victim_only(peer: str) -> None:
+        """Whoever is not the victim begins no repair."""
+
+    simulated(main)

@@ -1,0 +1,200 @@
+"""A whole state arrives from whoever has it, and never another one than asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer import catchup
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.transfer.catchup import CHUNK, STATES_KEPT, CatchUp, CatchUpFailed, Manifest
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.training.layout import Layout
+from swarmnode.training.outer import OuterState, state_hash
+
+Simulated = Callable[..., None]
+RUN = "ab" * 32
+LAYOUT = Layout.of([("weights", (CHUNK // 4 * 2 + 1000,))])  # its states have five chunks; one spans both halves
+
+
+def a_state(seed: int) -> OuterState:
+    vectors = np.random.default_rng(seed).normal(size=(2, LAYOUT.parameters)).astype("f4")
+    return OuterState(vectors[0], vectors[1])
+
+
+class Node:
+    def __init__(self, network: SimNetwork) -> None:
+        self.me, self.rpc, self.bulk = network.me, Rpc(network), Bulk(network, runner=inline)
+        self.liveness = Liveness(self.rpc)
+        self.catch_up = CatchUp(
+            run_id=RUN, rpc=self.rpc, bulk=self.bulk, liveness=self.liveness, runner=inline, layout=LAYOUT
+        )
+
+
+async def nodes(world: SimWorld, nursery: trio.Nursery, count: int) -> list[Node]:
+    found = []
+    for i in range(count):
+        network = world.node(i)
+        node = Node(network)
+        for part in (network.run, node.rpc.run, node.bulk.run, node.liveness.run):
+            await nursery.start(part)
+        found.append(node)
+    return found
+
+
+def serve(node: Node, round: int, state: OuterState) -> str:
+    hash = state_hash(round, LAYOUT, state)
+    node.catch_up.serve_state(round, hash, state)
+    return hash
+
+
+def test_a_state_arrives_whole_from_several_members(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, *members = await nodes(world, nursery, 4)
+        state = a_state(1)
+        wanted = {serve(m, 7, state) for m in members}.pop()
+        seen: list[int] = []
+        round, hash, got = await late.catch_up.fetch(
+            [m.me for m in members], state_hash=wanted, progress=lambda done, size: seen.append(done)
+        )
+        assert (round, hash) == (7, wanted)
+        assert got.parameters.tobytes() == state.parameters.tobytes()
+        assert got.momentum.tobytes() == state.momentum.tobytes()
+        assert seen[-1] == 8 * LAYOUT.parameters
+
+    simulated(main)
+
+
+def test_a_member_that_dies_costs_its_chunks_another_try(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, *members = await nodes(world, nursery, 3)
+        state = a_state(1)
+        wanted = {serve(m, 7, state) for m in members}.pop()
+        world.link(late.me, members[0].me, bandwidth=1e6)
+        world.link(late.me, members[1].me, bandwidth=1e6)
+
+        async def kill() -> None:
+            await trio.sleep(1.0)
+            world.kill(members[0].me)
+
+        nursery.start_soon(kill)
+        _, hash, _ = await late.catch_up.fetch([m.me for m in members], state_hash=wanted)
+        assert hash == wanted
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_attempt_that_ended_early_is_taken_up_again_for_the_same_state_only(simulated: Simulated, same: bool) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, first, second = await nodes(world, nursery, 3)
+        wanted = serve(first, 7, a_state(1))
+        asked = serve(second, 7, a_state(1)) if same else serve(second, 8, a_state(2))
+        progress: list[int] = []
+
+        async def kill() -> None:
+            while not progress:  # noqa: ASYNC110 (the first chunk has no event)
+                await trio.sleep(0.01)
+            world.kill(first.me)
+
+        world.link(late.me, first.me, bandwidth=1e6)
+        nursery.start_soon(kill)
+        with pytest.raises(CatchUpFailed):
+            await late.catch_up.fetch([first.me], state_hash=wanted, progress=lambda done, _: progress.append(done))
+        before, progress[:] = progress[-1], []
+        _, hash, got = await late.catch_up.fetch(
+            [second.me], state_hash=asked, progress=lambda done, _: progress.append(done)
+        )
+        assert hash == asked and got.parameters.tobytes() == a_state(1 if same else 2).parameters.tobytes()
+        assert (len(progress) < 5) == same and (progress[0] > before or not same)
+
+    simulated(main)
+
+
+def test_another_state_than_the_one_asked_for_is_not_taken(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, member = await nodes(world, nursery, 2)
+        serve(member, 7, a_state(2))
+        with pytest.raises(CatchUpFailed):
+            await late.catch_up.fetch([member.me], state_hash=state_hash(7, LAYOUT, a_state(1)))
+        with pytest.raises(CatchUpFailed):
+            await late.catch_up.fetch([], state_hash="00" * 32)
+
+    simulated(main)
+
+
+def test_a_manifest_that_lies_does_not_stand_in_the_way_of_one_that_does_not(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, honest, *liars = await nodes(world, nursery, 4)
+        wanted = serve(honest, 7, a_state(1))
+        for liar in liars:  # they are more
+            liar.catch_up.serve_state(7, wanted, a_state(3))
+        _, hash, got = await late.catch_up.fetch([p.me for p in (*liars, honest)], state_hash=wanted)
+        assert hash == wanted and got.parameters.tobytes() == a_state(1).parameters.tobytes()
+
+    simulated(main)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"size": 1 << 40}, {"chunks": ()}, {"chunks": (b"x",) * 5}, {"layout": "other"}, {"round": -1}, {"run_id": "x"}],
+    ids=str,
+)
+def test_a_manifest_that_does_not_fit_the_model_takes_no_memory(
+    simulated: Simulated, changes: dict[str, object]
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, liar = await nodes(world, nursery, 2)
+        wanted = serve(liar, 7, a_state(1))
+        size = 8 * LAYOUT.parameters
+        fields = {"round": 7, "layout": LAYOUT.digest, "size": size, "chunks": (b"\0" * 32,) * 5, "run_id": RUN}
+        liar.catch_up._served[wanted].manifest = Manifest(state_hash=wanted, **{**fields, **changes})  # type: ignore[arg-type]
+        with pytest.raises(CatchUpFailed, match="no member that answered has the state"):
+            await late.catch_up.fetch([liar.me], state_hash=wanted)
+
+    simulated(main)
+
+
+def test_nan_never_becomes_anybodys_state(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, liar = await nodes(world, nursery, 2)
+        state = a_state(1)
+        state.parameters[5] = np.nan
+        wanted = serve(liar, 7, state)
+        with pytest.raises(CatchUpFailed, match="NaN"):
+            await late.catch_up.fetch([liar.me], state_hash=wanted)
+
+    simulated(main)
+
+
+def test_the_newest_states_are_served_and_older_offers_withdrawn(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, member = await nodes(world, nursery, 2)
+        hashes = [serve(member, round, a_state(round)) for round in range(STATES_KEPT + 3)]
+        assert {key[2] for key in member.bulk._offers} == set(hashes[-STATES_KEPT:])
+        member.catch_up.withdraw(hashes[-1])
+        assert {key[2] for key in member.bulk._offers} == set(hashes[-STATES_KEPT:-1])
+        with pytest.raises(CatchUpFailed):
+            await late.catch_up.fetch([member.me], state_hash=hashes[-1])
+
+    simulated(main)
+
+
+def test_a_member_that_trickles_is_left_for_another(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "CHUNK_WITHIN", 0.5)
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, slow, fast = await nodes(world, nursery, 3)
+        state = a_state(1)
+        wanted = {serve(m, 7, state) for m in (slow, fast)}.pop()
+        world.link(late.me, slow.me, bandwidth=CHUNK)  # it moves, so nothing else would end it
+        with trio.fail_after(5):
+            await late.catch_up.fetch([slow.me, fast.me], state_hash=wanted)
+
+    simulated(main)
