@@ -1,4 +1,4 @@
-"""The caller's side of one stream of calls: `Line` holds the stream and the calls that wait for their answers."""
+"""The caller's side of one stream of calls: `ClientConnection` holds the stream and the calls that wait for answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import trio
 
-from swarmnode.protocols.calls.errors import DeadlineExceeded, PeerGone, Refused
 from swarmnode.protocols.calls.frames import (
     CALL,
     CANCEL,
@@ -17,8 +16,11 @@ from swarmnode.protocols.calls.frames import (
     MAX_TEXT,
     PROTOCOL,
     REPLY,
+    DeadlineExceeded,
     Frame,
     Outbox,
+    PeerGone,
+    Refused,
     RpcLimits,
     close,
 )
@@ -33,15 +35,15 @@ A = TypeVar("A")
 
 
 @dataclass(eq=False)
-class Waiting:
+class _WaitingCall:
     """A call without its answer."""
 
     deadline: float
     done: trio.Event
-    answer: Frame | None = None  # None after `done`: the line broke
+    answer: Frame | None = None  # None after `done`: the stream broke
 
 
-class Line:
+class ClientConnection:
     """The caller's stream to one peer, from its opening to its end."""
 
     def __init__(self, network: Network, peer: PeerId, limits: RpcLimits, offences: Offences) -> None:
@@ -51,7 +53,7 @@ class Line:
         self._outbox = Outbox()
         self._slots = trio.Semaphore(limits.calls)
         self._network = network
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, _WaitingCall] = {}
         self._next_id = 1
         self._patience: trio.CancelScope | None = None  # around an opening or a write while it may block
         self._over = False
@@ -59,11 +61,11 @@ class Line:
         self._scope = trio.CancelScope()  # around the stream's reading and writing
         self._why = "this node is stopping"
 
-    def _begin(self, method: str, body: bytes, deadline: float) -> tuple[int, int, Waiting]:
+    def _begin(self, method: str, body: bytes, deadline: float) -> tuple[int, int, _WaitingCall]:
         """Queue a call; the caller holds a slot. Returns its id, the outbox's key of its frame, and what to wait on."""
         if self._over:
             raise self._gone(method)
-        number, waiting = self._next_id, Waiting(deadline, trio.Event())
+        number, waiting = self._next_id, _WaitingCall(deadline, trio.Event())
         self._next_id += 1
         timeout = max(deadline - trio.current_time(), 1e-3)
         key = self._outbox.put(Frame(CALL, number, method, timeout, body), alone=not self._waiting)
@@ -93,8 +95,8 @@ class Line:
     def _gone(self, method: str) -> PeerGone:
         return PeerGone(f"{method} to {self.peer}: {self._why}")
 
-    async def call(self, method: str, body: bytes, deadline: float) -> Frame:
-        """The answer to one call; the deadline is the caller's to keep."""
+    async def call(self, method: str, body: bytes, reply: type[A], deadline: float) -> A:
+        """The answer to one call; the deadline is the caller's to keep. Raises as `Rpc.call` does."""
         try:
             self._slots.acquire_nowait()
         except trio.WouldBlock:
@@ -108,9 +110,18 @@ class Line:
         finally:
             self._slots.release()
             self._close_if_done()
-        if waiting.answer is None:
+        answer = waiting.answer
+        if answer is None:
             raise self._gone(method)
-        return waiting.answer
+        if answer.kind == FAIL and answer.code == "deadline":
+            raise DeadlineExceeded(f"{self.peer} ran out of time over {method}")
+        if answer.kind == FAIL:
+            text = f"{self.peer} refused {method}: {answer.code}: {answer.text[:MAX_TEXT]}"
+            raise Refused(answer.code, text)
+        try:
+            return decode(reply, answer.body)
+        except WireError as error:
+            raise Refused("bad-reply", f"{self.peer} answered {method} with something else: {error}") from None
 
     async def run(self) -> None:
         """Open the stream, write calls and read answers until it breaks; then every call here has failed."""
@@ -190,18 +201,3 @@ class Line:
         if self._patience is not None:
             last = max((waiting.deadline for waiting in self._waiting.values()), default=0.0)
             self._patience.deadline = max(last, trio.current_time()) + self._limits.write_grace
-
-
-def check_answer(answer: Frame, peer: PeerId, method: str) -> None:
-    """Raise what the peer's answer says, where it is a failure."""
-    if answer.kind == FAIL:
-        if answer.code == "deadline":
-            raise DeadlineExceeded(f"{peer} ran out of time over {method}")
-        raise Refused(answer.code, f"{peer} refused {method}: {answer.code}: {answer.text[:MAX_TEXT]}")
-
-
-def read_body(body: bytes, peer: PeerId, method: str, kind: type[A]) -> A:
-    try:
-        return decode(kind, body)
-    except WireError as error:
-        raise Refused("bad-reply", f"{peer} answered {method} with something else: {error}") from None

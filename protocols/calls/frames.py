@@ -1,4 +1,4 @@
-"""What calls put on the wire, what they may take of a node, and the outbox in which frames wait to be written."""
+"""What calls put on the wire, how they end badly, what they may take of a node, and the outbox of frames to write."""
 
 from __future__ import annotations
 
@@ -16,6 +16,39 @@ CALL, CANCEL, REPLY, FAIL = range(4)  # kinds of frames
 TOGETHER = 64 * 1024  # bytes of small frames that are written at once: one yamux frame
 HEADROOM = 1024  # bytes of a frame beside its body: method, code, text and field names
 MAX_TEXT = 500  # characters of a failure's text
+
+
+class CallError(Exception):
+    """A call brought no answer. The text is fit for a log line."""
+
+
+class PeerGone(CallError):
+    """No stream to the peer could be opened, or it broke during the call."""
+
+
+class DeadlineExceeded(CallError):
+    """The peer is connected, or was being connected, and the time is up."""
+
+
+class Refused(CallError):
+    """The peer answered that it will not: by its handler's own code, or one of
+
+    "unknown-method", "malformed" (it could not read the request), "busy" (over its limits), "internal" (its handler
+    failed), "bad-reply" (its answer could not be read here).
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Refuse(Exception):
+    """Raised by a handler: the caller gets Refused with this code and text."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from swarmnode.protocols.calls.client import Line, check_answer, read_body
-from swarmnode.protocols.calls.errors import CallError, DeadlineExceeded, PeerGone, Refuse, Refused
+from swarmnode.protocols.calls.client import ClientConnection
 from swarmnode.protocols.calls.frames import (
     CALL,
     CANCEL,
@@ -42,11 +41,16 @@ from swarmnode.protocols.calls.frames import (
     HEADROOM,
     PROTOCOL,
     REPLY,
+    CallError,
+    DeadlineExceeded,
     Frame,
+    PeerGone,
+    Refuse,
+    Refused,
     RpcLimits,
     close,
 )
-from swarmnode.protocols.calls.server import Desk, Method, Office
+from swarmnode.protocols.calls.server import CallServer, LifecycleGuard, ServedMethod, ServerConnection
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, Stream
 from swarmnode.protocols.peers.violations import Kind, Offences
@@ -61,6 +65,7 @@ __all__ = [
     "CallError",
     "DeadlineExceeded",
     "Frame",
+    "LifecycleGuard",
     "PeerGone",
     "Refuse",
     "Refused",
@@ -96,19 +101,19 @@ class Rpc:
     def __init__(self, network: Network, *, limits: RpcLimits = NORMAL) -> None:
         self._network = network
         self._limits = limits
-        self._lines: dict[PeerId, Line] = {}
+        self._connections: dict[PeerId, ClientConnection] = {}
         self._nursery: trio.Nursery | None = None
-        self._serving: dict[Desk, None] = {}
+        self._served: dict[ServerConnection, None] = {}
         self.offences = Offences(PROTOCOL)
-        self._office = Office(limits, self.offences)
+        self._server = CallServer(limits, self.offences)
         self.serve(PING, Ping, _pong)
         network.serve(PROTOCOL, self._serve_stream)
 
     def serve(self, method: str, request: type[Q], handler: Callable[[PeerId, Q], Awaitable[Any]]) -> None:
         """Answer calls of `method` with `handler(peer, request)`, whose result is a message dataclass."""
-        if method in self._office.methods:
+        if method in self._server.methods:
             raise ValueError(f"{method} is served already")
-        self._office.methods[method] = Method(request, handler)
+        self._server.methods[method] = ServedMethod(request, handler)
 
     async def call(self, peer: PeerId, method: str, request: Any, reply: type[A], *, timeout: float) -> A:
         """The peer's answer, within `timeout` seconds from now, connecting included.
@@ -119,13 +124,11 @@ class Rpc:
         deadline = trio.current_time() + timeout
         with trio.CancelScope(deadline=deadline):
             try:
-                line = self._line(peer, method)
+                connection = self._connection_to(peer, method)
             except PeerGone:
                 await trio.lowlevel.checkpoint()
                 raise
-            answer = await line.call(method, body, deadline)
-            check_answer(answer, peer, method)
-            return read_body(answer.body, peer, method, reply)
+            return await connection.call(method, body, reply, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
 
     async def ping(self, peer: PeerId, *, timeout: float) -> float:
@@ -142,19 +145,19 @@ class Rpc:
                 with self._network.watch_peers() as events:
                     task_status.started()
                     async for event in events:
-                        if event.moved and event.peer in self._lines:
-                            self._lines.pop(event.peer).retire()
+                        if event.moved and event.peer in self._connections:
+                            self._connections.pop(event.peer).retire()
         finally:
             self._nursery = None
-            for desk in list(self._serving):
-                desk.scope.cancel()
+            for connection in list(self._served):
+                connection.scope.cancel()
 
     def measure(self, metrics: Metrics) -> None:
-        office = self._office
-        metrics.show(CALLS, office.carried_out.total)
-        metrics.show(HELD, office.held.total)
-        metrics.show(REFUSED, lambda: {why: office.refused[why] for why in ("closed", "over its limits")})
-        metrics.show(STREAMS, lambda: {"in": len(self._serving), "out": len(self._lines)})
+        server = self._server
+        metrics.show(CALLS, server.carried_out.total)
+        metrics.show(HELD, server.held.total)
+        metrics.show(REFUSED, lambda: {why: server.refused[why] for why in ("closed", "over its limits")})
+        metrics.show(STREAMS, lambda: {"in": len(self._served), "out": len(self._connections)})
         self.offences.measure(metrics)
 
     def _encoded(self, request: Any) -> bytes:
@@ -163,35 +166,35 @@ class Rpc:
             raise ValueError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
         return body
 
-    def _line(self, peer: PeerId, method: str) -> Line:
+    def _connection_to(self, peer: PeerId, method: str) -> ClientConnection:
         if self._nursery is None:
             raise PeerGone(
                 f"{method} to {peer}: this node makes no calls before it has started or after it has stopped"
             )
-        line = self._lines.get(peer)
-        if line is None:
-            line = self._lines[peer] = Line(self._network, peer, self._limits, self.offences)
-            self._nursery.start_soon(self._hold, line)
-        return line
+        connection = self._connections.get(peer)
+        if connection is None:
+            connection = self._connections[peer] = ClientConnection(self._network, peer, self._limits, self.offences)
+            self._nursery.start_soon(self._hold, connection)
+        return connection
 
-    async def _hold(self, line: Line) -> None:
+    async def _hold(self, connection: ClientConnection) -> None:
         try:
-            await line.run()
+            await connection.run()
         finally:
-            if self._lines.get(line.peer) is line:
-                del self._lines[line.peer]
+            if self._connections.get(connection.peer) is connection:
+                del self._connections[connection.peer]
 
     async def _serve_stream(self, stream: Stream) -> None:
-        held = sum(desk.peer == stream.peer for desk in self._serving)
-        desk = Desk(self._office, stream)
+        held = sum(connection.peer == stream.peer for connection in self._served)
+        connection = ServerConnection(self._server, stream)
         try:
             if held >= self._limits.streams:
                 self.offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             elif self._nursery is not None:
-                self._serving[desk] = None
-                await desk.run()
+                self._served[connection] = None
+                await connection.run()
         finally:
-            self._serving.pop(desk, None)
+            self._served.pop(connection, None)
             await close(stream)
 
 

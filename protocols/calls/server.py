@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
-from swarmnode.protocols.calls.errors import Refuse
 from swarmnode.protocols.calls.frames import (
     CALL,
     CANCEL,
@@ -24,6 +24,7 @@ from swarmnode.protocols.calls.frames import (
     REPLY,
     Frame,
     Outbox,
+    Refuse,
     RpcLimits,
 )
 from swarmnode.protocols.frames import FrameReader
@@ -33,11 +34,14 @@ from swarmnode.protocols.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
+Q = TypeVar("Q")
+R = TypeVar("R")
+
 RESTING = 4  # tasks of one stream that wait for calls
 
 
 @dataclass(frozen=True)
-class Method:
+class ServedMethod:
     """What is served under a name."""
 
     request: type[Any]
@@ -45,12 +49,12 @@ class Method:
 
 
 @dataclass(eq=False)
-class Office:
-    """What all desks of a node share."""
+class CallServer:
+    """What all connections of a node's callers share."""
 
     limits: RpcLimits
     offences: Offences
-    methods: dict[str, Method] = field(default_factory=dict)
+    methods: dict[str, ServedMethod] = field(default_factory=dict)
     carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
     held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
     refused: Counter[str] = field(default_factory=Counter)  # calls, by why
@@ -93,14 +97,14 @@ class _Job:
     cancelled: bool = False  # by the caller, who waits for nothing
 
 
-class Desk:
+class ServerConnection:
     """One stream of a caller."""
 
-    def __init__(self, office: Office, stream: Stream) -> None:
+    def __init__(self, server: CallServer, stream: Stream) -> None:
         self.peer = stream.peer
         self.scope = trio.CancelScope()
-        self._office = office
-        self._limits = office.limits
+        self._server = server
+        self._limits = server.limits
         self._stream = stream
         self._outbox = Outbox()
         self._jobs: dict[int, _Job] = {}
@@ -119,7 +123,7 @@ class Desk:
         try:
             await job(*args)
         except WireError as error:
-            self._office.offences.note(self.peer, str(error))
+            self._server.offences.note(self.peer, str(error))
         except NetworkError as error:
             log.debug("the calls of %s ended: %s", self.peer, error)
         finally:
@@ -144,17 +148,17 @@ class Desk:
         return self._outbox.size < self._limits.queued
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
-        closed = self._office.closed(self.peer, call)
-        excess = self._office.over(self.peer, call) if closed is None else self._hammers()
+        closed = self._server.closed(self.peer, call)
+        excess = self._server.over(self.peer, call) if closed is None else self._hammers()
         if excess is not None:
             self._complain(excess, Kind.LOAD)
         if closed is not None or excess is not None:
-            self._office.refused["closed" if closed is not None else "over its limits"] += 1
+            self._server.refused["closed" if closed is not None else "over its limits"] += 1
             self._outbox.put(Frame(FAIL, call.id, code="busy", text=closed or excess or ""))
             return
         if not (call.timeout > 0 and math.isfinite(call.timeout)):
             raise WireError(f"call {call.id} has a timeout of {call.timeout} s")
-        self._office.admit(self.peer, call)
+        self._server.admit(self.peer, call)
         job = self._jobs[call.id] = _Job(trio.CancelScope())
         job.scope.deadline = trio.current_time() + min(call.timeout, self._limits.longest)
         self._due.append((call, job))
@@ -184,11 +188,11 @@ class Desk:
             self._outbox.put(answer, alone=len(self._jobs) == 1)
         finally:
             del self._jobs[call.id]
-            self._office.admit(self.peer, call, -1)
+            self._server.admit(self.peer, call, -1)
 
     async def _kept_back(self, answer: Frame) -> Frame:
         """Wait until the peer reads its answers; where it leaves too many of them, this one is not kept."""
-        held, size = self._office.held, len(answer.body)
+        held, size = self._server.held, len(answer.body)
         if held[self.peer] + size > self._limits.held:
             self._complain(f"answers of more than {self._limits.held} bytes not read", Kind.LOAD)
             answer, size = Frame(FAIL, answer.id, code="busy", text="earlier answers are not read"), 0
@@ -202,7 +206,7 @@ class Desk:
         return answer
 
     async def _result(self, call: Frame) -> Frame:
-        method = self._office.methods.get(call.method)
+        method = self._server.methods.get(call.method)
         if method is None:
             return Frame(FAIL, call.id, code="unknown-method", text=f"no method {call.method[:80]!r}")
         try:
@@ -219,7 +223,7 @@ class Desk:
             return Frame(FAIL, call.id, code="internal", text="the handler failed")
         return Frame(REPLY, call.id, body=body)
 
-    async def _body(self, method: Method, request: Any) -> bytes:
+    async def _body(self, method: ServedMethod, request: Any) -> bytes:
         body = encode(await method.handler(self.peer, request))
         if len(body) > self._limits.frame - HEADROOM:
             raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
@@ -236,13 +240,13 @@ class Desk:
         return f"more than {self._limits.calls} calls in a second while none are taken"
 
     def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
-        self._office.offences.note(self.peer, what, kind)
+        self._server.offences.note(self.peer, what, kind)
 
     def _log_failure(self, method: str, error: Exception) -> None:
         """With its trace the first time, for a peer chooses how often it happens."""
         seen = (method, type(error))
-        first = seen not in self._office.failures_logged
-        self._office.failures_logged.add(seen)
+        first = seen not in self._server.failures_logged
+        self._server.failures_logged.add(seen)
         level = logging.ERROR if first else logging.DEBUG
         log.log(
             level, "the handler of %s failed for %s: %r", method, self.peer, error, exc_info=error if first else None
@@ -257,3 +261,52 @@ class Desk:
             if scope.cancelled_caught:
                 self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
                 return
+
+
+class LifecycleGuard:
+    """Answers the calls of one part only while `open`.
+
+    Methods are served from the moment a part is made, and for as long as calls run, which is longer than the part
+    runs. The guard refuses a call that comes before or after, and ends the calls in hand when the part ends: so no
+    handler looks at what is not open yet, or is closed already.
+    """
+
+    def __init__(self, closed: str) -> None:
+        """Callers read `closed` as the reason why they are refused."""
+        self._closed = closed
+        self._open = False
+        self._in_hand: set[trio.CancelScope] = set()
+        self._empty = trio.Event()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Answer within the block; at its end, end what is in hand and wait until it has ended."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+            self._empty = trio.Event()
+            for scope in self._in_hand:
+                scope.cancel()
+            if self._in_hand:
+                with trio.CancelScope(shield=True):
+                    await self._empty.wait()
+
+    def while_open(self, answer: Callable[[PeerId, Q], Awaitable[R]]) -> Callable[[PeerId, Q], Awaitable[R]]:
+        """`answer`, which otherwise raises Refuse."""
+
+        async def guarded(peer: PeerId, request: Q) -> R:
+            if not self._open:
+                raise Refuse("busy", self._closed)
+            with trio.CancelScope() as scope:
+                self._in_hand.add(scope)
+                try:
+                    return await answer(peer, request)
+                finally:
+                    self._in_hand.discard(scope)
+                    if not self._in_hand:
+                        self._empty.set()
+            raise Refuse("busy", self._closed)
+
+        return guarded

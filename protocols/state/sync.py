@@ -29,8 +29,7 @@ import trio
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, kind_of
 from swarmnode.crdt.record import Record
-from swarmnode.protocols.calls.reception import Reception
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
@@ -131,11 +130,11 @@ class StateSync:
         self._limit = trio.CapacityLimiter(AT_ONCE)
         self.begun = 0  # sessions that this node began …
         self.repairs = 0  # … and ended
-        self._reception = Reception("this node's state is not open")
-        rpc.serve("state.push", Push, self._reception.while_open(self._on_push))
-        rpc.serve("state.fetch", Fetch, self._reception.while_open(self._on_fetch))
-        rpc.serve("state.repair", Step, self._reception.while_open(self._on_step))
-        rpc.serve("state.own", OwnQuery, self._reception.while_open(self._on_own))
+        self._guard = LifecycleGuard("this node's state is not open")
+        rpc.serve("state.push", Push, self._guard.while_open(self._on_push))
+        rpc.serve("state.fetch", Fetch, self._guard.while_open(self._on_fetch))
+        rpc.serve("state.repair", Step, self._guard.while_open(self._on_step))
+        rpc.serve("state.own", OwnQuery, self._guard.while_open(self._on_own))
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})
@@ -166,7 +165,7 @@ class StateSync:
         """Push, repair and answer until cancelled. The backend must be running."""
         with self._backend.watch(EVIDENCE.name) as evidence, self._network.watch_peers() as events:
             await self._look_at_evidence()
-            async with self._reception.open(), trio.open_nursery() as nursery:
+            async with self._guard.open(), trio.open_nursery() as nursery:
                 await nursery.start(self.pusher.run)
                 nursery.start_soon(self._convict, evidence)
                 nursery.start_soon(self._repair_now_and_then)

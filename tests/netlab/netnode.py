@@ -27,8 +27,7 @@ from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.circuit import Refused
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.protocols.calls.errors import CallError
-from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.runner import in_thread

@@ -140,7 +140,7 @@ def straight_calls() -> Iterator[Counts]:
         """Whether the request was handled here and now. Raises RuntimeError where that has to wait after all."""
         if isinstance(request, Push) and len(request.sealed) > CHUNK:  # verified in several tasks
             return False
-        handler = served[target]._office.methods[method].handler(caller.me, request)
+        handler = served[target]._server.methods[method].handler(caller.me, request)
         reply, error = None, None
         try:
             handler.send(None)
@@ -156,11 +156,11 @@ def straight_calls() -> Iterator[Counts]:
     async def serve(
         caller: SimNetwork, target: SimNetwork, connection: Connection, method: str, request: Any, pending: Pending
     ) -> None:
-        office, reply = served[target]._office, None
+        server, reply = served[target]._server, None
         error: Refused | None = None
         try:
-            if method in office.methods:
-                reply = await office.methods[method].handler(caller.me, request)
+            if method in server.methods:
+                reply = await server.methods[method].handler(caller.me, request)
             else:
                 error = Refused("unknown-method", f"no method {method!r}")
         except Refuse as refusal:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from swarmnode.protocols.calls.reception import Reception
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.rollouts.gate import Gate, Rates
 from swarmnode.protocols.methods.rollouts.intake import LARGEST, Check, Intake
@@ -160,11 +159,11 @@ class Rollouts:
         self._ask_at = 0.0  # trio time at which a neighbour is asked what is recent, where that is of use
         self._was_alone = True  # and nobody was asked since
         self._hurry = trio.Event()
-        self._reception = Reception("this node does not share rollouts now")
-        rpc.serve(OFFER, Offer, self._reception.while_open(self._on_offer))
-        rpc.serve(GIVE, Give, self._reception.while_open(self._on_give))
-        rpc.serve(RECENT, RecentQuery, self._reception.while_open(self._on_recent))
-        rpc.serve(GET, Get, self._reception.while_open(self._on_get))
+        self._guard = LifecycleGuard("this node does not share rollouts now")
+        rpc.serve(OFFER, Offer, self._guard.while_open(self._on_offer))
+        rpc.serve(GIVE, Give, self._guard.while_open(self._on_give))
+        rpc.serve(RECENT, RecentQuery, self._guard.while_open(self._on_recent))
+        rpc.serve(GET, Get, self._guard.while_open(self._on_get))
 
     # -- what this node does
 
@@ -209,7 +208,7 @@ class Rollouts:
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take, pass on and answer until cancelled. What is held stays here, for `watch` to go on later."""
         try:
-            async with self._reception.open(), trio.open_nursery() as nursery:
+            async with self._guard.open(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
                 while True:

@@ -330,14 +330,14 @@ def test_requests_and_answers_that_one_peer_leaves_here_are_bounded_in_bytes(sim
         calls = b"".join(frame(encode(Frame(CALL, n, "spend", 60.0, encode(Job())))) for n in range(51, 151))
         await stream.send_all(calls)
         await trio.sleep(1)
-        assert bob.rpc._office.held[world.node("mallory").me] < 1_000_000
+        assert bob.rpc._server.held[world.node("mallory").me] < 1_000_000
         reader, codes = FrameReader(stream), []
         for _ in range(150):
             raw = await reader.frame()
             assert raw is not None
             codes.append(decode(Frame, raw).code)
         assert codes[50:].count("busy") > 50
-        assert not bob.rpc._office.held
+        assert not bob.rpc._server.held
 
     simulated(main)
 
