@@ -37,10 +37,9 @@ import trio
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.crdt.elements import Element, is_genuine, parse
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.record import write
+from swarmnode.crdt.record import Element, is_genuine, parse, write
 from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore

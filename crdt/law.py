@@ -11,17 +11,21 @@ forgetting what expired commutes with merging, and nothing comes back. (Keeping 
 rather than the greatest stamps, would commute neither with expiry nor with slots.)
 
 The law looks at key, hlc and id only, so a store need not load what it compares.
+
+What authors wrote who are not admitted is kept apart, in a `Pool`.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.record import Element
 
 MAX_STEP_BACK = 3_600_000  # ms; a clock that steps back further was wrong before, rather than corrected a little
 _STATE_TAG = b"swarmnode/state/1\0"
@@ -130,3 +134,66 @@ def state_hash(cutoff: int, ids: Iterable[bytes]) -> str:
     for id in ids:
         digest.update(id)
     return digest.hexdigest()
+
+
+POOL_BYTES = 1 << 20  # of sealed elements; some 3000 strangers with a lease each
+POOL_SLOTS = 4  # of each kind, at most
+
+
+class Pool:
+    """What authors wrote who are not admitted: small, of this node alone, outside every hash and repair.
+
+    A stranger's records are readable here until they expire. Whoever makes many identities fills the pool and nothing
+    else: each author has few slots, all together a bound in bytes, and the authors that wrote longest ago make room.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind], *, max_bytes: int = POOL_BYTES) -> None:
+        self._kinds = {name: replace(kind, slots=min(kind.slots, POOL_SLOTS)) for name, kind in kinds.items()}
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._authors: dict[str, dict[bytes, Element]] = {}  # author -> id -> element; who wrote last is at the end
+
+    def __len__(self) -> int:
+        return sum(map(len, self._authors.values()))
+
+    def __iter__(self) -> Iterator[Element]:
+        for elements in self._authors.values():
+            yield from elements.values()
+
+    def of(self, author: str) -> tuple[Element, ...]:
+        return tuple(self._authors.get(author, {}).values())
+
+    def merge(self, element: Element) -> Merged:
+        """Keep `element` for a while: POOLED. Other verdicts are the law's on this author's few slots."""
+        elements = self._authors.get(element.author, {})
+        same_kind = [one for one in elements.values() if one.kind == element.kind]
+        ruling = judge(self._kinds[element.kind], same_kind, element)
+        if ruling.verdict is not Merged.STORED:
+            return ruling.verdict
+        if ruling.gone is not None:
+            self._drop(elements, ruling.gone)
+        elements[element.id] = element
+        self._bytes += len(element.sealed)
+        self._authors.pop(element.author, None)
+        self._authors[element.author] = elements
+        while self._bytes > self._max_bytes:
+            self._forget(next(iter(self._authors)))
+        return Merged.POOLED
+
+    def sweep(self, horizon: int) -> None:
+        """Forget what has expired."""
+        for author, elements in list(self._authors.items()):
+            for element in [one for one in elements.values() if one.expiry <= horizon]:
+                self._drop(elements, element)
+            if not elements:
+                del self._authors[author]
+
+    def _forget(self, author: str) -> None:
+        """All that `author` wrote leaves the pool."""
+        elements = self._authors.pop(author)
+        for element in list(elements.values()):
+            self._drop(elements, element)
+
+    def _drop(self, elements: dict[bytes, Element], element: Element) -> None:
+        del elements[element.id]
+        self._bytes -= len(element.sealed)

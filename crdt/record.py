@@ -1,4 +1,6 @@
-"""Records: small signed facts, each written by one author, that every node of a run holds.
+"""Elements: what the replicated state holds. A `Record` its author signed; `Evidence` nobody did, it proves itself.
+
+A record is a small signed fact, written by one author, that every node of a run holds:
 
     id        = sha-256 of the canonical payload {v, run, author, key, hlc, ttl, value}
     signature = Ed25519 over a domain tag and the payload; beside it, so that signing again makes no new id
@@ -8,8 +10,20 @@ A record is valid or not by itself: neither the clock nor the state of the node 
 None is a tombstone: the author deleted the key, and says so for as long as the value itself would have lived. What is
 write-once cannot be deleted.
 
-Checking has two parts, so that the costly one can be done in batches elsewhere: `parse_record` refuses what is
-malformed, and `Record.statements` are the signatures still to be verified.
+Evidence is two records of one author under one write-once key, which prove by themselves that it equivocates:
+
+    id     = sha-256 of a domain tag, the id of the greater and that of the lesser record, in order of (hlc, id)
+    hlc    = that of the greater record
+    author = the offender, key = `evidence/<kind of the records>`
+
+Nobody signs evidence: whoever holds both records can make it, everybody makes the same, and it is valid if both records
+are. What makes two records a contradiction is that their ids differ, even where their values are equal: rosters quote
+ids, so two ids for one moment can split those who judge it. Evidence is a register of the offender's, one for each
+kind: of two proofs the greater (hlc, id) stays. Its ttl is longer than that of any record in it.
+
+Both have `run, author, kind, key, hlc, expiry, id, order, tombstone, value, sealed, statements`, and that is all that
+stores and protocols look at. Bytes are checked in two parts: `parse` refuses what is malformed and costs little;
+`is_genuine` verifies signatures, is pure, and is what a caller runs for whole batches in threads.
 """
 
 from __future__ import annotations
@@ -19,7 +33,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
@@ -30,6 +44,7 @@ VERSION = 1
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 SIGNATURE_SIZE = 64  # bytes, Ed25519
 MAX_SEALED_RECORD = MAX_RECORD + SEAL  # bytes
+_EVIDENCE_TAG = b"swarmnode/evidence/1\0"
 _TAG = b"swarmnode/record/1\0"  # no other kind of message that a node signs begins so
 _FIELDS = ("author", "hlc", "key", "run", "ttl", "v", "value")  # in the order of the payload
 _SIGNED = b"\xc4\x40"  # before a signature in sealed bytes: msgpack for 64 bytes
@@ -56,7 +71,7 @@ class Statement(NamedTuple):
 class Record:
     """One signed fact.
 
-    Made by `write` or, from bytes of a peer, by `elements.open_element`; fields as in the module's first lines.
+    Made by `write` or, from bytes of a peer, by `open_element`; fields as in the module's first lines.
     """
 
     v: int
@@ -204,3 +219,134 @@ def _check_form(record: Record, kinds: Mapping[str, Kind]) -> None:
         raise InvalidRecord(f"{record.key!r}: {error}") from error
     if size > kind.max_size:
         raise InvalidRecord(f"{record.key!r} takes {size} bytes; at most {kind.max_size} for its kind")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Proof of one equivocation. Made by `evidence_of` or, from bytes of a peer, by `open_element`."""
+
+    greater: Record
+    lesser: Record
+
+    @property
+    def run(self) -> str:
+        return self.greater.run
+
+    @property
+    def author(self) -> str:
+        """The offender: it signed both records."""
+        return self.greater.author
+
+    @property
+    def kind(self) -> str:
+        return EVIDENCE.name
+
+    @property
+    def key(self) -> str:
+        return f"{EVIDENCE.name}/{self.greater.kind}"
+
+    @property
+    def hlc(self) -> int:
+        return self.greater.hlc
+
+    @property
+    def expiry(self) -> int:
+        """The first ms at which the evidence is gone."""
+        return time_of(self.hlc) + EVIDENCE.ttl
+
+    @property
+    def tombstone(self) -> bool:
+        """Never: an offender cannot take it back."""
+        return False
+
+    @property
+    def value(self) -> Value:
+        """What to show of it: the key, and the ids and values under it."""
+        said = tuple(
+            {"id": record.id, "hlc": record.hlc, "value": record.value} for record in (self.greater, self.lesser)
+        )
+        return {"key": self.greater.key, "said": said}
+
+    @cached_property
+    def id(self) -> bytes:
+        """Names the pair, 32 bytes; signatures have no part in it."""
+        return hashlib.sha256(_EVIDENCE_TAG + self.greater.id + self.lesser.id).digest()
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        return (self.hlc, self.id)
+
+    @property
+    def sealed(self) -> bytes:
+        """Both records with their signatures, as bytes; opening them gives these bytes again."""
+        pair = tuple((record.payload, record.signature) for record in (self.greater, self.lesser))
+        return encoding.encode(pair, max_size=EVIDENCE.max_size)
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """What must verify for the evidence to prove anything."""
+        return self.greater.statements + self.lesser.statements
+
+
+def evidence_of(one: Record, other: Record, *, kinds: Mapping[str, Kind] = KINDS) -> Evidence:
+    """The evidence that two valid records make, in whichever order. Raises InvalidRecord where they prove nothing."""
+    kind = kinds.get(one.kind)
+    if kind is None or not kind.write_once:
+        raise InvalidRecord(f"{one.key!r} is not write-once: its author may say something else")
+    if (one.run, one.author, one.key) != (other.run, other.author, other.key):
+        raise InvalidRecord("evidence is two records of one run, author and key")
+    if one.id == other.id:
+        raise InvalidRecord(f"{one.key!r} was said once: the two records are the same")
+    lesser, greater = sorted((one, other), key=lambda record: record.order)
+    return Evidence(greater, lesser)
+
+
+def needed(standing_hlc: int | None, found: Evidence) -> bool:
+    """Whether `found` is worth telling, where the stamp of the evidence that stands under its key is `standing_hlc`.
+
+    One proof is enough until half of its life is over; otherwise an offender that goes on equivocating could make
+    everybody pass on proof after proof.
+    """
+    return standing_hlc is None or time_of(found.hlc) - time_of(standing_hlc) > EVIDENCE.ttl // 2
+
+
+Element: TypeAlias = Record | Evidence
+
+MAX_SEALED = EVIDENCE.max_size  # bytes of any sealed element
+
+
+def parse(raw: bytes, *, kinds: Mapping[str, Kind] = KINDS) -> Element:
+    """The element in sealed bytes, well-formed but not yet known to be genuine. Raises InvalidRecord.
+
+    What it returns has exactly these bytes as `sealed`.
+    """
+    if (parts := unsealed(raw)) is not None:
+        return parse_record(*parts, kinds=kinds)
+    try:
+        sealed = encoding.decode(raw, max_size=MAX_SEALED)
+    except EncodingError as error:
+        raise InvalidRecord(f"element is malformed: {error}") from error
+    match sealed:
+        case (bytes() as payload, bytes() as signature):
+            return parse_record(payload, signature, kinds=kinds)
+        case ((bytes() as payload, bytes() as signature), (bytes() as payload_2, bytes() as signature_2)):
+            greater = parse_record(payload, signature, kinds=kinds)
+            lesser = parse_record(payload_2, signature_2, kinds=kinds)
+            evidence = evidence_of(greater, lesser, kinds=kinds)
+            if evidence.greater is not greater:
+                raise InvalidRecord("evidence begins with the greater of its records")
+            return evidence
+    raise InvalidRecord("an element is a payload and its signature, or two such pairs")
+
+
+def is_genuine(element: Element, verify: Verify) -> bool:
+    """Whether all signatures in a well-formed element are its author's."""
+    return all(verify(*statement) for statement in element.statements)
+
+
+def open_element(raw: bytes, verify: Verify, *, kinds: Mapping[str, Kind] = KINDS) -> Element:
+    """The element in sealed bytes, checked whole. Raises InvalidRecord."""
+    element = parse(raw, kinds=kinds)
+    if not is_genuine(element, verify):
+        raise InvalidRecord(f"{element.key!r} is not signed by its author {element.author}")
+    return element

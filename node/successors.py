@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.checkpoints import Checkpoints, newest_whole
 from swarmnode.node.storage.runs import ChosenRun, RunStore

@@ -12,17 +12,16 @@ from contextlib import AbstractContextManager
 
 import trio
 
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import HybridClock
 from swarmnode.crdt.kinds import KINDS, Kind
-from swarmnode.crdt.law import Merged, Ruling
-from swarmnode.crdt.lifetimes import Lifetimes, Union
-from swarmnode.crdt.record import InvalidRecord, Record, Sign
+from swarmnode.crdt.law import Merged, Ruling, everybody
+from swarmnode.crdt.ranges import Lifetimes, Union
+from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign
 from swarmnode.protocols.state.backend import Change, Rank, Stats, rank_of
 from swarmnode.protocols.state.feed import Feeds
 from swarmnode.protocols.state.writer import Pen
-from swarmnode.testing.state import State, everybody
+from swarmnode.testing.state import State
 
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 

@@ -1,7 +1,7 @@
 """The state of one run in memory: the law of `law` applied to elements, with expiry, admission and evidence.
 
 It is what simulations hold by the thousand, and what `node.statestore` must agree with. Elements have been checked
-(`elements.open_element`) before they get here. Times are in ms.
+(`record.open_element`) before they get here. Times are in ms.
 
 Merging is commutative, associative and idempotent. Replicas that heard the same elements, in any order and any number
 of times, each with its own clock and sweeping whenever it likes, have one `state_hash` at any cut-off that none of them
@@ -15,12 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from swarmnode.crdt import law
-from swarmnode.crdt.elements import Element
-from swarmnode.crdt.evidence import evidence_of, needed
 from swarmnode.crdt.kinds import KINDS, Kind, kind_of
-from swarmnode.crdt.law import Merged, Ruling, everybody
-from swarmnode.crdt.pool import Pool
-from swarmnode.crdt.record import InvalidRecord, Record
+from swarmnode.crdt.law import Merged, Pool, Ruling, everybody
+from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed
 
 Outcome: TypeAlias = tuple[Element, Ruling[Element]]
 

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import contextmanager
 from typing import Any
 
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import MAX_KEY, kind_of
-from swarmnode.crdt.record import InvalidRecord, Verify
+from swarmnode.crdt.record import Element, InvalidRecord, Verify
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import ERROR, USAGE
 from swarmnode.node.storage.datadir import DataDirError

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.record import Element
 from swarmnode.node.storage.statedb import told
 from swarmnode.node.storage.statewriter import opened
 from swarmnode.protocols.state.backend import Rank

@@ -24,14 +24,11 @@ from typing import TypeVar
 import trio
 
 from swarmnode.crdt import law
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import KINDS, Kind
-from swarmnode.crdt.law import Merged, everybody
-from swarmnode.crdt.lifetimes import Lifetimes, Union
-from swarmnode.crdt.pool import Pool
-from swarmnode.crdt.ranges import END, START
-from swarmnode.crdt.record import InvalidRecord, Record, Sign
+from swarmnode.crdt.law import Merged, Pool, everybody
+from swarmnode.crdt.ranges import END, START, Lifetimes, Union
+from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.node.storage.stampfile import StampFile

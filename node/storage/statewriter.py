@@ -21,11 +21,9 @@ from itertools import chain
 from pathlib import Path
 
 from swarmnode.crdt import law
-from swarmnode.crdt.elements import Element, parse
-from swarmnode.crdt.evidence import Evidence, evidence_of, needed
 from swarmnode.crdt.kinds import Kind
 from swarmnode.crdt.law import Merged, Order
-from swarmnode.crdt.record import InvalidRecord, Record
+from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, evidence_of, needed, parse
 from swarmnode.node.storage.statedb import Damaged, told
 from swarmnode.protocols.state.backend import Rank, rank_of
 

@@ -17,9 +17,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarmnode.crdt.elements import Element
-from swarmnode.crdt.evidence import Evidence
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import Element, Evidence, Record
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.reputation.attestation import InvalidAttestation, read

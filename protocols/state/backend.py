@@ -20,11 +20,10 @@ from typing import Protocol
 
 import trio
 
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.lifetimes import Union
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.ranges import Union
+from swarmnode.crdt.record import Element, Record
 
 RANK = 40  # bytes of a rank
 Rank = bytes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import trio
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.protocols.state.backend import Change
 
 WAITING = 256  # changes kept for one reader; some 200 kB of notes

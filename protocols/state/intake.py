@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.crdt.elements import Element, is_genuine, parse
 from swarmnode.crdt.hlc import is_ahead, time_of
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.record import InvalidRecord, Verify
+from swarmnode.crdt.record import Element, InvalidRecord, Verify, is_genuine, parse
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics

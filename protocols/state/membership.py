@@ -25,10 +25,9 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import KINDS, SECOND
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.state.backend import Change, StateBackend, StateError

@@ -29,7 +29,7 @@ from functools import cached_property
 
 import trio
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics

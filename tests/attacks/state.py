@@ -19,10 +19,10 @@ from harness import Outcome
 from statenodes import now
 from stateswarm import state_swarm
 
-from swarmnode.crdt.elements import is_genuine
 from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import MAX_PER_AUTHOR
-from swarmnode.crdt.pool import POOL_BYTES
+from swarmnode.crdt.law import POOL_BYTES
+from swarmnode.crdt.record import is_genuine
 from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.testing.simnet import run_simulation

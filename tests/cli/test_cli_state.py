@@ -15,7 +15,7 @@ import typer.main
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.cli.state import state as app
-from swarmnode.crdt.elements import open_element
+from swarmnode.crdt.record import open_element
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.control.state_api import StateApi

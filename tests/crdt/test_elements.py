@@ -10,11 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt import encoding
-from swarmnode.crdt.elements import MAX_SEALED, Element, is_genuine, open_element, parse
-from swarmnode.crdt.evidence import Evidence, evidence_of, needed
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, SEAL, Kind, key_of
-from swarmnode.crdt.record import InvalidRecord, Record, write
+from swarmnode.crdt.record import (
+    MAX_SEALED,
+    Element,
+    Evidence,
+    InvalidRecord,
+    Record,
+    evidence_of,
+    is_genuine,
+    needed,
+    open_element,
+    parse,
+    write,
+)
 
 RUN = "ab" * 32
 AUTHOR = "12D3KooWAuthor"

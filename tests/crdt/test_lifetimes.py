@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import MAX_TIME, stamp_at, time_of
 from swarmnode.crdt.kinds import KINDS
-from swarmnode.crdt.lifetimes import LISTED, Lifetimes
-from swarmnode.crdt.ranges import END, START, RangeTree
+from swarmnode.crdt.ranges import END, LISTED, START, Lifetimes, RangeTree
 from swarmnode.crdt.reconcile import Initiator, Responder
 
 SALT = bytes(32)

@@ -16,10 +16,9 @@ from hypothesis.errors import NoSuchExample
 from laws import Promise
 
 from swarmnode.crdt import law
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.kinds import Kind
 from swarmnode.crdt.law import Merged, Ruling
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import Element, Record
 
 SEARCH = settings(max_examples=1000, deadline=None, database=None, phases=[Phase.generate])
 TRUE_LAW = law.judge

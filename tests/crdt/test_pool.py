@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import KINDS, T0, make_record
 
-from swarmnode.crdt.law import Merged
-from swarmnode.crdt.pool import POOL_SLOTS, Pool
+from swarmnode.crdt.law import POOL_SLOTS, Merged, Pool
 
 authors = st.sampled_from("ABCDEFGH")
 written = st.builds(make_record, authors, st.sampled_from(laws.REPLACEABLE_KEYS + laws.MOMENTS), laws.times)

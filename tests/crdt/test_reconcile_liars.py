@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.ranges import END, START, RangeTree
-from swarmnode.crdt.reconcile import Budget, Exhausted, Initiator, Malformed, ReconcileError, Responder
-from swarmnode.crdt.reconcile_frames import (
+from swarmnode.crdt.reconcile import (
     ANSWERS,
     ASKS,
     DIFFER,
@@ -25,11 +24,17 @@ from swarmnode.crdt.reconcile_frames import (
     SETTLED,
     Answer,
     Ask,
+    Budget,
     Compare,
+    Exhausted,
+    Initiator,
     Listing,
     ListIt,
+    Malformed,
     Parts,
     Reader,
+    ReconcileError,
+    Responder,
     Settled,
     Told,
     Whole,

@@ -12,10 +12,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.crdt import encoding
-from swarmnode.crdt.elements import open_element
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD
-from swarmnode.crdt.record import InvalidRecord, Record, unsealed, write
+from swarmnode.crdt.record import InvalidRecord, Record, open_element, unsealed, write
 
 RUN = "ab" * 32
 AUTHOR = "12D3KooWAuthor"

@@ -22,8 +22,7 @@ import trio
 from numpy.typing import NDArray
 from simswarm import SimSwarm
 
-from swarmnode.crdt.elements import parse
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import Record, parse
 from swarmnode.protocols.chain.statements import Said, read
 from swarmnode.protocols.methods.open.contributions import id_of
 from swarmnode.protocols.methods.open.method import Open

@@ -12,12 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from swarmnode.crdt.elements import Element
-from swarmnode.crdt.evidence import Evidence, evidence_of
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
 from swarmnode.crdt.kinds import EVIDENCE, Discipline, Kind, key_of, kind_of
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import Element, Evidence, Record, evidence_of
 from swarmnode.testing.state import State
 
 RUN = "ab" * 32

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from memoryshards import MemoryShards
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.calls.rpc import Rpc

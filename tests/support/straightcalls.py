@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import trio
 
-from swarmnode.crdt.elements import parse
+from swarmnode.crdt.record import parse
 from swarmnode.protocols.calls.rpc import DeadlineExceeded, PeerGone, Refuse, Refused, Rpc
 from swarmnode.protocols.chain.statements import HASH
 from swarmnode.protocols.methods.open.contributions import FETCH_WITHIN, OFFERED_WITHIN, Contributions

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import KINDS, RUN, T0, TTL, joined, make_record
 
-from swarmnode.crdt.evidence import evidence_of
 from swarmnode.crdt.hlc import MAX_AHEAD
 from swarmnode.crdt.kinds import EVIDENCE
 from swarmnode.crdt.law import MAX_STEP_BACK, Merged
-from swarmnode.crdt.record import InvalidRecord
+from swarmnode.crdt.record import InvalidRecord, evidence_of
 from swarmnode.testing.state import State
 
 

@@ -20,7 +20,7 @@ from functools import partial
 
 import trio
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.protocols.chain.derive import NotHeld
 from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.statements import Head, Roster, Said

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import trio
 
-from swarmnode.crdt.elements import Element, open_element
-from swarmnode.crdt.record import InvalidRecord
+from swarmnode.crdt.record import Element, InvalidRecord, open_element
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.chain.statements import Reveal, Roster, Said
 from swarmnode.protocols.methods.open.contributions import Missing

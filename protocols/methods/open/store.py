@@ -19,8 +19,7 @@ from typing import Any
 
 import trio
 
-from swarmnode.crdt.elements import Element
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.statements import Head, InvalidStatement, Said, read

@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.forks import Block

@@ -11,7 +11,7 @@ from openswarm import Scene
 from roundadversary import AFTER, RoundAdversary
 from undefended import NEVER_SILENT, NO_MEMORY, NO_TWINS
 
-from swarmnode.crdt.elements import Element
+from swarmnode.crdt.record import Element
 from swarmnode.protocols.chain.statements import Commit, Cut, Seal
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.open.method import Open

@@ -13,14 +13,12 @@ import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.crdt.elements import Element
 from swarmnode.crdt.encoding import Value
-from swarmnode.crdt.evidence import Evidence
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at, time_of
 from swarmnode.crdt.kinds import DAY, KINDS, Kind
 from swarmnode.crdt.law import MAX_STEP_BACK, Merged
 from swarmnode.crdt.ranges import END, START
-from swarmnode.crdt.record import InvalidRecord, Record, write
+from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, write
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline

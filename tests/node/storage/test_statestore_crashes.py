@@ -21,9 +21,8 @@ import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.crdt.elements import parse
 from swarmnode.crdt.hlc import stamp_at
-from swarmnode.crdt.record import Record, write
+from swarmnode.crdt.record import Record, parse, write
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.state.backend import Said, StateError, Unwritable, rank_of

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt import encoding
-from swarmnode.crdt.elements import parse_record
 from swarmnode.crdt.encoding import EncodingError
 from swarmnode.crdt.kinds import KINDS, kind_of
-from swarmnode.crdt.record import MAX_AUTHOR, InvalidRecord, Record
+from swarmnode.crdt.record import MAX_AUTHOR, InvalidRecord, Record, parse_record
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     FULL_STANDING,
