@@ -1,5 +1,6 @@
-# make swarm   train a small model with four nodes on this machine and compare it with one node alone
-# make test    format and lint checks, types, then all tests
+# make swarm      train a small model with four nodes on this machine and compare it with one node alone
+# make test       before each commit: format and lint checks, types and the fast tests; some 5 minutes on two cores
+# make test-all   what .ci/run does: the slow tests as well; some 25 minutes
 #
 # Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
 # constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, PIP_ARGS, as in
@@ -17,7 +18,7 @@ ROOMS := cli crdt node protocols testing training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test check lint format typecheck bench soak thorough fuzz attacks crashes interop netlab ci venv clean
+.PHONY: swarm test test-all check lint format typecheck bench soak thorough fuzz attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -50,14 +51,19 @@ venv: .venv/.installed
 swarm: .venv/.installed
 	$(BIN)/swarmnode local --nodes 4 --solo $(SWARM_ARGS)
 
+test: check typecheck
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
+
 # First what computes, on two cores; then what times out, measures or starts processes, one test after another. Code 5 of
-# pytest: nothing was selected there.
-SIDE_BY_SIDE := tests/crdt tests/fuzz tests/protocols tests/simulation tests/training
+# pytest: nothing was selected there. Without the download, only the tests of `make interop` are skipped.
+SIDE_BY_SIDE := tests/crdt tests/fuzz tests/protocols tests/simulation tests/testing tests/training
 ALONE := $(filter-out $(SIDE_BY_SIDE) tests/support tests/conftest.py,$(wildcard tests/*))
 
-test: check typecheck
+test-all: check typecheck
+	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
 	@echo "what computes:"; $(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) $(TEST_ARGS); computed=$$?; \
-	echo "what runs for real:"; $(BIN)/python -m pytest $(ALONE) $(TEST_ARGS); ran=$$?; \
+	echo "what runs for real:"; test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
+	$(BIN)/python -m pytest $(ALONE) $(TEST_ARGS); ran=$$?; \
 	for code in $$computed $$ran; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
 check: .venv/.installed

@@ -131,15 +131,17 @@ def test_constraints_pin_every_direct_dependency_exactly() -> None:
     pins = dict(line.split("==") for line in CONSTRAINTS if line and not line.startswith("#"))
     pinned = {bare(name) for name in pins}
     extras = PROJECT["project"]["optional-dependencies"]
-    direct = {bare(d) for d in (*PROJECT["project"]["dependencies"], *extras["dev"], *extras["bench"])}
-    assert direct <= pinned
+    direct = {bare(d) for d in (*PROJECT["project"]["dependencies"], *(d for name in extras for d in extras[name]))}
+    assert direct - {"swarmnode"} <= pinned
     assert pins["torch"] == "2.13.0"
     assert int(pins["protobuf"].split(".")[0]) < 7, "hivemind and libp2p share no protobuf from 7 on"
     assert not any(line.startswith(("-e", "/")) or "@" in line for line in CONSTRAINTS)
 
 
 def test_promised_extras_and_python_versions_are_declared() -> None:
-    assert {"dev", "hf", "rl", "bench"} <= PROJECT["project"]["optional-dependencies"].keys()
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {"dev", "hf", "rl", "bench"} <= extras.keys()
+    assert "swarmnode[hf,rl]" in extras["dev"], "no test is skipped for want of a package that can be installed here"
     assert PROJECT["project"]["requires-python"] == ">=3.11,<3.14"
 
 
@@ -183,25 +185,27 @@ def test_make_installs_again_only_when_what_is_wanted_has_changed(project_copy: 
         os.utime(stamp, (later, later))
 
 
-@pytest.mark.parametrize("target", ["swarm", "test", "lint", "bench", "clean", "ci"])
+@pytest.mark.parametrize("target", ["swarm", "test", "test-all", "lint", "bench", "clean", "ci"])
 def test_promised_make_targets_exist(project_copy: Path, target: str) -> None:
     done = make(project_copy, "-n", target)
     assert done.returncode == 0, done.stderr
 
 
-def test_make_test_runs_linter_formatter_types_and_tests_in_this_order(project_copy: Path) -> None:
+@pytest.mark.parametrize("target", ["test", "test-all"])
+def test_make_test_runs_linter_formatter_types_and_tests_in_this_order(project_copy: Path, target: str) -> None:
     (project_copy / ".venv").mkdir()
     (project_copy / ".venv" / ".installed").touch()
-    plan = make(project_copy, "-n", "test").stdout
+    plan = make(project_copy, "-n", target).stdout
     steps = [plan.index(step) for step in ("ruff check", "ruff format --check", "bin/mypy", "-m pytest")]
     assert steps == sorted(steps)
+    assert ('-m "not slow"' in plan) == (target == "test"), "what a person runs before each commit is the fast tests"
 
 
-def test_ci_entry_is_executable_and_runs_tests_and_a_swarm() -> None:
+def test_ci_entry_is_executable_and_runs_all_tests_and_a_swarm() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     text = script.read_text(encoding="utf-8")
     assert "set -euo pipefail" in text
-    assert "make --no-print-directory test" in text
+    assert "make --no-print-directory test-all" in text
     assert "swarmnode local --nodes 3 --rounds 4 --json" in text
     assert subprocess.run(["bash", "-n", script]).returncode == 0

@@ -7,6 +7,8 @@ import pytest
 from adversaries import butterfly as adversaries
 from adversaries.butterfly import ButterflyLie, LargeSignFlip, WrongCentre
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 3
 
 

@@ -8,6 +8,8 @@ import trio
 from adversaries import dht as adversaries
 from harness import Adversary
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)
 def test_no_false_value_no_eviction_and_lookups_succeed_under(adversary: Adversary) -> None:

@@ -11,6 +11,8 @@ from adversaries.offers import CopiedReveal, Malformed, OfferAdversary
 from gradient import SETTINGS
 from openrounds import RULES, Lie
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("lie", adversaries.everyone(), ids=lambda lie: type(lie).__name__)
 def test_a_third_of_liars_who_judge_and_lead_cost_the_swarm_a_twentieth_at_most(lie: GradientLie) -> None:

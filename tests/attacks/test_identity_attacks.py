@@ -8,6 +8,8 @@ import trio
 from adversaries import identity as adversaries
 from harness import Adversary
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)
 def test_many_identities_get_no_further_than_one(adversary: Adversary) -> None:

@@ -9,6 +9,8 @@ from swarmnode.cli.local.lies import LIES
 from swarmnode.testing.adversary.disguise import lie_in_open
 from swarmnode.testing.simnet import run_simulation
 
+pytestmark = pytest.mark.slow
+
 LIAR, ROUNDS = "e", 4
 REFUSED = ("nan", "copy", "withhold", "slander")  # a slanderer offers a flipped sign
 

@@ -12,6 +12,8 @@ from adversaries.rollouts import Flood, Overlong, RolloutLie, Sybils
 from adversaries.samplers import Honest, SamplerLie
 from rolloutswarm import Size
 
+pytestmark = pytest.mark.slow
+
 SHORT = Size(nodes=4, liars=1, rounds=8, warm_up=300)
 
 

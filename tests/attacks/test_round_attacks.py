@@ -9,6 +9,8 @@ from adversaries.leaders import Omission, TwoRosters, WrongWeights
 from adversaries.lives import LonelyBackup, RestoredBackup
 from roundadversary import RoundAdversary
 
+pytestmark = pytest.mark.slow
+
 SHORT = [*adversaries.stops(short=True), TwoRosters(), Omission(), WrongWeights(), RestoredBackup(), LonelyBackup()]
 
 

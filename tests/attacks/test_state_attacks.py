@@ -9,6 +9,8 @@ from adversaries.state import StateAdversary
 
 from swarmnode.testing.simnet import run_simulation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)
 def test_honest_nodes_keep_one_state_within_quotas_under(adversary: StateAdversary) -> None:

@@ -15,6 +15,8 @@ import transport
 import trio
 from adversaries import transport as adversaries
 
+pytestmark = pytest.mark.slow
+
 ANY_DELAY = math.inf  # ms
 
 

@@ -110,6 +110,7 @@ def spoiled(frame: bytes, how: int, place: int, byte: int) -> bytes:
 faults = st.tuples(st.integers(0, 6), st.integers(0, MAX_FRAME), st.integers(0, 255))
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(st.lists(st.none() | faults, max_size=8))
 def test_a_session_with_spoiled_frames_ends_within_the_budget(wrong: list[tuple[int, int, int] | None]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from realnodes import RUN_TOML, Node, agree, until, warnings_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def nothing(tmp_path: Path) -> Path:

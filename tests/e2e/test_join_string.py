@@ -9,6 +9,8 @@ from realnodes import RUN_TOML, Node, agree, until
 
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 
+pytestmark = pytest.mark.slow
+
 OPEN_TOML = (
     RUN_TOML.replace('name = "tiny"', 'name = "tiny-open"\ntrust = "open"')
     .replace("steps = 100", "steps = 40")  # a line names a roster after five rounds

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from realnodes import RUN_TOML, swarmnode
 
+pytestmark = pytest.mark.slow
+
 BUSY = 300.0  # s; by itself it takes a tenth of that, on a machine that other tests share more
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from realnodes import Node, swarmnode, until
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_policies_learn_from_one_another(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from realnodes import PROGRAM, Node, environment, swarmnode, until
 
 from swarmnode.node.exitcodes import ERROR, KEY_IN_USE, NOT_RUNNING, USAGE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, corpus: Path, run_file: Path) -> Iterator[tuple[Node, Node]]:

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from realnodes import RUN_TOML, Node, swarmnode, until
 from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.slow
 
 
 def parameters(manifest: Path) -> bytes:

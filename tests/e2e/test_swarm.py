@@ -14,6 +14,8 @@ from realnodes import LOCAL, Node, agree, swarmnode, until, warnings_of
 
 from swarmnode.training.sandbox import landlock
 
+pytestmark = pytest.mark.slow
+
 MIDDLE_OF_A_ROUND = 0.2  # s after the end of the one before; rounds take about half a second
 
 

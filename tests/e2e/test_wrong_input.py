@@ -164,6 +164,7 @@ def test_custom_task_that_cannot_be_loaded_says_why(tmp_path: Path, run_file: Pa
     assert "FILE.py:CLASS" in refused("run", sums, "--task", "sum", *where, code=2)
 
 
+@pytest.mark.slow
 def test_resumed_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     tmp_path: Path, corpus: Path, run_file: Path
 ) -> None:
@@ -196,6 +197,7 @@ def in_a_small_disk(size: str, folder: Path) -> tuple[str, ...]:
     return (*unshare, "sh", "-c", f'{mount} && exec "$0" "$@"')
 
 
+@pytest.mark.slow
 def test_full_disk_stops_checkpoints_and_not_the_training(tmp_path: Path, corpus: Path, run_file: Path) -> None:
     disk = in_a_small_disk("96m", tmp_path / "disk")
     node = Node(

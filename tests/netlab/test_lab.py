@@ -9,6 +9,8 @@ import textwrap
 import pytest
 from lab import PREFIX, Host, Lab, Link, Nat, namespaces, sweep, why_not
 
+pytestmark = pytest.mark.slow
+
 TELLS = """
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -11,6 +11,8 @@ from agents import Agent, Relay
 from lab import Lab
 from topologies import CONE_CONE, MIB, SYMMETRIC, Attempt, Topology, placed, rate, try_to_meet
 
+pytestmark = pytest.mark.slow
+
 Met = dict[str, tuple[Attempt, Agent, Agent]]
 
 

@@ -10,6 +10,8 @@ from simswarm import SimSwarm
 
 from swarmnode.testing.simnet import run_simulation
 
+pytestmark = pytest.mark.slow
+
 NAMES = tuple("abcdefgh")
 ROUNDS = 40
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+import pytest
 import trio
 from simswarm import SimSwarm
 
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.runspec import RunSpec
+
+pytestmark = pytest.mark.slow
 
 NAMES = tuple("abcdefghijkl")
 PARAMETERS = 12 * 1024  # a part for each

@@ -23,6 +23,8 @@ from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import stretch_steps
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b", "c", "d")
 STEPS = 16
 LIAR = "d"

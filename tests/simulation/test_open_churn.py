@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from churn import Churn, ChurnSwarm, one_answer_for_all
 from straightcalls import straight_calls
 
 from swarmnode.testing.simnet import run_simulation
+
+pytestmark = pytest.mark.slow
 
 NODES = 10
 ROUNDS = 8

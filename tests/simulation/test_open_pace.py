@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 from simswarm import RUN, SimSwarm
 
@@ -11,6 +12,8 @@ from swarmnode.protocols.chain.chainstate import decode
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.wire import TipQuery
 from swarmnode.testing.simnet import SimWorld, run_simulation
+
+pytestmark = pytest.mark.slow
 
 SHORTEST = 1.0  # seconds, by default
 

@@ -13,6 +13,8 @@ from swarmnode.protocols.methods.open import join as open_place
 from swarmnode.protocols.methods.open import splits as open_splits
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
+pytestmark = pytest.mark.slow
+
 KEPT = 6  # rounds, in place of 64
 
 

@@ -24,6 +24,8 @@ from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b", "c", "d", "e")
 SHARER = "e"  # offers what it trained on the data of "d": two names, one piece of work
 STEPS = 16

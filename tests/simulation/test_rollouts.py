@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 from rolloutnodes import RolloutNode, connect, everybody, group, now, ring_and_chords, start
 
@@ -74,6 +75,7 @@ def bytes_per_node(count: int) -> float:
     return found[0]
 
 
+@pytest.mark.slow
 def test_what_a_node_receives_does_not_grow_with_the_swarm() -> None:
     few, many = bytes_per_node(16), bytes_per_node(64)
     assert 0.92 < many / few < 1.08

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import trio
 from statenodes import StateNode, connect, ring_and_chords, start
 
@@ -11,6 +12,8 @@ from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.push import COLLECT
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.testing.simnet import SimWorld, run_simulation
+
+pytestmark = pytest.mark.slow
 
 NODES = 200
 DEGREE = 10

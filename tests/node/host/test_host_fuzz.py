@@ -195,6 +195,7 @@ def test_hundreds_of_connections_in_a_lifetime_leave_nothing_behind() -> None:
     against(main, max_peers=4)
 
 
+@pytest.mark.slow
 def test_silent_sockets_keep_nobody_out() -> None:
     async def main(node: Libp2pNetwork) -> None:
         silent = [await trio.open_tcp_stream("127.0.0.1", port_of(node)) for _ in range(50)]
@@ -232,6 +233,7 @@ def test_renewed_silent_sockets_from_one_address_keep_nobody_out() -> None:
     against(main)
 
 
+@pytest.mark.slow
 def test_flood_of_connections_from_one_address_is_bounded_and_forgotten() -> None:
     async def main(node: Libp2pNetwork) -> None:
         flood = [await trio.open_tcp_stream("127.0.0.1", port_of(node)) for _ in range(400)]

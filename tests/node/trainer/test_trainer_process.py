@@ -189,6 +189,7 @@ def test_killed_trainer_is_replaced_with_its_parameters(
     _with_trainer(settings, use)
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_trainer_gets_the_next_that_is_ready_however_many_die_before(
     settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +224,7 @@ def _children() -> set[int]:
     return {int(pid) for pid in listed if ") Z " not in Path(f"/proc/{pid}/stat").read_text()}
 
 
+@pytest.mark.slow
 def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
     settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +265,7 @@ def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_same_seed_starts_from_the_same_bits(settings: TrainerSettings) -> None:
     starts: list[np.ndarray] = []
 

@@ -59,6 +59,7 @@ def test_three_nodes_decide_alike_in_every_order(authors: str, may_die: str, lia
     explore(authors, SPOKEN, may_die=may_die, liar=liar)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("authors", "may_die", "late"),
     [

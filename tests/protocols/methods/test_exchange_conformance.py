@@ -8,6 +8,7 @@ the messages of a round, swarms of three and more try a few; `make thorough` tri
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ SWEPT = 2  # the round in which something happens
 PHASES = {"waiting", "catching-up", "training", "exchanging"}
 ALL = 400  # messages of a round up to which each one is tried, where all are meant to be
 FEW = 5 if settings.default.max_examples < 1000 else 40  # of them are tried elsewhere
+
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 pytestmark = pytest.mark.parametrize("method", sorted(OF_ONE_HISTORY))
 Body = Callable[[SimSwarm], Awaitable[None]]
@@ -104,7 +107,7 @@ def test_a_swarm_learns_more_than_a_node_alone(method: str) -> None:
 # --- nobody's end stops the others ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "most"), [(2, ALL), (3, FEW), (4, FEW), (5, FEW)])
+@pytest.mark.parametrize(("size", "most"), [SLOW(2, ALL), (3, FEW), SLOW(4, FEW), SLOW(5, FEW)])
 def test_survivors_agree_whichever_message_a_member_died_at(method: str, size: int, most: int) -> None:
     names = NAMES[:size]
     for turn, number in enumerate(spread(messages_of_a_round(method, names), most)):
@@ -122,7 +125,7 @@ def test_survivors_agree_whichever_message_a_member_died_at(method: str, size: i
         simulate(method, body)
 
 
-@pytest.mark.parametrize(("size", "most"), [(2, ALL), (3, FEW), (4, FEW)])
+@pytest.mark.parametrize(("size", "most"), [SLOW(2, ALL), (3, FEW), SLOW(4, FEW)])
 def test_all_return_to_one_history_whichever_message_a_member_froze_at(method: str, size: int, most: int) -> None:
     names = NAMES[:size]
     for turn, number in enumerate(spread(messages_of_a_round(method, names), most)):
@@ -302,7 +305,7 @@ def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
     simulate(method, body, model=signature)
 
 
-@pytest.mark.parametrize(("size", "most"), [(2, 5 * FEW), (3, FEW)])
+@pytest.mark.parametrize(("size", "most"), [SLOW(2, 5 * FEW), (3, FEW)])
 def test_a_round_can_be_cancelled_at_any_message(method: str, size: int, most: int) -> None:
     names = NAMES[:size]
     for turn, number in enumerate(spread(messages_of_a_round(method, names), most)):
@@ -321,6 +324,7 @@ def test_a_round_can_be_cancelled_at_any_message(method: str, size: int, most: i
         simulate(method, body, model=signature)
 
 
+@pytest.mark.slow
 def test_the_search_for_a_place_can_be_cancelled_at_any_message(method: str) -> None:
     total: list[int] = []
 

@@ -88,6 +88,7 @@ class Swarm:
         return [member.traffic().bytes_out / SIZE for member in self.members]
 
 
+@pytest.mark.slow
 def test_many_joiners_take_little_from_each_member_and_the_rest_from_one_another(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         swarm = Swarm(world, nursery, joiners=20)

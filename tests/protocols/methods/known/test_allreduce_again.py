@@ -83,6 +83,7 @@ def messages_of_an_attempt(simulated: Simulated, codec_name: str) -> int:
     return sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec_name", ["int8", "topk"])
 def test_wherever_an_attempt_ends_the_next_comes_to_the_same_bits_as_one_alone(
     simulated: Simulated, codec_name: str
