@@ -72,9 +72,8 @@ from swarmnode.protocols.network import Address, PeerId
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
-from swarmnode.protocols.reputation.rolloutwork import AuditWork, RolloutWork
-from swarmnode.protocols.reputation.watching import Watching
+from swarmnode.protocols.reputation.ledger import Reputation
+from swarmnode.protocols.reputation.receipts import AuditWork, PromiseChecks, Receipts, RolloutWork
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership, RunListing, serve_runs
 from swarmnode.protocols.state.sync import StateSync
@@ -172,13 +171,13 @@ class Daemon:
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
-        self.favours = Favours()
+        self.receipts = Receipts()
         self.shards = Shards(
-            self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards, gave=self.favours.gave
+            self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards, gave=self.receipts.gave
         )
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
-        self.network.circuits.tell_carried(self.favours.served)
+        self.network.circuits.tell_carried(self.receipts.served)
         self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp)
         self._book = AddressBook(datadir.address_book)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
@@ -190,7 +189,7 @@ class Daemon:
         self.successors: SuccessorWatch | None = None
         self.sync: StateSync | None = None
         self.membership: Membership | None = None
-        self.watching: Watching | None = None
+        self.watching: Reputation | None = None
         self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
         self._members_at = -math.inf
         self.trainer: TrainerProcess | None = None
@@ -344,7 +343,7 @@ class Daemon:
             self.watching.measure(self.metrics)
             self.network.conduct.watch(self.watching.offences)
             await stack.enter_async_context(_running(self.watching.run))
-            checks = PromiseChecks(self.shards, self.shard_store.recent, self.favours)
+            checks = PromiseChecks(self.shards, self.shard_store.recent, self.receipts)
             await stack.enter_async_context(_running(checks.run))
             layout = self.trainer.layout
             parent = await in_thread(lambda: parent_state(self.store, chosen, layout))
@@ -387,7 +386,7 @@ class Daemon:
     def _feed_ledger(self, session: Session) -> None:
         """Have what is seen of peers in this run count."""
         assert self.watching is not None and self.sync is not None
-        self.watching.sources.append(self.favours)
+        self.watching.sources.append(self.receipts)
         self.shards.desk.prefer(self.watching.ledger.standing)
         self.nat.prefer(self.watching.ledger.standing)
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]

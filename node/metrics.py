@@ -118,8 +118,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.protocols.methods.open.store import show as show_chain
     from swarmnode.protocols.methods.rollouts.pool import Pool
     from swarmnode.protocols.methods.rollouts.sharing import show as show_rollouts
-    from swarmnode.protocols.reputation.ledger import Ledger
-    from swarmnode.protocols.reputation.watching import Watching
+    from swarmnode.protocols.reputation.ledger import Ledger, Reputation
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.state.sync import StateSync
     from swarmnode.protocols.transfer.bulk import Bulk
@@ -135,7 +134,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     state = StateStore(folder / "state.db", "", me=network.me, sign=network.sign, now=now_ms)
     sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=now_ms)
     trainer = TrainerProcess(RunSpec(RunSection(name="none")), run_id="", peer_id=network.me)
-    watching = Watching(Ledger(network.me, now=now_ms), state=state, sync=sync, members=lambda: 1)
+    watching = Reputation(Ledger(network.me, now=now_ms), state=state, sync=sync, members=lambda: 1)
     metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer, watching)
     show_chain(metrics, Counter, lambda: 0)
     show_audits(metrics, Counter(), lambda: 0.0, lambda: 0)

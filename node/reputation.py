@@ -13,8 +13,7 @@ from pathlib import Path
 
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.protocols.peers.violations import Offences
-from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.watching import Watching
+from swarmnode.protocols.reputation.ledger import Ledger, Reputation
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.state.sync import StateSync
@@ -34,7 +33,7 @@ async def make_watching(
     sync: StateSync | None,
     members: Callable[[], int],
     round: Callable[[], int],
-) -> Watching:
+) -> Reputation:
     """A ledger with what is kept in `folder`, the run's, and what keeps it from now on."""
     ledger = Ledger(me, now=now)
     await runner(lambda: _restore(ledger, folder / NAME))
@@ -46,7 +45,7 @@ async def make_watching(
         except DataDirError as error:
             log.warning("what is known of peers is not kept: %s", error)
 
-    return Watching(ledger, state=state, sync=sync, members=members, round=round, kept=keep)
+    return Reputation(ledger, state=state, sync=sync, members=members, round=round, kept=keep)
 
 
 def feed(ledger: Ledger, *offences: Offences) -> None:

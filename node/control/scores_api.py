@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.control import Declined
 from swarmnode.protocols.methods.open.checks.verification import Audit
-from swarmnode.protocols.reputation.attestation import FULL, Finding
-from swarmnode.protocols.reputation.checking import check, named
+from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.view import Standing, Word, reasons
+from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
 
 if TYPE_CHECKING:
     from swarmnode.node.daemon import Daemon
@@ -47,7 +46,7 @@ class ScoresApi:
         return self._daemon.watching.ledger
 
 
-def _one(name: str, view: Mapping[str, Standing]) -> Standing:
+def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
     fitting = [peer for peer in view if peer.startswith(name) or peer.endswith(name)]
     if not fitting:
         raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
@@ -56,7 +55,7 @@ def _one(name: str, view: Mapping[str, Standing]) -> Standing:
     return view[fitting[0]]
 
 
-def _line(one: Standing, ledger: Ledger) -> dict[str, Any]:
+def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
     return {
         "peer_id": one.peer,
         "me": one.peer == ledger.me,
@@ -75,7 +74,7 @@ def _line(one: Standing, ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _evidence(one: Standing, ledger: Ledger) -> dict[str, Any]:
+def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
     rounds = named(ledger.works())
 
     def told(word: Word) -> dict[str, Any]:

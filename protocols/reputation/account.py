@@ -4,8 +4,12 @@
     account = after_conduct(account, bad=1, round=12)  # sent something malformed
     score(account), work(account, 13), weight(account, 13)
 
-Work is measured relative to a round's median gain, in [-1, 1]: 0 is no work at all, below it harm. Then
+    work = proved(chain, id, roster, quoted)           # the chain before a valid roster, and what the roster quotes
+    accounts = after_roster(accounts, work, me=me)     # everybody's account after it
 
+All of it is pure. Work is measured relative to a round's median gain, in [-1, 1]: 0 is no work at all, below it harm.
+
+- *rating*: an OpenSkill rating, from matches against the player that does nothing;
 - *score*, 0 to 1: how sure it is that the peer's work is better than none, times how well it behaves. Nothing is known
   of a newcomer, which has 0, and nothing of a peer whose work is as good as none;
 - *work*, 0 to 1: verified work in the last rounds in which it took part, as a moving mean. It is linear in what was
@@ -15,17 +19,109 @@ Work is measured relative to a round's median gain, in [-1, 1]: 0 is no work at 
 
 Harm takes from what was earned: a contribution as harmful as others help leaves a quarter, and lesser harm takes ever
 more while it goes on. So whoever works for the sake of one strike loses the weight of some rounds by it, and four
-strikes in a row leave less than 1 %.
+strikes in a row leave less than 1 %. Rounds in which a peer takes no part count for nearly nothing (ABSENT): an outage
+slashes nobody, and leaving does not reset what is bad.
 
-Rounds in which a peer takes no part count for nearly nothing (ABSENT): an outage slashes nobody, and leaving does not
-reset what is bad.
+The rating is the Plackett–Luce update of Weng & Lin (JMLR 12, 2011, algorithm 4) for two players, with OpenSkill's
+numbers (25, 25/3, 25/6) and its γ = σ/c. Gauntlet (2505.21684) lets all contributions of a round play one game. We do
+not:
+
+- there, how high a peer stands depends on who else plays: ten identities that contribute rubbish lift an eleventh, and
+  whoever is slow among the quick stands near the bottom although each of its contributions helps. Here a rating
+  follows from the peer's own contributions alone, so no number of identities moves anybody else's;
+- in one game of sixteen, σ falls from 8.3 to 7.9 in twenty rounds, so that μ − 3σ tells nothing by then; in twenty
+  matches it falls to 4.8;
+- the idle player's skill is known, so the scale has a point that means something, and a swarm of liars cannot shift it.
+
+The package `openskill` has these formulas among many others; tests hold ours to its numbers. Floats of two machines
+may differ in their last bits: a rating is one node's view, and no part of what all nodes compute alike.
+
+In an open run, records prove everybody's work, and whoever holds them computes the same. Every quoted score is a signed
+statement with its evidence: the judge's nonce draws the batch, the contribution is a shard, the state follows from the
+chain, so anyone can measure again. A roster says which of them counted (`chain/derive.py`). Here they are read again,
+so that a judge's voice weighs as much as the work that was verified of it, and this node's own measurement more than
+anybody's. A judge's voice is full from half of a median peer's work on (`judge_voice`). Were it in proportion, liars
+who lower honest scores a little would lower honest voices with them, and so on: 40 % of the judges then turned all
+scores within 40 rounds.
+
+What became of a commit otherwise: bytes that no encoder makes, and two commits in one round, are violations. What came
+too late, could not be retrieved or was not asked for says nothing: it happens to the honest, and earns nothing anyway.
+Bytes that another revealed earlier count as no work.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from statistics import median
 
-from swarmnode.protocols.reputation.rating import NEW, Match, Rating, better_than_idle, match, unseen
+from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.derive import UNITS, Quoted
+from swarmnode.protocols.chain.statements import (
+    ACCEPTED,
+    JUDGED,
+    PREFIX,
+    REFUSED_DUPLICATE,
+    REFUSED_EQUIVOCATED,
+    REFUSED_MALFORMED,
+    REFUSED_NO_GAIN,
+    REFUSED_NO_STANDING,
+    Roster,
+)
+
+MU, SIGMA = 25.0, 25.0 / 3  # of who was never seen
+BETA = 25.0 / 6  # spread of one performance about the skill
+TAU = 0.1  # what a skill may have moved since the match before, so that no rating is ever certain (Gauntlet)
+KAPPA = 1e-4  # a variance never falls to less than this share of itself at once
+IDLE_MU, IDLE_SIGMA = MU, 0.5  # of the player that does nothing; they never change
+
+
+class Match(Enum):
+    """How a contribution did against doing nothing."""
+
+    WON = "won"
+    DRAWN = "drawn"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A skill as a normal distribution."""
+
+    mu: float = MU
+    sigma: float = SIGMA
+
+
+NEW = Rating()
+
+
+def match(rating: Rating, outcome: Match) -> Rating:
+    """The rating after one more match against the idle player."""
+    variance = rating.sigma**2 + TAU**2
+    c = math.sqrt(variance + IDLE_SIGMA**2 + TAU**2 + 2 * BETA**2)
+    p = 1.0 / (1.0 + math.exp((IDLE_MU - rating.mu) / c))  # of winning
+    omega = {Match.WON: 1.0 - p, Match.DRAWN: 0.5 - p, Match.LOST: -p}[outcome]
+    gamma = math.sqrt(variance) / c
+    delta = gamma * variance / c**2 * p * (1.0 - p)
+    return Rating(rating.mu + omega * variance / c, math.sqrt(variance * max(1.0 - delta, KAPPA)))
+
+
+def better_than_idle(rating: Rating, *, sigmas: float = 0.0) -> float:
+    """Probability that the peer's next work is better than none: Φ((μ − μ₀) / √(2β² + σ² + σ₀²)), in [0, 1].
+
+    Doubt pulls it to 1/2. `sigmas`: ask this of a skill so many standard deviations beside the rating's.
+    """
+    apart = rating.mu + sigmas * rating.sigma - IDLE_MU
+    spread = math.sqrt(2 * BETA**2 + rating.sigma**2 + IDLE_SIGMA**2)
+    return 0.5 * (1.0 + math.erf(apart / (spread * math.sqrt(2.0))))
+
+
+def unseen(rating: Rating, rounds: int) -> Rating:
+    """A rating after so many rounds without a match: as good as before, less certain, never less than a newcomer's."""
+    return Rating(rating.mu, min(SIGMA, math.sqrt(rating.sigma**2 + rounds * TAU**2)))
+
 
 DECAY = 0.8  # of the moving mean of work, in a round in which the peer takes part: an honest newcomer has 0.89 after 10
 ABSENT = 0.998  # of the same, in a round in which it does not: half in 346 rounds
@@ -113,3 +209,147 @@ def _at(account: Account, round: int) -> Account:
     if account.last < 0 or missed <= 0:
         return account
     return replace(account, rating=unseen(account.rating, missed), earned=account.earned * ABSENT**missed)
+
+
+OWN_AMONG_JUDGES = 0.5  # weight of a judge's own measurement of one round, as a share of that of all others together
+FULL_VOICE = 0.5  # weight from which on a judge's voice is full
+LEAST_VOICE = 0.05  # of a judge of whom no work was verified here: electors were, by the chain
+MEASURED = frozenset({ACCEPTED, REFUSED_NO_GAIN, REFUSED_NO_STANDING})
+OFFENCES = {REFUSED_MALFORMED: 1.0, REFUSED_EQUIVOCATED: 2.0}
+
+
+# --- what the records of an open run prove ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One listed commit as the quoted judges found it."""
+
+    author: str
+    commit: bytes  # id of the record
+    verdict: int  # see statements.VERDICTS
+    elector: bool  # whether its author was one
+    gains: Mapping[str, int]  # micro-bits per byte, by judge; its author's own word only where there is no other
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """Everybody's work in one round."""
+
+    round: int
+    roster: bytes  # id of the record: what all this rests on
+    works: tuple[Judged, ...]
+
+
+def proved(chain: ChainState, id: bytes, roster: Roster, quoted: Quoted) -> RoundWork:
+    """What a valid roster after `chain` says of its commits. Raises KeyError where a listed commit is not in it."""
+    rows = {said.author: {score.commit: score for score in said.what.scores} for said in quoted.scores}
+    works = []
+    for entry in roster.entries:
+        author = quoted.commits[entry.commit].author
+        given = {judge: row.get(entry.commit[:PREFIX]) for judge, row in rows.items()}
+        gains = {judge: score.gain for judge, score in given.items() if score is not None and score.found == JUDGED}
+        others = {judge: gain for judge, gain in gains.items() if judge != author}
+        works.append(Judged(author, entry.commit, entry.verdict, author in chain.electors, others or gains))
+    return RoundWork(chain.round, id, tuple(works))
+
+
+def relative_gains(work: RoundWork, voices: Mapping[str, float], *, me: str = "") -> dict[str, float]:
+    """By author, what each contribution gained in units of the median gain of the round's work that helped, in [-1, 1].
+
+    `voices` are the judges' weights, 0 for others; `me`: whose measurements are this node's own. What lies within
+    the judges' noise is 0, and that much is taken from every gain: else doing nothing would pay by chance. Empty where
+    nothing helped: a round in which nobody gains tells a bad round, not bad work.
+    """
+    found: dict[str, float] = {}
+    doubts = []
+    for one in work.works:
+        if one.verdict == REFUSED_DUPLICATE:
+            found.setdefault(one.author, 0.0)
+        elif one.verdict in MEASURED:
+            heard = _heard(one, voices, me)
+            gain = weighted_median(heard)
+            if gain is not None:
+                found[one.author] = gain
+                doubts.append(standard_error(heard, gain))
+    noise = median(doubts) if doubts else 0.0
+    found = {author: math.copysign(max(0.0, abs(gain) - noise), gain) for author, gain in found.items()}
+    electors = {one.author for one in work.works if one.elector}
+    helped = [gain for author, gain in found.items() if gain > 0 and author in electors]
+    helped = helped or [gain for gain in found.values() if gain > 0]
+    if not helped:
+        return {}
+    middle = median(helped)
+    return {author: max(-1.0, min(1.0, gain / middle)) for author, gain in found.items()}
+
+
+def judge_voice(weight: float) -> float:
+    """How loud a judge of this weight is among the judges of a round, at most 1."""
+    return max(LEAST_VOICE, min(1.0, weight / FULL_VOICE))
+
+
+def weighted_median(voices: Iterable[tuple[float, float]]) -> float | None:
+    """The value at which half of the weight is reached, from below; None where nobody has weight.
+
+    Where exactly half is reached between two values, their mean.
+    """
+    heard = sorted((value, weight) for value, weight in voices if weight > 0)
+    if not heard:
+        return None
+    half = sum(weight for _, weight in heard) / 2.0
+    reached = 0.0
+    for index, (value, weight) in enumerate(heard):
+        reached += weight
+        if reached > half * (1 + 1e-12):
+            return value
+        if reached >= half * (1 - 1e-12) and index + 1 < len(heard):
+            return (value + heard[index + 1][0]) / 2.0
+    return heard[-1][0]
+
+
+def standard_error(heard: Sequence[tuple[float, float]], middle: float) -> float:
+    """Of a weighted median, from the (value, weight) pairs' own spread about it; 0 where fewer than three speak.
+
+    Median absolute deviation, as liars may be among them: σ ≈ 1.4826 MAD, and √(π/2) σ/√n for the median of n.
+    """
+    spread = weighted_median((abs(value - middle), weight) for value, weight in heard) if len(heard) > 2 else None
+    if spread is None:
+        return 0.0
+    total = sum(weight for _, weight in heard)
+    count = total**2 / sum(weight**2 for _, weight in heard)  # Kish: as many equal voices
+    return math.sqrt(math.pi / 2) * 1.4826 * spread / math.sqrt(count)
+
+
+def _heard(one: Judged, voices: Mapping[str, float], me: str) -> list[tuple[float, float]]:
+    others = [(float(gain), judge_voice(voices.get(judge, 0.0))) for judge, gain in one.gains.items() if judge != me]
+    if me in one.gains:
+        own = OWN_AMONG_JUDGES * sum(voice for _, voice in others) or 1.0
+        others.append((float(one.gains[me]), own))
+    return others
+
+
+def after_roster(accounts: Mapping[str, Account], work: RoundWork, *, me: str = "") -> dict[str, Account]:
+    """Everybody's account after one more round."""
+    voices = {judge: weight(account, work.round) for judge, account in accounts.items()}
+    after = dict(accounts)
+    for author, gain in relative_gains(work, voices, me=me).items():
+        after[author] = after_work(after.get(author, NEWCOMER), gain, round=work.round)
+    for one in work.works:
+        if bad := OFFENCES.get(one.verdict, 0.0):
+            after[one.author] = after_conduct(after.get(one.author, NEWCOMER), bad=bad, round=work.round)
+    return after
+
+
+def at_joining(chain: ChainState) -> dict[str, Account]:
+    """What a chain state alone tells who comes to it: the accepted work of the rosters that it remembers.
+
+    Refusals are not in it, so who was refused begins as a newcomer here, and is seen for what it is in the next rounds.
+    Rounds are counted back from the present one; empty ones among them are left out.
+    """
+    accounts: dict[str, Account] = {}
+    first = max(0, chain.round - len(chain.history))
+    for round, worked in enumerate(chain.history, first):
+        for one in worked:
+            gain = one.units / UNITS
+            accounts[one.author] = after_work(accounts.get(one.author, NEWCOMER), gain, round=round)
+    return accounts

@@ -1,36 +1,109 @@
-"""A peer's standing as one node sees it: score with its uncertainty, weight, share, and the reasons.
+"""A peer's standing as one node sees it: score with its uncertainty, weight, share, and the reasons. Pure.
 
     liars = disproved(attested, works)
     seen = standings(accounts, attested, me=me, round=round, now=now, liars=liars)
     seen[peer].score, seen[peer].share, reasons(seen[peer])
 
-Own observation first, others' words where it is short (`opinions.with_own`). Heard is who has verified work in *own*
-eyes, so identities that vouch for one another without any are silent, however many they are. Nobody is heard about
+Own observation first, others' words where it is short (`with_own`). A node hears who has verified work in its *own*
+eyes, so identities that vouch for one another without any are silent, however many they are. It hears nobody about
 itself, and nobody at all who equivocated about attestations or whose attestations are disproved by what they quote.
 Words fade: each HALF_LIFE halves them.
+
+Words are weighed so that slander is bounded: by weighted medians, with the speakers' own verified work as weight. Where
+liars hold less than half of the weight, the median lies between two honest values, whatever they say. One's own
+observation is one more voice. It has as much weight as all others together once FEW rounds were seen, twice that after
+twice as many, so what a node saw itself outvotes everybody; where it saw nothing, it believes what others say only if
+they are loud enough together.
+
+Shares follow the rules of a roster, for what a node decides alone: whom it serves first, whose rollouts it takes.
+Newcomers hold at most PROBATION together, however many they are; where nobody is verified yet, they hold everything.
+
+Tests of whether a peer works on its own data (`methods/open/checks/unique.py`) say little one by one: who works on its
+data passes four of five, who does not every other. A node alone tests each of sixteen peers once in a hundred short
+rounds, so it also takes the words of those with verified work, each for its voice and for at most HEARD tests; and the
+median of them, which liars with less than half of the voices cannot turn (`of_own_data`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from swarmnode.protocols.reputation.account import (
     HARM_FROM,
     NEWCOMER,
     Account,
+    RoundWork,
     conduct,
     contained,
     score,
     weight,
+    weighted_median,
     work,
 )
-from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested, latest
-from swarmnode.protocols.reputation.chainwork import RoundWork
-from swarmnode.protocols.reputation.checking import contradicted, named
-from swarmnode.protocols.reputation.opinions import FEW, with_own
-from swarmnode.protocols.reputation.shares import shares
+from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested, contradicted, latest, named
+
+FEW = 4.0  # rounds of own observation that weigh as much as all others' words together
+DOUBT = 0.5  # weight of having seen nothing, in full voices: one weak voice convinces nobody
+
+
+def with_own(own: float, rounds: int, others: Iterable[tuple[float, float]]) -> float:
+    """What a node believes that saw `own` in so many rounds, and hears these (value, weight) pairs of others."""
+    heard = [(value, weight) for value, weight in others if weight > 0]
+    total = sum(weight for _, weight in heard)
+    if not total:
+        return own
+    believed = weighted_median([*heard, (own, max(DOUBT, max(1.0, total) * rounds / FEW))])
+    assert believed is not None  # somebody has weight
+    return believed
+
+
+PROBATION = 0.125  # of the whole, for all who were not verified together
+CAP = 2.0  # times the fair share that one peer may hold …
+LEAST_CAP = 0.25  # … but this share of the whole is always permitted
+
+
+def shares(weights: Mapping[str, float], newcomers: Sequence[str] = ()) -> dict[str, float]:
+    """Shares that sum to 1, or to less where caps leave something over; nobody has one where nobody is there.
+
+    `weights` are those of verified peers, 0 or more. A newcomer gets no more than the median verified peer.
+    """
+    solid = {peer: weight for peer, weight in weights.items() if weight > 0}
+    found = dict.fromkeys([*weights, *newcomers], 0.0)
+    if not solid:
+        return found | dict.fromkeys(newcomers, 1.0 / len(newcomers)) if newcomers else found
+    total = sum(solid.values())
+    each = 0.0
+    if newcomers:
+        middle = sorted(solid.values())[(len(solid) - 1) // 2]
+        each = min(PROBATION / len(newcomers), middle / (total + middle * len(newcomers)))
+    room = 1.0 - each * len(newcomers)
+    most = max(LEAST_CAP, CAP / (len(solid) + len(newcomers)))
+    found.update({peer: min(most, weight / total * room) for peer, weight in solid.items()})
+    found.update(dict.fromkeys(newcomers, each))
+    return found
+
+
+ENOUGH = 12  # tests, of three voices at the least; before that nothing is taken
+HEARD = 4  # of one voice
+LATELY = 64  # of a peer's that a node remembers
+LEAST = 0.5  # of the standing that is left to who passes by chance: some train honestly on text that nobody else has
+BY_NONE, BY_ALL = 0.5, 0.65  # share passed by who does none of its work; from the other on nothing is taken
+
+
+def of_own_data(tests: Iterable[tuple[int, int, float]]) -> float:
+    """What share of its standing a peer keeps, from LEAST to all of it: where it works on its data, or little is known.
+
+    `tests`: passed, failed, and the voice of who says so, 0 to 1.
+    """
+    told = [(good, good + bad, voice) for good, bad, voice in tests if good + bad and voice > 0]
+    passed = weighted_median((good / count, voice * min(HEARD, count)) for good, count, voice in told)
+    if passed is None or sum(min(HEARD, count) for _, count, _ in told) < ENOUGH:
+        return 1.0
+    shown = max(0.0, min(1.0, (passed - BY_NONE) / (BY_ALL - BY_NONE)))
+    return LEAST + (1.0 - LEAST) * shown
+
 
 HALF_LIFE = 86_400_000  # ms
 
@@ -52,7 +125,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PeerScore:
     """One peer as this node sees it."""
 
     peer: str
@@ -80,7 +153,7 @@ def standings(
     round: int,
     now: int = 0,
     liars: Set[str] = frozenset(),
-) -> dict[str, Standing]:
+) -> dict[str, PeerScore]:
     """Everybody of whom something is known, in order of peer id.
 
     `liars` are not heard: who equivocated about attestations, and whom its evidence disproves (`disproved`). `now`: ms.
@@ -106,7 +179,7 @@ def disproved(attested: Iterable[Attested], works: Iterable[RoundWork]) -> froze
     return frozenset(one.attester for one in attested if contradicted(one, rounds))
 
 
-def reasons(standing: Standing, *, unique: float = 1.0) -> tuple[str, ...]:
+def reasons(standing: PeerScore, *, unique: float = 1.0) -> tuple[str, ...]:
     """Why a peer stands where it does, for a person; the evidence itself is in `account` and `words`.
 
     `unique`: the share of its standing that tests of its work on its own data leave it (`of_own_data`).
@@ -139,7 +212,7 @@ def reasons(standing: Standing, *, unique: float = 1.0) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _standing(peer: str, own: Account, words: list[Word], round: int) -> Standing:
+def _standing(peer: str, own: Account, words: list[Word], round: int) -> PeerScore:
     heard = [word for word in words if word.counts]
     scores = [(word.said.what.score / FULL, word.voice) for word in heard]
     middle = with_own(score(own), own.rounds, scores)
@@ -147,7 +220,7 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> Standin
     if not own.rounds and heard:
         apart = max(value for value, _ in scores) - min(value for value, _ in scores)
     vouched = with_own(0.0, 0, [(float(word.said.what.rounds), word.voice) for word in heard])
-    return Standing(
+    return PeerScore(
         peer,
         middle,
         max(0.0, middle - apart),
@@ -162,7 +235,7 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> Standin
     )
 
 
-def _with_share(one: Standing, share: float) -> Standing:
+def _with_share(one: PeerScore, share: float) -> PeerScore:
     return replace(one, share=share)
 
 

@@ -11,14 +11,14 @@ import trio
 from swarmnode.node.reputation import NAME, feed, make_watching
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.watching import Watching
+from swarmnode.protocols.reputation.ledger import Reputation
 from swarmnode.protocols.runner import in_thread
 from swarmnode.testing.memorystate import MemoryState
 
 ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
 
 
-async def start(folder: Path) -> Watching:
+async def start(folder: Path) -> Reputation:
     state = MemoryState("cd" * 32, me=ME, sign=lambda message: bytes(64), now=lambda: 0)
     return await make_watching(
         folder, me=ME, now=lambda: 0, runner=in_thread, state=state, sync=None, members=lambda: 2, round=lambda: 5

@@ -12,8 +12,7 @@ from statistics import fmean, median
 from reputationworld import Peer, World, honest
 
 from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested
-from swarmnode.protocols.reputation.shares import PROBATION, shares
-from swarmnode.protocols.reputation.view import Standing, standings
+from swarmnode.protocols.reputation.view import PROBATION, PeerScore, shares, standings
 
 ME = "honest00"
 SETTLED = 40  # rounds after which weights no longer rise
@@ -52,7 +51,7 @@ def settled(seed: int, noise: float, peers: dict[str, Peer], rounds: int = SETTL
     return world
 
 
-def total(view: dict[str, Standing], names: list[str]) -> float:
+def total(view: dict[str, PeerScore], names: list[str]) -> float:
     return sum(view[name].weight for name in names if name in view)
 
 

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarmnode.protocols.chain.statements import ACCEPTED, REFUSED_NO_GAIN
-from swarmnode.protocols.reputation.account import DECAY, Account
+from swarmnode.protocols.reputation.account import DECAY, Account, Judged, RoundWork, after_roster
 from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested
-from swarmnode.protocols.reputation.chainwork import Judged, RoundWork, after_roster
-from swarmnode.protocols.reputation.view import Standing, disproved, standings
+from swarmnode.protocols.reputation.view import PeerScore, disproved, standings
 
 NOISE = 0.3  # of one judge's measurement, relative to an honest contribution's gain
 UNIT = 1000  # micro-bits per byte that an honest contribution gains
@@ -98,7 +97,7 @@ class World:
                 self.accounts[observer] = after_roster(before, work, me=observer)
                 self.works.setdefault(observer, []).append(work)
 
-    def view(self, observer: str, attested: Iterable[Attested] = ()) -> dict[str, Standing]:
+    def view(self, observer: str, attested: Iterable[Attested] = ()) -> dict[str, PeerScore]:
         """What an observer believes now, given what others attested."""
         attested = tuple(attested)
         liars = disproved(attested, self.works.get(observer, ())[-64:])
@@ -118,5 +117,5 @@ def honest(count: int, **changes: object) -> dict[str, Peer]:
     return {f"honest{number:02}": Peer(**changes) for number in range(count)}  # type: ignore[arg-type]
 
 
-def _thousandths(seen: Standing) -> tuple[int, int]:
+def _thousandths(seen: PeerScore) -> tuple[int, int]:
     return round(FULL * seen.score), round(FULL * seen.work)

@@ -28,7 +28,7 @@ from swarmnode.protocols.methods.open.roundlog import Book
 from swarmnode.protocols.methods.open.states import NoState, States
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.reputation.chainwork import MEASURED
+from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)

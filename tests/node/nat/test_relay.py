@@ -21,8 +21,8 @@ from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.attestation import Finding, Saw
-from swarmnode.protocols.reputation.favours import Favours
 from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.receipts import Receipts
 
 ECHO = "/test/echo/1"
 
@@ -107,17 +107,17 @@ def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> None:
 def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> None:
     async def main() -> None:
         async with relayed() as (at, relay, a, b):
-            receipts = {}
+            kept = {}
             for end in (a, b):
-                receipts[end.network.me] = favours = Favours()
-                end.circuits.tell_carried(favours.served)
+                kept[end.network.me] = receipts = Receipts()
+                end.circuits.tell_carried(receipts.served)
             await a.circuits.reserve(at.me)
             await b.circuits.dial(at.me, a.network.me)
             await there_and_back(b.network, a.network.me, bytes(3 << 20))
             assert 6 << 20 < relay.bytes_relayed < 7 << 20
-            for me, favours in receipts.items():
+            for me, receipts in kept.items():
                 ledger = Ledger(me, now=lambda: 0)
-                favours(ledger)
+                receipts(ledger)
                 ledger.close(4)
                 (attested,) = ledger.to_attest(members=3)
                 assert (attested.subject, attested.found) == (at.me, (Finding(Saw.SERVED, 6, 0),))

@@ -9,19 +9,21 @@ import pytest
 
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.record import Record, write
+from swarmnode.protocols.reputation.account import Judged, RoundWork
 from swarmnode.protocols.reputation.attestation import (
     MAX_COUNT,
     MAX_FINDINGS,
     Attestation,
     Attested,
+    Checked,
     Finding,
     InvalidAttestation,
     Saw,
+    check,
     latest,
+    named,
     read,
 )
-from swarmnode.protocols.reputation.chainwork import Judged, RoundWork
-from swarmnode.protocols.reputation.checking import Checked, check, named
 
 RUN = "ab" * 32
 ANN, EVE = "12D3KooW" + "A" * 44, "12D3KooW" + "E" * 44

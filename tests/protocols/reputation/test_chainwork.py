@@ -10,14 +10,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from chains import RULES, after_rounds, fair, lead, offer, start
 
 from swarmnode.protocols.chain.chainstate import ChainState
-from swarmnode.protocols.reputation.account import score, work
-from swarmnode.protocols.reputation.chainwork import (
+from swarmnode.protocols.reputation.account import (
     Judged,
     RoundWork,
     after_roster,
     at_joining,
     proved,
     relative_gains,
+    score,
+    work,
 )
 
 JUDGES = ("ann", "bob", "cat", "dan", "eli", "fay", "gus")

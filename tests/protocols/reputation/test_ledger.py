@@ -14,9 +14,8 @@ from chains import RULES, after_rounds, start
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.peers.violations import Kind
-from swarmnode.protocols.reputation.account import NEWCOMER
+from swarmnode.protocols.reputation.account import NEWCOMER, Judged, RoundWork
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
-from swarmnode.protocols.reputation.chainwork import Judged, RoundWork
 from swarmnode.protocols.reputation.ledger import LEAST_ROSTER_STANDING, MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
 
 ME = "ann"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.reputation.opinions import FEW, judge_voice, weighted_median, with_own
-from swarmnode.protocols.reputation.shares import CAP, LEAST_CAP, PROBATION, shares
+from swarmnode.protocols.reputation.account import judge_voice, weighted_median
+from swarmnode.protocols.reputation.view import CAP, FEW, LEAST_CAP, PROBATION, shares, with_own
 
 values = st.floats(0.0, 1.0)
 voices = st.floats(0.01, 10.0)

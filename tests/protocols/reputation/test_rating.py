@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.reputation.rating import (
+from swarmnode.protocols.reputation.account import (
     NEW,
     SIGMA,
     Match,

@@ -9,7 +9,7 @@ from swarmnode.protocols.methods.rollouts.pool import AuthorStats
 from swarmnode.protocols.methods.rollouts.samplers import Tally
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.rolloutwork import STRANGE, AuditWork, RolloutWork
+from swarmnode.protocols.reputation.receipts import STRANGE, AuditWork, RolloutWork
 
 
 class PoolOfWords:

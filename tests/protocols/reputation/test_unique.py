@@ -6,8 +6,7 @@ import pytest
 
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.unique import LEAST, of_own_data
-from swarmnode.protocols.reputation.view import reasons
+from swarmnode.protocols.reputation.view import LEAST, of_own_data, reasons
 
 COMMIT = b"c" * 32
 

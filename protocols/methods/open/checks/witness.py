@@ -6,8 +6,8 @@ import logging
 
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.methods.open.store import Held
+from swarmnode.protocols.reputation.account import RoundWork, proved
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.chainwork import RoundWork, proved
 from swarmnode.protocols.reputation.ledger import Ledger
 
 logger = logging.getLogger(__name__)

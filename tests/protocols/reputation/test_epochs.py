@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from swarmnode.crdt.record import write
 from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
-from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.watching import EPOCH, Watching
+from swarmnode.protocols.reputation.ledger import EPOCH, Ledger, Reputation
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import run_simulation
 
@@ -40,8 +39,8 @@ class Writer:
         return await self._state.write(key, value)
 
 
-def watching(state: MemoryState, ledger: Ledger, round: list[int]) -> Watching:
-    return Watching(ledger, state=state, sync=Writer(state), members=lambda: 4, round=lambda: round[0])  # type: ignore[arg-type]
+def watching(state: MemoryState, ledger: Ledger, round: list[int]) -> Reputation:
+    return Reputation(ledger, state=state, sync=Writer(state), members=lambda: 4, round=lambda: round[0])  # type: ignore[arg-type]
 
 
 def new() -> tuple[MemoryState, Ledger]:
@@ -80,7 +79,7 @@ def test_a_node_whom_nobody_told_what_it_said_attests_nothing_yet() -> None:
         state, ledger = new()
         writer = Writer(state)
         writer.remembered = False
-        watch = Watching(ledger, state=state, sync=writer, members=lambda: 4, round=lambda: 8)  # type: ignore[arg-type]
+        watch = Reputation(ledger, state=state, sync=writer, members=lambda: 4, round=lambda: 8)  # type: ignore[arg-type]
         watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
         async with trio.open_nursery() as nursery:
             await nursery.start(watch.run)

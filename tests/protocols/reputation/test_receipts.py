@@ -9,10 +9,10 @@ from shardnodes import CONTENT, SHARD, Nodes, falsehood
 
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import Stream
-from swarmnode.protocols.reputation import favours as favours_module
+from swarmnode.protocols.reputation import receipts as receipts_module
 from swarmnode.protocols.reputation.attestation import Finding, Saw
-from swarmnode.protocols.reputation.favours import Favours, PromiseChecks
 from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.receipts import PromiseChecks, Receipts
 from swarmnode.protocols.transfer.shard_tree import CHUNK
 from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld, Piece, Want
 from swarmnode.protocols.wire import encode
@@ -20,15 +20,15 @@ from swarmnode.protocols.wire import encode
 EVIDENCE = SHARD[:16]
 
 
-def heard(favours: Favours) -> Ledger:
+def heard(receipts: Receipts) -> Ledger:
     """A ledger that was told what was counted until now."""
     ledger = Ledger("me", now=lambda: 0)
-    favours(ledger)
+    receipts(ledger)
     return ledger
 
 
-def told(favours: Favours, peer: str) -> tuple[Finding, ...]:
-    return heard(favours).found(peer)
+def told(receipts: Receipts, peer: str) -> tuple[Finding, ...]:
+    return heard(receipts).found(peer)
 
 
 async def nothing(stream: Stream, _want: Want) -> None:
@@ -37,23 +37,23 @@ async def nothing(stream: Stream, _want: Want) -> None:
 
 
 def test_who_is_served_gives_a_receipt_for_whole_mebibytes_and_keeps_the_rest_for_the_next() -> None:
-    favours = Favours()
-    favours.gave("a", SHARD, (5 << 19) + 1, kept=True)
-    assert told(favours, "a") == (Finding(Saw.KEPT, 1, 0, EVIDENCE), Finding(Saw.SERVED, 2, 0))
-    assert told(favours, "a") == ()
-    favours.gave("a", SHARD, 1 << 19, kept=True)
-    assert Finding(Saw.SERVED, 1, 0) in told(favours, "a")
+    receipts = Receipts()
+    receipts.gave("a", SHARD, (5 << 19) + 1, kept=True)
+    assert told(receipts, "a") == (Finding(Saw.KEPT, 1, 0, EVIDENCE), Finding(Saw.SERVED, 2, 0))
+    assert told(receipts, "a") == ()
+    receipts.gave("a", SHARD, 1 << 19, kept=True)
+    assert Finding(Saw.SERVED, 1, 0) in told(receipts, "a")
 
 
 def test_what_a_relay_carried_is_on_its_receipt_beside_the_shards_that_it_served() -> None:
-    favours = Favours()
+    receipts = Receipts()
     for _ in range(96):
-        favours.served("relay", 1 << 15)
-    assert told(favours, "relay") == (Finding(Saw.SERVED, 3, 0),)
-    favours.gave("relay", SHARD, (1 << 20) - 1, kept=True)
-    assert told(favours, "relay") == (Finding(Saw.KEPT, 1, 0, EVIDENCE),)
-    favours.served("relay", 1)
-    assert told(favours, "relay") == (Finding(Saw.SERVED, 1, 0),)
+        receipts.served("relay", 1 << 15)
+    assert told(receipts, "relay") == (Finding(Saw.SERVED, 3, 0),)
+    receipts.gave("relay", SHARD, (1 << 20) - 1, kept=True)
+    assert told(receipts, "relay") == (Finding(Saw.KEPT, 1, 0, EVIDENCE),)
+    receipts.served("relay", 1)
+    assert told(receipts, "relay") == (Finding(Saw.SERVED, 1, 0),)
 
 
 def test_a_fetch_credits_each_provider_with_what_it_sent(nodes: Callable[..., None]) -> None:
@@ -71,20 +71,20 @@ def test_a_fetch_credits_each_provider_with_what_it_sent(nodes: Callable[..., No
 
 def test_who_says_to_have_a_shard_and_sends_nothing_of_it_breaks_a_promise(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        favours = Favours()
+        receipts = Receipts()
         honest = await swarm.start("a", holds=CONTENT)
         empty = await swarm.liar("b", nothing)
-        me = await swarm.start("me", gave=favours.gave)
+        me = await swarm.start("me", gave=receipts.gave)
         await me.shards.fetch(SHARD, providers=[honest.me, empty.me])
         await trio.sleep(60)
-        assert told(favours, empty.me) == (Finding(Saw.KEPT, 0, 1, EVIDENCE),)
+        assert told(receipts, empty.me) == (Finding(Saw.KEPT, 0, 1, EVIDENCE),)
 
     nodes(main)
 
 
 def test_who_drops_a_shard_while_it_is_fetched_breaks_no_promise(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        favours = Favours()
+        receipts = Receipts()
         honest, forgets = await swarm.start("a", holds=CONTENT), await swarm.start("b", holds=CONTENT)
         asked = []
 
@@ -98,23 +98,23 @@ def test_who_drops_a_shard_while_it_is_fetched_breaks_no_promise(nodes: Callable
             raise NotHeld("it is gone")
 
         forgets.store.read_now, forgets.store.read = read_now, read  # type: ignore[method-assign]
-        me = await swarm.start("me", gave=favours.gave)
+        me = await swarm.start("me", gave=receipts.gave)
         await me.shards.fetch(SHARD, providers=[honest.me, forgets.me])
         await trio.sleep(60)
-        assert len(asked) >= 2 and not told(favours, forgets.me)
+        assert len(asked) >= 2 and not told(receipts, forgets.me)
 
     nodes(main, latency=0.05)
 
 
 def test_a_promise_is_tested_with_one_chunk_that_its_proof_ties_to_the_shard(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        favours = Favours()
+        receipts = Receipts()
         honest, me = await swarm.start("a", holds=CONTENT), await swarm.start("me", holds=CONTENT)
         await me.network.connect(honest.me)
-        checks = PromiseChecks(me.shards, me.store.recent, favours, seed=1)
+        checks = PromiseChecks(me.shards, me.store.recent, receipts, seed=1)
         swarm._nursery.start_soon(checks.run)
-        await trio.sleep(10 * favours_module.EVERY)
-        ((saw, good, bad),) = [(one.saw, one.good, one.bad) for one in told(favours, honest.me)]
+        await trio.sleep(10 * receipts_module.EVERY)
+        ((saw, good, bad),) = [(one.saw, one.good, one.bad) for one in told(receipts, honest.me)]
         assert saw is Saw.KEPT and 6 <= good <= 20 and not bad
         assert honest.shards.counts["bytes_served"] <= good * CHUNK
 
@@ -123,13 +123,13 @@ def test_a_promise_is_tested_with_one_chunk_that_its_proof_ties_to_the_shard(nod
 
 def test_tests_find_who_lies_about_having_it_and_spare_who_says_that_it_is_gone(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        favours = Favours()
+        receipts = Receipts()
         me = await swarm.start("me", holds=CONTENT)
         liars = [await swarm.liar("b", nothing), await swarm.liar("c", falsehood)]
         gone = await swarm.start("d", holds=CONTENT)
         for peer in (*(liar.me for liar in liars), gone.me):
             await me.network.connect(peer)
-        checks = PromiseChecks(me.shards, me.store.recent, favours, seed=1)
+        checks = PromiseChecks(me.shards, me.store.recent, receipts, seed=1)
         asked = me.shards.read
 
         async def read(peer: str, shard: bytes, index: int) -> bytes:
@@ -140,7 +140,7 @@ def test_tests_find_who_lies_about_having_it_and_spare_who_says_that_it_is_gone(
         me.shards.read = read  # type: ignore[method-assign]
         for _ in range(12):
             await checks.test_one()
-        ledger = heard(favours)
+        ledger = heard(receipts)
         for liar in liars:
             (finding,) = ledger.found(liar.me)
             assert (finding.saw, finding.good) == (Saw.KEPT, 0) and finding.bad >= 1
@@ -151,14 +151,14 @@ def test_tests_find_who_lies_about_having_it_and_spare_who_says_that_it_is_gone(
 
 def test_a_node_without_shards_and_one_whose_shards_nobody_has_test_nothing(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        favours = Favours()
+        receipts = Receipts()
         for name, holds in (("me", None), ("alone", CONTENT)):
             node = await swarm.start(name, holds=holds)
-            await PromiseChecks(node.shards, node.store.recent, favours).test_one()
+            await PromiseChecks(node.shards, node.store.recent, receipts).test_one()
             assert node.store.recent(1) == (() if holds is None else (SHARD,))
         half = Holding(len(CONTENT), False, b"\x01")
         await node.network.connect((await swarm.liar("half", nothing, holding=half)).me)
-        await PromiseChecks(node.shards, node.store.recent, favours).test_one()
-        assert not heard(favours).accounts()
+        await PromiseChecks(node.shards, node.store.recent, receipts).test_one()
+        assert not heard(receipts).accounts()
 
     nodes(main)

@@ -1,10 +1,10 @@
-"""What peers did for this node beside the work that is judged: what they served and relayed, promises that held.
+"""What else the ledger learns at the end of each epoch: what peers served and relayed, promises kept, rollouts.
 
-    favours = Favours()
-    Shards(…, gave=favours.gave)                                     # each fetch tells what every provider gave
-    circuits.tell_carried(favours.served)                            # and each circuit what its relay carried
-    nursery.start_soon(PromiseChecks(shards, recent, favours).run)   # and now and then a promise is tested
-    watching.sources.append(favours)                                 # at the end of each epoch the ledger learns of it
+    receipts = Receipts()
+    Shards(…, gave=receipts.gave)                                    # each fetch tells what every provider gave
+    circuits.tell_carried(receipts.served)                           # and each circuit what its relay carried
+    nursery.start_soon(PromiseChecks(shards, recent, receipts).run)  # and now and then a promise is tested
+    reputation.sources += [receipts, RolloutWork(pool), AuditWork(samplers)]
 
 Whoever was served says so (`Saw.SERVED`, in whole MiB): a receipt, which nobody writes for itself. What goes through a
 relay, either way, serves both ends of the circuit, and each gives a receipt for it. It moves no score, so a relay gains
@@ -18,7 +18,13 @@ checks, without a deadline that would measure the link instead).
 Who may fail when, and what is then true:
 - a provider loses its connection, is slow, or dropped the shard meanwhile and says so: that breaks no promise;
 - one that still says that it has all chunks, and twice does not send the one asked for, broke it;
-- a wrong chunk is an offence besides (`Shards.read`).
+- a wrong chunk is a violation besides (`Shards.read`).
+
+A group of rollouts holds up once the trainer was given it; one that a sampler wrote for this node's policy, once an
+audit found that its weights wrote it, for nobody knows of what was not looked at. Refused for its author's doing is
+what is forged, malformed, or refuted by computing it again. Neither counts what the honest cause as well: what is old,
+too much, or of unknown weights. An answer that is strange to this node's policy may be a lie or a better policy:
+STRANGE of them make one.
 """
 
 from __future__ import annotations
@@ -26,9 +32,12 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import trio
 
+from swarmnode.protocols.methods.rollouts.pool import AuthorStats, Pool
+from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -43,8 +52,8 @@ AGAIN = 20.0  # seconds after which a provider that failed is asked once more
 OF_THE_NEWEST = 64  # own shards, one of which is asked for
 
 
-class Favours:
-    """Counts until an epoch ends. Implements `watching.Source` and what `Shards` tells."""
+class Receipts:
+    """Counts until an epoch ends. Implements `ledger.Source` and what `Shards` tells."""
 
     def __init__(self) -> None:
         self._bytes: OrderedDict[PeerId, int] = OrderedDict()  # for which no receipt was given yet
@@ -81,10 +90,10 @@ class PromiseChecks:
     """Tests from time to time whether somebody has what it says it has."""
 
     def __init__(
-        self, shards: Shards, own: Callable[[int], Sequence[ShardId]], favours: Favours, *, seed: int | None = None
+        self, shards: Shards, own: Callable[[int], Sequence[ShardId]], receipts: Receipts, *, seed: int | None = None
     ) -> None:
         """`own`: the newest of this node's complete shards, so many at the most (`Store.recent`)."""
-        self._shards, self._own, self._favours = shards, own, favours
+        self._shards, self._own, self._receipts = shards, own, receipts
         self._random = random.Random(seed)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -114,7 +123,88 @@ class PromiseChecks:
                     continue
                 holding = await self._shards.ask_holding(chosen.peer, shard)
                 if holding is not None and holding.complete:
-                    self._favours.promised(chosen.peer, shard, kept=False)
+                    self._receipts.promised(chosen.peer, shard, kept=False)
             else:
-                self._favours.promised(chosen.peer, shard, kept=True)
+                self._receipts.promised(chosen.peer, shard, kept=True)
             return
+
+
+# Words of `rollouts.intake`, `checks`, `samplers` and `training.rl` for what no honest author's group is.
+REFUTED = frozenset(
+    {
+        "uninformative",
+        "unknown-vocabulary",
+        "bad-token",
+        "check-failed",
+        "unreadable",
+        "no-logprobs",
+        "logprobs",
+        "top-k",
+        "not-sampled",
+        "no-proof",
+        "other-activations",
+        "cherry-picked",
+        "other-version",
+        "dishonest",
+    }
+)
+STRANGE_ANSWER, STRANGE = "strange-answer", 8
+MAX_AUTHORS = 1024  # remembered, as the pool does
+
+
+@dataclass(frozen=True)
+class _Counted:
+    good: int = 0
+    bad: int = 0
+
+
+class _News:
+    """What was counted of authors since it was asked last."""
+
+    def __init__(self) -> None:
+        self._before: OrderedDict[PeerId, _Counted] = OrderedDict()
+
+    def since(self, author: PeerId, now: _Counted) -> _Counted:
+        before = self._before.get(author, _Counted())
+        if now.good < before.good or now.bad < before.bad:
+            before = _Counted()  # the author was forgotten meanwhile, and is counted from the beginning
+        self._before[author] = now
+        self._before.move_to_end(author)
+        while len(self._before) > MAX_AUTHORS:
+            self._before.popitem(last=False)
+        return _Counted(now.good - before.good, now.bad - before.bad)
+
+
+class RolloutWork:
+    """A source for `Reputation`: tells the ledger what is new in the pool since the last epoch."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._news = pool, _News()
+
+    def __call__(self, ledger: Ledger) -> None:
+        newest = {held.signed.author: held.signed.id for held in self._pool}
+        for stats in self._pool.by_author():
+            new = self._news.since(stats.author, _counted(stats))
+            evidence = newest.get(stats.author, b"")
+            ledger.observe(stats.author, Saw.PROOF, good=new.good, bad=new.bad, evidence=evidence)
+
+
+class AuditWork:
+    """A source for `Reputation`: tells the ledger what audits found true of those who sample for this node's policy.
+
+    What they found false is in the pool's counts, where `RolloutWork` finds it.
+    """
+
+    def __init__(self, samplers: Samplers) -> None:
+        self._samplers, self._news = samplers, _News()
+
+    def __call__(self, ledger: Ledger) -> None:
+        for tally in self._samplers.tallies():
+            new = self._news.since(tally.sampler, _Counted(tally.proved))
+            if new.good:
+                ledger.observe(tally.sampler, Saw.PROOF, good=new.good)
+
+
+def _counted(stats: AuthorStats) -> _Counted:
+    refuted = sum(count for reason, count in stats.refused.items() if reason in REFUTED)
+    return _Counted(stats.used, refuted + stats.refused.get(STRANGE_ANSWER, 0) // STRANGE)
