@@ -33,7 +33,8 @@ from conversing import converse
 from statenodes import connect, ring_and_chords, start
 
 from swarmnode.crdt.ranges import RANK, RangeTree
-from swarmnode.crdt.reconcile import NONCE_SIZE, Initiator, Responder
+from swarmnode.crdt.reconcile import Initiator, Responder
+from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.push import COLLECT
 from swarmnode.testing.simnet import SimWorld, run_simulation

@@ -28,8 +28,9 @@ from functools import partial
 
 import trio
 
-from swarmnode.crdt.reconcile import HELLO, NONCE_SIZE, CutoffRefused, Exhausted, Initiator, Malformed, Responder
 from swarmnode.crdt.reconcile import Budget as SessionBudget
+from swarmnode.crdt.reconcile import CutoffRefused, Exhausted, Initiator, Responder
+from swarmnode.crdt.reconcile_frames import HELLO, NONCE_SIZE, Malformed
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.network import PeerId

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from swarmnode.crdt import reconcile
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import MAX_FRAME, Budget, CutoffRefused, Initiator, Responder
+from swarmnode.crdt.reconcile import Budget, CutoffRefused, Initiator, Responder
+from swarmnode.crdt.reconcile_frames import MAX_FRAME
 
 T = 1_700_000_000_000  # ms
 NONCES = (b"initiate", b"responds")

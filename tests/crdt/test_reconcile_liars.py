@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.ranges import END, START, RangeTree
-from swarmnode.crdt.reconcile import (
+from swarmnode.crdt.reconcile import Budget, Exhausted, Initiator, Malformed, ReconcileError, Responder
+from swarmnode.crdt.reconcile_frames import (
     ANSWERS,
     ASKS,
     DIFFER,
@@ -24,17 +25,11 @@ from swarmnode.crdt.reconcile import (
     SETTLED,
     Answer,
     Ask,
-    Budget,
     Compare,
-    Exhausted,
-    Initiator,
     Listing,
     ListIt,
-    Malformed,
     Parts,
     Reader,
-    ReconcileError,
-    Responder,
     Settled,
     Told,
     Whole,

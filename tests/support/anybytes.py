@@ -22,7 +22,7 @@ from swarmnode.crdt import encoding, record
 from swarmnode.crdt.encoding import EncodingError
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
-from swarmnode.crdt.reconcile import MARK_SIZE, Compare, Malformed, Reader, Writer
+from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, Reader, Writer
 from swarmnode.crdt.record import InvalidRecord, Record, open_element
 from swarmnode.protocols import wire
 from swarmnode.protocols.calls import frames as rpc_frames

@@ -15,7 +15,8 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import NONCE_SIZE, Responder
+from swarmnode.crdt.reconcile import Responder
+from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.state.backend import rank_of

@@ -11,7 +11,8 @@ import trio
 from statenodes import RUN, StateNode, connect, now, start
 
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import NONCE_SIZE, Responder
+from swarmnode.crdt.reconcile import Responder
+from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.repair import OPENINGS, SESSIONS
