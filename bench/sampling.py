@@ -23,17 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarmnode.training.rl.audit import Audit
-from swarmnode.training.rl.choosing import Split
+from swarmnode.training.rl.engine import VLLMSampler
 from swarmnode.training.rl.groups import Scored, score
+from swarmnode.training.rl.grpo import Split
 from swarmnode.training.rl.hf import HFPolicy, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import parameter_hash
-from swarmnode.training.rl.prefill import read
-from swarmnode.training.rl.sampling import Sampler, Sampling, sample
+from swarmnode.training.rl.proofs import RolloutAudit
+from swarmnode.training.rl.sampling import Sampler, Sampling, read, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.trainee import TEXT_GATE, TEXT_SAMPLING
-from swarmnode.training.rl.vllm_sampling import VLLMSampler
 
 CHARACTERS = "0123456789abcdefghij=:#! "
 
@@ -121,7 +120,7 @@ def honest(policy: HFPolicy, name: str, engine: Sampler, *, groups: int, rounds:
     """What an audit of all of an honest sampler's groups, and the gate, make of them, with new weights each round."""
     settings = Settings(split=Split(2, 2), sampling=TEXT_SAMPLING)
     learner = Learner(name, policy, settings, seed=2, sampler=engine)
-    audit = Audit(policy, share=1.0, seed=1, how=TEXT_SAMPLING)
+    audit = RolloutAudit(policy, share=1.0, seed=1, how=TEXT_SAMPLING)
     apart: list[float] = []  # nats, the mean of each answer
     worst, refused, strange, answers = 0.0, 0, 0, 0
     for round in range(rounds):

@@ -177,7 +177,7 @@ class Worker:
         from swarmnode.training.rl.engine import Engine
 
         engine = getattr(self._task, "engine", None)
-        return asdict(engine.told) if isinstance(engine, Engine) else None
+        return asdict(engine.status) if isinstance(engine, Engine) else None
 
     def _train(self, command: dict[str, Any]) -> dict[str, Any]:
         self._pull()

@@ -23,8 +23,7 @@ import numpy as np
 
 from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.learner import Settings
-from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
-from swarmnode.training.rl.tasks.digits import GENERATORS, well_formed
+from swarmnode.training.rl.tasks import GENERATORS, Question, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import DIGITS
 
 GROUPS = 4  # that an attacker publishes in a round, as an honest node with a split of 4/4 does

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from sapo_swarm.attackers import ATTACKS, poisoned_groups, summed
-from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
-from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES, WORKED, well_formed
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, WORKED, well_formed
 
 NODES = 8
 EQUAL = PolicySpec("gpt", layers=1, width=48, heads=4)
@@ -152,12 +152,12 @@ def settings_of(arm: Arm) -> Settings:
         tasks=((f"digits/{WORKED}", DEFAULT_BASE),) if arm.worked else tuple((name, DEFAULT_BASE) for name in NAMES),
         split=AdaptiveSplit() if arm.adaptive else Split(arm.own, arm.external),
         # Undefended is SAPO as published: no cap on an author.
-        limits=Limits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
+        limits=BatchLimits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
         sampling=Sampling(max_tokens=arm.max_tokens),
         learning_rate=arm.learning_rate,
         oversample=arm.oversample,
         correction=arm.correction,
-        gate=Gate() if arm.defended else None,
+        gate=TokenGate() if arm.defended else None,
         judged=arm.defended and arm.worked,
     )
 

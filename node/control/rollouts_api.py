@@ -10,7 +10,7 @@ from swarmnode.node.control import Declined
 from swarmnode.protocols.methods.rollouts import Rollouts, SignedGroup
 from swarmnode.protocols.methods.rollouts.sampler import Sampler
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
-from swarmnode.training.rl.groups import Refused, score
+from swarmnode.training.rl.groups import RefusedGroup, score
 
 if TYPE_CHECKING:
     from swarmnode.node.daemon import Daemon
@@ -62,7 +62,7 @@ class RolloutsApi:
         group = signed.group
         try:
             scored = score(signed.author, group, judged=self._judged())
-        except Refused as refusal:
+        except RefusedGroup as refusal:
             raise Declined(f"the group cannot be read here: {refusal}") from refusal
         return {
             **_line(signed),

@@ -20,8 +20,8 @@ from swarmnode.protocols.limits import Allowance
 from swarmnode.protocols.methods.rollouts import PoolLimits, Rates, RolloutLimits
 from swarmnode.protocols.methods.rollouts.checks import informative
 from swarmnode.testing.simnet import SimWorld, run_simulation
-from swarmnode.training.rl.choosing import Limits, Split, choose
 from swarmnode.training.rl.groups import RolloutGroup, score
+from swarmnode.training.rl.grpo import BatchLimits, Split, choose
 
 HONEST = 12
 PUBLISHED = 4  # groups of an honest node in a round of 10 s
@@ -100,8 +100,8 @@ async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, rounds: 
             await node.rollouts.publish(_honest(Liar(rng, [])))
             await trio.sleep(10 / HONEST)
     await trio.sleep(5)
-    shares = [_shares(node, sybils, defended, standing) for node in honest]
-    cap = Limits().probation if flood.newcomers else Limits().share
+    shares = [_shares(node, sybils, defended, {each: standing(each) for each in sybils}) for node in honest]
+    cap = BatchLimits().probation if flood.newcomers else BatchLimits().share
     few = DEFENDED.pool.few / min(len(node.rollouts.pool) for node in honest)  # that anybody may have in a small pool
     return Damage(
         made=made / (made + rounds * HONEST * PUBLISHED),
@@ -118,17 +118,17 @@ def _honest(liar: Liar) -> list[RolloutGroup]:
     return [RolloutGroup.from_map(sent(asked, [asked.key, *[liar.wrong(asked)] * 7])) for asked in questions]
 
 
-def _shares(node: RolloutNode, sybils: set[str], defended: bool, standing: object) -> tuple[float, float]:
+def _shares(node: RolloutNode, sybils: set[str], defended: bool, standings: dict[str, float]) -> tuple[float, float]:
     """Of the pool, and of the batch in which it is greatest."""
     held = [each.signed for each in node.rollouts.pool]
     greatest = 0
-    limits = Limits(standing=standing) if defended else Limits(share=1.0, probation=1.0)  # type: ignore[arg-type]
+    limits = BatchLimits() if defended else BatchLimits(share=1.0, probation=1.0)
     for number in range(BATCHES):
         rng = random.Random(number)
         drawn = node.rollouts.pool.candidates(64, rng) if defended else rng.sample(held, min(64, len(held)))
         pool = [score(signed.author, signed.group) for signed in drawn]
         own = [score(node.me, signed.group) for signed in node.rollouts.pool.own()[-SPLIT.own :]]
-        chosen = choose(own, pool, SPLIT, limits, np.random.default_rng(number), author=node.me)
+        chosen = choose(own, pool, SPLIT, limits, np.random.default_rng(number), author=node.me, standings=standings)
         greatest = max(greatest, _of(sybils, [scored.author for scored in chosen.groups]))
     return _of(sybils, [signed.author for signed in held]) / max(1, len(held)), greatest / SPLIT.total
 

@@ -18,13 +18,11 @@ from rolloutnodes import RUN
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.methods.rollouts.signed import seal
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.rl.audit import Audit
-from swarmnode.training.rl.groups import Refused, RolloutGroup, score
+from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
-from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.tasks.digits import well_formed
-from swarmnode.training.rl.tasks.work import asked, work
+from swarmnode.training.rl.proofs import RolloutAudit
+from swarmnode.training.rl.tasks import TaskRef, assigned_task, tasks_of_run, well_formed
 from swarmnode.training.runsections import RolloutsSection
 
 BATCHES = 100
@@ -90,8 +88,8 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
     world = SimWorld()
     trainer, liar, honest = (world.node(name) for name in ("trainer", f"liar {seed}", f"honest {seed}"))
     newest, policy = len(versions()) - 1, copy.deepcopy(versions()[-1])
-    samplers = Samplers(trainer.me, run_id=RUN, tasks=asked(5), answers=8, staleness=DEFAULTS.staleness)
-    audit = Audit(policy, share=DEFAULTS.audit, seed=seed)
+    samplers = Samplers(trainer.me, run_id=RUN, tasks=tasks_of_run(5), answers=8, staleness=DEFAULTS.staleness)
+    audit = RolloutAudit(policy, share=DEFAULTS.audit, seed=seed)
     for version in range(newest - DEFAULTS.staleness, newest + 1):
         policy.load_state_dict(versions()[version].state_dict())
         name = parameter_hash(policy)
@@ -115,12 +113,14 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
 
 def _tasks(sampler: SimNetwork, first: int, policy: str, version: int) -> list[TaskRef]:
     counters = range(first, first + GROUPS)
-    return [work(RUN, sampler.me, each, version=version, policy=policy, tasks=asked(5)) for each in counters]
+    return [
+        assigned_task(RUN, sampler.me, each, version=version, policy=policy, tasks=tasks_of_run(5)) for each in counters
+    ]
 
 
 def _is_well_formed(group: RolloutGroup) -> bool:
     try:
         score("", group)
-    except Refused:
+    except RefusedGroup:
         return False
     return True

@@ -16,19 +16,18 @@ import numpy as np
 import torch
 from adversaries.rollouts import Liar, RolloutLie, Sent
 
-from swarmnode.training.rl.choosing import Limits, Split
-from swarmnode.training.rl.defence import Gate, gate
-from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, score
+from swarmnode.training.rl.defence import TokenGate, gate
+from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, score
+from swarmnode.training.rl.grpo import BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.prefill import read
-from swarmnode.training.rl.tasks import Question
-from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.sampling import read
+from swarmnode.training.rl.tasks import Question, well_formed
 
 SPLIT = Split(4, 4)
 POLICY = PolicySpec("gpt", layers=1, width=48, heads=4)
-DEFENDED = Settings(split=SPLIT, limits=Limits(share=0.25), gate=Gate(), correction="tapered")
-UNDEFENDED = Settings(split=SPLIT, limits=Limits(share=1.0))
+DEFENDED = Settings(split=SPLIT, limits=BatchLimits(share=0.25), gate=TokenGate(), correction="tapered")
+UNDEFENDED = Settings(split=SPLIT, limits=BatchLimits(share=1.0))
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def accepted(node: Learner, groups: Sequence[tuple[str, RolloutGroup]]) -> int:
     for author, group in groups:
         try:
             scored = score(author, group)
-        except Refused:
+        except RefusedGroup:
             continue
         if scored.informative:
             worth.append(scored)

@@ -15,8 +15,7 @@ import trio
 from swarmnode.protocols.methods.trainer import Answered, Learned, TrainerDied, Vector, Worked
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
-from swarmnode.training.rl.tasks import TaskRef, regenerate
-from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
 OWN, EXTERNAL, ANSWERS = 4, 4, 8

@@ -1,7 +1,7 @@
 """What is wrong with rollouts of strangers, seen from one pass of one's own model over them. numpy only.
 
-    verdict = gate([reading_of_policy, reading_of_reference], Gate())       # unequal models: which answers to keep
-    proof = proven(readings, claimed, Proof())                              # equal models: was it this policy?
+    verdict = gate([reading_of_policy, reading_of_reference], TokenGate())  # unequal models: which answers to keep
+    proof = proven(readings, claimed, ProofLimits())                         # equal models: was it this policy?
 
 **Equal models** (`proven`): the receiver holds the sender's parameters, so the sender's log-probabilities can be
 recomputed. Every token must be among the top k; claimed log-probabilities must be within a threshold; and because
@@ -51,7 +51,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Gate:
+class TokenGate:
     """What a receiver reads without suspicion."""
 
     top_k: int = 12  # ranks beyond are strange
@@ -61,14 +61,14 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """Which answers (G,) of a group to keep; `reason` is set where none is."""
 
     kept: NDArray[np.bool_]
     reason: str = ""  # unlikely
 
 
-def gate(readings: Sequence[Reading], limits: Gate) -> Verdict:
+def gate(readings: Sequence[Reading], limits: TokenGate) -> GateVerdict:
     """Judge one group by what one or more readers, the policy and its reference, find of it.
 
     A token is strange if it is to every reader; an answer with more strange tokens than `tokens`, or that cannot be
@@ -82,12 +82,12 @@ def gate(readings: Sequence[Reading], limits: Gate) -> Verdict:
         kept.append(bool(familiar) and float(np.mean(~np.logical_or.reduce(familiar))) <= limits.tokens)
     passed = np.array(kept, bool)
     if (~passed).sum() > limits.share * len(passed):
-        return Verdict(np.zeros(len(passed), bool), "unlikely")
-    return Verdict(passed)
+        return GateVerdict(np.zeros(len(passed), bool), "unlikely")
+    return GateVerdict(passed)
 
 
 @dataclass(frozen=True)
-class Proof:
+class ProofLimits:
     """What a rollout must look like to have been drawn from parameters that the receiver holds."""
 
     top_k: int = 50  # every token; sampling without top-k from a large vocabulary leaves it once in a while
@@ -95,7 +95,9 @@ class Proof:
     z: float = 4.0  # of the sampling test, pooled over all answers given
 
 
-def proven(readings: Sequence[Reading], claimed: Sequence[Sequence[Sequence[float]] | None], limits: Proof) -> str:
+def proven(
+    readings: Sequence[Reading], claimed: Sequence[Sequence[Sequence[float]] | None], limits: ProofLimits
+) -> str:
     """Why these groups were not drawn from the policy that `readings` are of; "" where they may have been.
 
     Reasons: unreadable, no-logprobs (an empty proof proves nothing), top-k, logprobs, not-sampled.

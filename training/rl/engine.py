@@ -2,67 +2,94 @@
 
     writes = Engine(policy, "auto")                       # auto, torch or vllm; raises TaskError
     answers = writes(policy, prompts, copies=8, how=how, generator=generator)
-    writes.told                                           # Told("vllm"), or Told("torch", "vLLM does not start: …")
+    writes.status                                         # "vllm", or "torch" with why: "vLLM does not start: …"
 
 `auto` takes vLLM for `hf` policies where it can be imported, and torch where it fails, now or later: that is told once,
 and training goes on. Whoever asks for `vllm` by name gets an error instead. vLLM is imported only where it is taken.
+
+`VLLMSampler` is an engine in this process with a second copy of the policy's weights. It does what `sampling.sample`
+does: temperature, top-k and greedy choice, the end token a part of an answer and nothing else ending it,
+log-probabilities of the distribution that was sampled from. **Which weights**: before it samples it compares the hash
+of the policy's parameters with that of what the engine holds, and where they differ the engine is given all of them,
+adapters merged; and some answers of each call, or all with `traced`, are read again by the policy's own prefill, whose
+log-probabilities must be the same. So a model that vLLM computes otherwise is found at once.
+
+What is not the same: chance. Each answer has a seed of its own, drawn from `generator`, so that a call is repeated on
+one machine with one build of vLLM; but another build, or the sampler in torch, draws other answers from the same seed.
+
+vLLM starts no program here and opens no socket, as the trainer's sandbox demands (`_alone`), runs without compiling
+anything, and reports to nobody. What is replaced of vLLM for that are parts of its inside, of version 0.32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from swarmnode.training.rl.hf import HFPolicy
-from swarmnode.training.rl.policies import Policy
-from swarmnode.training.rl.sampling import Answer, Sampler, Sampling, sample
-from swarmnode.training.rl.vllm_sampling import Unusable, VLLMSampler
+from swarmnode.training.rl.policies import Policy, parameter_hash
+from swarmnode.training.rl.proofs import EXACT
+from swarmnode.training.rl.sampling import Completion, Sampling, check_room, read_tokens, sample
 from swarmnode.training.tasks import TaskError
 
 GO_ON = 'answers are sampled in torch, which is slower; `sampling = "torch"` asks for that without this warning'
+KV_CACHE = 1 << 28  # bytes of keys and values; more where one text of the policy's whole context has more
+KV_BLOCK = 128  # tokens for which vLLM on a CPU makes room at a time
+AT_ONCE = 256  # answers
+STEP_LOGITS = 1 << 24  # numbers of the logits of one step at the most: 64 MiB, several times over
+READ_AGAIN = 4  # answers of a call, at the least
+QUIET = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_PLUGINS": "",  # what others installed beside it
+    "TORCHDYNAMO_DISABLE": "1",  # a compiler is a program
+}
 
 
 @dataclass(frozen=True)
-class Told:
+class EngineStatus:
     """What samples now, and why it is not vLLM where it was to be."""
 
     by: str  # torch, vllm
     why: str = ""  # for people; empty where nothing is amiss
 
 
-def _is_installed() -> bool:
+def _is_is_installed() -> bool:
     return find_spec("vllm") is not None
 
 
 class Engine:
     """Implements `Sampler` by one of two."""
 
-    def __init__(
-        self,
-        policy: nn.Module,
-        wanted: str,
-        *,
-        start: Callable[[HFPolicy], Sampler] = VLLMSampler,
-        installed: Callable[[], bool] | None = None,
-    ) -> None:
+    def __init__(self, policy: nn.Module, wanted: str) -> None:
         """`wanted`: auto, torch or vllm. Raises TaskError where vllm is asked for and cannot be had."""
-        installed = installed or _is_installed
-        self.told = Told("torch")
+        self.status = EngineStatus("torch")
         self._wanted = wanted
-        self._vllm: Sampler | None = None
-        if wanted == "torch" or (wanted == "auto" and not (isinstance(policy, HFPolicy) and installed())):
+        self._vllm: VLLMSampler | None = None
+        if wanted == "torch" or (wanted == "auto" and not (isinstance(policy, HFPolicy) and _is_installed())):
             return
         if not isinstance(policy, HFPolicy):
             raise TaskError('sampling = "vllm" is for policies called hf:...; this one is sampled in torch')
-        if not installed():
+        if not _is_installed():
             raise TaskError('sampling = "vllm", and vLLM is not installed here; docs/rollouts.md says how to')
         try:
-            self._vllm = start(policy)
-            self.told = Told("vllm")
+            self._vllm = VLLMSampler(policy)
+            self.status = EngineStatus("vllm")
         except Unusable as error:
             self._do_without(error)
 
@@ -75,7 +102,7 @@ class Engine:
         how: Sampling,
         generator: torch.Generator,
         traced: bool = False,
-    ) -> list[Answer]:
+    ) -> list[Completion]:
         """As `sampling.sample`. Raises TaskError where vllm was asked for and fails."""
         if self._vllm is not None:
             try:
@@ -88,4 +115,213 @@ class Engine:
         if self._wanted == "vllm":
             raise TaskError(f'{error}; sampling = "auto" would go on in torch') from error
         self._vllm = None
-        self.told = Told("torch", f"{error}; {GO_ON}")
+        self.status = EngineStatus("torch", f"{error}; {GO_ON}")
+
+
+def _is_installed() -> bool:
+    return find_spec("vllm") is not None
+
+
+class Unusable(Exception):
+    """vLLM cannot sample for this policy on this machine. The message says why."""
+
+
+class VLLMSampler:
+    """Implements `Sampler` for one policy. The engine lasts as long as the process."""
+
+    def __init__(self, policy: HFPolicy) -> None:
+        """Raises Unusable."""
+        self._held = ""  # hash of the weights in the engine
+        self._engine = _started(policy)
+        how = Sampling(max_tokens=4)  # what it cannot compute, it cannot from the first answer on
+        self(policy, [[policy.vocabulary.end]], copies=2, how=how, generator=torch.Generator().manual_seed(0))
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        *,
+        copies: int,
+        how: Sampling,
+        generator: torch.Generator,
+        traced: bool = False,
+    ) -> list[Completion]:
+        """As `sampling.sample`. `policy` has the shape of the one that it was started for.
+
+        Raises ValueError where a prompt exceeds the context, Unusable where vLLM fails or does not compute this policy.
+        """
+        check_room(policy, prompts, how)
+        assert isinstance(policy, HFPolicy)
+        asked = [list(prompt) for prompt in prompts for _ in range(copies)]
+        seeds = torch.randint(1 << 62, (len(asked),), generator=generator).tolist()
+        try:
+            with _undisturbed():
+                self.give(policy)
+                written = _written(self._engine, asked, seeds, how, end=policy.vocabulary.end)
+        except Exception as error:  # of a program that is not ours
+            raise Unusable(f"vLLM failed while it sampled: {_words(error)}") from error
+        again = len(asked) if traced else min(len(asked), READ_AGAIN)
+        texts = [tokens for tokens, _ in written]
+        of = how if how.temperature else Sampling()  # greedy choice tells the chances of the untempered distribution
+        readings = read_tokens(policy, asked[:again], texts[:again], of, traced=traced)
+        for reading, (_, chances) in zip(readings, written, strict=False):
+            apart = float(np.abs(reading.logprobs - np.array(chances, np.float32)).mean())
+            if not apart <= EXACT:
+                raise Unusable(
+                    f"vLLM finds other log-probabilities than the policy itself: {apart:.2g} nats a token apart, where "
+                    f"{EXACT:g} is rounding; so it does not compute this model in the same way"
+                )
+        if not traced:
+            return [Completion(tuple(tokens), tuple(chances)) for tokens, chances in written]
+        traces = [reading.activations for reading in readings]
+        return [
+            Completion(tuple(tokens), tuple(chances), torch.from_numpy(trace.copy()))
+            for (tokens, chances), trace in zip(written, traces, strict=True)
+            if trace is not None
+        ]
+
+    def give(self, policy: HFPolicy) -> None:
+        """Have the policy's weights in the engine, as they are now."""
+        wanted = parameter_hash(policy)
+        if wanted == self._held:
+            return
+        self._held = ""  # half of each, should what follows fail
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": policy.weights()})
+        self._engine.apply_model(_renew_head)
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("keys and values of earlier weights could not be forgotten")
+        self._held = wanted
+
+
+def _renew_head(model: torch.nn.Module) -> None:
+    """Pack the head's weight anew: on a CPU vLLM has a packed copy, which no reload renews where it is tied."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _written(
+    engine: Any, prompts: Sequence[list[int]], seeds: Sequence[int], how: Sampling, *, end: int
+) -> list[tuple[list[int], list[float]]]:
+    """One answer to each prompt: its tokens and their log-probabilities."""
+    from vllm import SamplingParams
+
+    asked = [
+        SamplingParams(
+            temperature=how.temperature,
+            top_k=how.top_k,
+            max_tokens=how.max_tokens,
+            seed=seed,
+            logprobs=0,  # of the sampled token only
+            stop_token_ids=[end],
+            ignore_eos=True,  # whatever the model's files call an end: `end` is one, and nothing else
+            detokenize=False,
+        )
+        for seed in seeds
+    ]
+    told = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
+    written = []
+    for output in told:
+        (answer,) = output.outputs
+        tokens = list(answer.token_ids)
+        chances = [float(at[token].logprob) for token, at in zip(tokens, answer.logprobs, strict=True)]
+        written.append((tokens, chances))
+    return written
+
+
+def kv_cache(policy: HFPolicy) -> int:
+    """Bytes for keys and values, in which at least one text finds room; what is then too long waits its turn."""
+    config = policy.config
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    text = 2 * 4 * config.num_hidden_layers * kept * width * (policy.context + KV_BLOCK)
+    return max(KV_CACHE, text)
+
+
+def _started(policy: HFPolicy) -> Any:
+    """An engine for models of this shape, its weights still random. Raises Unusable."""
+    os.environ.update(QUIET)
+    scratch = os.environ.get("TMPDIR")
+    if scratch:  # the trainer may write nowhere else
+        os.environ.update(dict.fromkeys(("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT"), os.path.join(scratch, "vllm")))
+    try:
+        with _undisturbed():
+            from vllm import LLM
+            from vllm.platforms import current_platform
+
+            if not current_platform.is_cpu():
+                raise Unusable(f"vLLM is installed for {current_platform.device_name}, and policies train on the CPU")
+            with _alone():
+                return LLM(
+                    policy.source,
+                    dtype="float32",  # what the policy is trained in; anything less would be another policy
+                    load_format="dummy",  # the weights come from the policy, before the first answer
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",
+                    logprobs_mode="processed_logprobs",
+                    max_model_len=policy.context,
+                    max_num_seqs=max(1, min(AT_ONCE, STEP_LOGITS // policy.vocabulary.size)),
+                    kv_cache_memory_bytes=kv_cache(policy),
+                    enforce_eager=True,
+                    trust_remote_code=False,
+                    disable_log_stats=True,
+                )
+    except Unusable:
+        raise
+    except Exception as error:  # of a program that is not ours
+        raise Unusable(f"vLLM does not start: {_words(error)}") from error
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """What vLLM sets or uses of the whole process is set back: chance, and the number of torch's threads."""
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    python, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """vLLM without the programs that it starts and the sockets that it opens, neither of which one process needs."""
+    import torch.distributed as distributed
+    import torch.testing._internal.distributed.fake_pg as single  # makes the backend `fake` known
+    import vllm.model_executor.models.registry as registry
+    import vllm.utils.cpu_resource_utils as cores
+    import vllm.v1.executor.uniproc_executor as executor
+
+    if not distributed.is_initialized():
+        distributed.init_process_group("fake", store=single.FakeStore(), rank=0, world_size=1)
+    new_group = distributed.new_group
+
+    def group_of_one(*args: Any, **options: Any) -> Any:
+        return new_group(*args, **{**options, "backend": "fake"})
+
+    replaced = [
+        (distributed, "new_group", group_of_one),  # gloo opens sockets, also where nobody is there to talk to
+        (registry, "_run_in_subprocess", lambda inspect: inspect()),  # to spare a GPU what is done here anyway
+        (cores, "_get_cpu_list", cores._synthesize_cpu_list),  # lscpu
+        (executor, "Lock", threading.Lock),  # one that other processes share lies in /dev/shm
+    ]
+    before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
+    try:
+        for place, name, value in replaced:
+            setattr(place, name, value)
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
+
+
+def _words(error: Exception) -> str:
+    """What an error says, in one line of bearable length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.rl.tasks import MAX_NAME, MAX_SEED, Question, TaskError, TaskRef, regenerate
+from swarmnode.training.rl.tasks import MAX_NAME, MAX_SEED, Question, TaskRef, UnknownTask, regenerate
 from swarmnode.training.rl.vocabulary import BYTES, Vocabulary, known, text_by, translate
 
 MAX_ANSWERS = 64  # in a group
@@ -36,7 +36,7 @@ class GroupError(ValueError):
     """What came is no rollout group. The message says why."""
 
 
-class Refused(Exception):
+class RefusedGroup(Exception):
     """A group that is well-formed and of no use here. `reason` is a word to count by."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -180,22 +180,24 @@ def group_advantages(rewards: Floats, kept: NDArray[np.bool_] | None = None) -> 
 
 
 def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
-    """Regenerate the question and verify every answer. Raises Refused: unknown-task, unknown-vocabulary, bad-token.
+    """Regenerate the question and verify every answer.
+
+    Raises RefusedGroup: unknown-task, unknown-vocabulary, bad-token.
 
     `judged` multiplies rewards by the question's judge. An answer that did not end by itself earns nothing: the public
     SAPO code leaves the end out, and its policies never learn to stop.
     """
     try:
         question = regenerate(group.task)
-    except TaskError as error:
-        raise Refused("unknown-task", str(error)) from error
+    except UnknownTask as error:
+        raise RefusedGroup("unknown-task", str(error)) from error
     vocabulary = known(group.vocabulary)
     if vocabulary is None:
-        raise Refused("unknown-vocabulary", f"vocabulary {group.vocabulary!r} is not known here")
+        raise RefusedGroup("unknown-vocabulary", f"vocabulary {group.vocabulary!r} is not known here")
     if max(map(max, group.answers)) >= vocabulary.size:
-        raise Refused("bad-token", f"a token is beyond the {vocabulary.size} of vocabulary {group.vocabulary}")
+        raise RefusedGroup("bad-token", f"a token is beyond the {vocabulary.size} of vocabulary {group.vocabulary}")
     if any(vocabulary.end in answer[:-1] for answer in group.answers):
-        raise Refused("bad-token", "an answer goes on behind its end")
+        raise RefusedGroup("bad-token", "an answer goes on behind its end")
     texts = tuple(vocabulary.decode(answer) for answer in group.answers)
     earn = question.judged_reward if judged else question.reward
     ended = [answer[-1] == vocabulary.end for answer in group.answers]

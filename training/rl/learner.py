@@ -8,8 +8,8 @@
     learner.heldout(512)                                             # expected reward on fresh questions
 
 Everything follows from seeds and from what came in: two learners with equal seeds and pools have equal parameters on
-the same build of torch. A reward that counts for a node is that of its own fresh answers (`Report.reward`); what it
-takes from others never does.
+the same build of torch. A reward that counts for a node is that of its own fresh answers (`LearnReport.reward`); what
+it takes from others never does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from swarmnode.training.rl.choosing import AdaptiveSplit, Chosen, Limits, Split, choose
-from swarmnode.training.rl.defence import Gate, Verdict, gate
-from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, mean_reward, score
+from swarmnode.training.rl.defence import GateVerdict, TokenGate, gate
+from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, mean_reward, score
 from swarmnode.training.rl.grpo import (
+    EVERYBODY_EQUAL,
+    AdaptiveSplit,
     Batch,
+    BatchLimits,
+    Chosen,
     Clip,
+    Split,
+    choose,
     decoupled_loss,
     grpo_loss,
     pack,
@@ -36,11 +41,9 @@ from swarmnode.training.rl.grpo import (
     token_logprobs,
 )
 from swarmnode.training.rl.policies import parameter_hash
-from swarmnode.training.rl.prefill import read
 from swarmnode.training.rl.proofs import commit
-from swarmnode.training.rl.sampling import Sampler, Sampling, sample
-from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
-from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES
+from swarmnode.training.rl.sampling import Completion, Sampler, Sampling, read, sample
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import translate
 
 LOSSES = {"none": grpo_loss, "decoupled": decoupled_loss, "tapered": tapered_loss}
@@ -55,7 +58,7 @@ class Settings:
     tasks: tuple[tuple[str, int], ...] = tuple((name, DEFAULT_BASE) for name in NAMES)  # names and difficulties
     answers: int = 8  # G, to each question
     split: Split | AdaptiveSplit = field(default_factory=Split)
-    limits: Limits = field(default_factory=Limits)
+    limits: BatchLimits = field(default_factory=BatchLimits)
     sampling: Sampling = field(default_factory=Sampling)
     clip: Clip = field(default_factory=Clip)
     learning_rate: float = 1e-3  # Adam's
@@ -63,13 +66,13 @@ class Settings:
     epochs: int = 1  # steps on one batch; from the second on the clip matters
     correction: str = "none"  # for text of others. none: SAPO, as if it were own; decoupled: AReaL; tapered: TOPR
     oversample: int = 0  # ask on until so many own groups are informative: a control, not SAPO
-    gate: Gate | None = None  # refuse what neither this policy nor its reference would write
+    gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
     trial_questions: int = 128  # held-out questions of a trial of `AdaptiveSplit`
 
 
 @dataclass(frozen=True)
-class Report:
+class LearnReport:
     """What one round came to."""
 
     round: int
@@ -103,6 +106,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
         self.seed = seed
+        self._standings = EVERYBODY_EQUAL  # in the update in hand
         self._rng = np.random.default_rng([seed, 1])
         self._heldout = np.random.default_rng([seed, 2])
         self._generator = torch.Generator().manual_seed(seed)
@@ -157,22 +161,12 @@ class Learner:
 
     def answer(self, tasks: Sequence[TaskRef], *, policy: str) -> list[RolloutGroup]:
         """Answers to these questions for whoever trains this policy, called `policy`, with proofs of its weights."""
-        questions, copies = [regenerate(ref) for ref in tasks], self.settings.answers
-        prompts, how = [self._prompt(question) for question in questions], self.settings.sampling
-        answers = self._sampler(self.policy, prompts, copies=copies, how=how, generator=self._generator, traced=True)
-        groups = [answers[index * copies : (index + 1) * copies] for index in range(len(questions))]
-        traces = [np.concatenate([answer.activations for answer in of_question]) for of_question in groups]
+        questions = [regenerate(ref) for ref in tasks]
+        written = self._written(questions, self.settings.answers, self._generator, traced=True)
+        traces = [np.concatenate([answer.activations for answer in of_question]) for of_question in written]
         return [
-            RolloutGroup(
-                question.ref,
-                tuple(answer.tokens for answer in of_question),
-                self.version,
-                policy,
-                self.policy.vocabulary.id,
-                tuple(answer.logprobs for answer in of_question),
-                proof,
-            )
-            for question, of_question, proof in zip(questions, groups, commit(traces), strict=True)
+            self._group(question, of_question, policy, proof)
+            for question, of_question, proof in zip(questions, written, commit(traces), strict=True)
         ]
 
     def shareable(self, own: Sequence[Scored]) -> list[RolloutGroup]:
@@ -189,12 +183,20 @@ class Learner:
         passed = [scored.group.only(which) for scored, which in zip(worth, kept, strict=True) if which.any()]
         return [*passed, *(scored.group for scored in own if not scored.informative)]
 
-    def learn(self, own: Sequence[Scored], pool: Sequence[External], sampled: Sequence[Scored] = ()) -> Report:
+    def learn(
+        self,
+        own: Sequence[Scored],
+        pool: Sequence[External],
+        sampled: Sequence[Scored] = (),
+        *,
+        standings: Mapping[str, float] = EVERYBODY_EQUAL,
+    ) -> LearnReport:
         """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them).
 
         `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
-        from, by decoupled PPO.
+        from, by decoupled PPO. `standings`: as in `choose`.
         """
+        self._standings = standings
         refused: Counter[str] = Counter()
         fit = self._scored(pool, refused)
         checked, refused_answers = Counter[str](), Counter[str]()
@@ -209,7 +211,7 @@ class Learner:
         loss = self._update(chosen, informative)
         self.version += 1
         lengths = [len(answer) for scored in own for answer in scored.group.answers]
-        return Report(
+        return LearnReport(
             round=self.version,
             reward=mean_reward(own),
             own=len(own),
@@ -253,22 +255,31 @@ class Learner:
         return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers, self._generator)
 
     def _answered(self, questions: Sequence[Question], copies: int, generator: torch.Generator) -> list[Scored]:
-        prompts = [self._prompt(question) for question in questions]
-        answers = self._sampler(self.policy, prompts, copies=copies, how=self.settings.sampling, generator=generator)
+        written = self._written(questions, copies, generator)
         written_by = parameter_hash(self.policy)
-        groups = []
-        for index, question in enumerate(questions):
-            of_question = answers[index * copies : (index + 1) * copies]
-            group = RolloutGroup(
-                question.ref,
-                tuple(answer.tokens for answer in of_question),
-                self.version,
-                written_by,
-                self.policy.vocabulary.id,
-                tuple(answer.logprobs for answer in of_question),
-            )
-            groups.append(score(self.author, group, judged=self.settings.judged))
-        return groups
+        groups = [self._group(*each, written_by) for each in zip(questions, written, strict=True)]
+        return [score(self.author, group, judged=self.settings.judged) for group in groups]
+
+    def _written(
+        self, questions: Sequence[Question], copies: int, generator: torch.Generator, *, traced: bool = False
+    ) -> list[list[Completion]]:
+        """`copies` answers to each question."""
+        prompts, how = [self._prompt(question) for question in questions], self.settings.sampling
+        answers = self._sampler(self.policy, prompts, copies=copies, how=how, generator=generator, traced=traced)
+        return [answers[index * copies : (index + 1) * copies] for index in range(len(questions))]
+
+    def _group(
+        self, question: Question, answers: Sequence[Completion], policy: str, proof: bytes = b""
+    ) -> RolloutGroup:
+        return RolloutGroup(
+            question.ref,
+            tuple(answer.tokens for answer in answers),
+            self.version,
+            policy,
+            self.policy.vocabulary.id,
+            tuple(answer.logprobs for answer in answers),
+            proof,
+        )
 
     def _chances(self, questions: Sequence[Question]) -> torch.Tensor:
         """The chance (N,) of writing exactly the key and then ending."""
@@ -284,22 +295,22 @@ class Learner:
             try:
                 scored = score(author, group, judged=self.settings.judged)
                 self._check_readable(scored)
-            except Refused as refusal:
+            except RefusedGroup as refusal:
                 refused[refusal.reason] += 1
             else:
                 fit.append(scored)
         return fit
 
     def _check_readable(self, scored: Scored) -> None:
-        """Raises Refused for a group with text that this policy has no tokens for, or no room."""
+        """Raises RefusedGroup for a group with text that this policy has no tokens for, or no room."""
         source, vocabulary = scored.vocabulary, self.policy.vocabulary
         try:
             longest = max(len(translate(answer, source, vocabulary)) for answer in scored.group.answers)
             prompt = self._prompt(scored.question)
         except ValueError as error:
-            raise Refused("unreadable", str(error)) from error
+            raise RefusedGroup("unreadable", str(error)) from error
         if longest == 0 or len(prompt) + longest > self.policy.context:
-            raise Refused("too-long", f"an answer of {longest} tokens does not fit into {self.policy.context}")
+            raise RefusedGroup("too-long", f"an answer of {longest} tokens does not fit into {self.policy.context}")
 
     def _gated(self, fit: Sequence[Scored], refused: Counter[str]) -> tuple[list[Scored], Counter[str], Counter[str]]:
         """What the gate lets through; only groups that could be chosen are read, since reading is the cost."""
@@ -319,7 +330,7 @@ class Learner:
                 passed.append(scored.keeping(verdict.kept) if lost else scored)
         return [*passed, *rest], checked, refused_answers
 
-    def _verdicts(self, groups: Sequence[Scored], limits: Gate) -> list[Verdict]:
+    def _verdicts(self, groups: Sequence[Scored], limits: TokenGate) -> list[GateVerdict]:
         if not groups:
             return []
         readers = [self.policy] if self.reference is None else [self.policy, self.reference]
@@ -368,7 +379,16 @@ class Learner:
         room = self.split.room(own, external)
         if room.own < len(own):
             own = [scored for scored in own if scored.informative]
-        return choose(own, fit, room, self.settings.limits, self._rng, author=self.author, version=self.version)
+        return choose(
+            own,
+            fit,
+            room,
+            self.settings.limits,
+            self._rng,
+            author=self.author,
+            version=self.version,
+            standings=self._standings,
+        )
 
     def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""

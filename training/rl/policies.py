@@ -109,7 +109,7 @@ def content_hash(policy: nn.Module, before: str = "") -> str:
     return digest.hexdigest()
 
 
-class Block(nn.Module):
+class _Block(nn.Module):
     """Attention and MLP on normalised copies (GPT-2), squared ReLU (Primer, 2109.08668), no biases."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -147,7 +147,7 @@ class TinyGPT(nn.Module):
         self.context = spec.context
         self.tokens = nn.Embedding(self.vocabulary.size, spec.width)
         self.positions = nn.Embedding(spec.context, spec.width)
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.blocks = nn.ModuleList(_Block(spec) for _ in range(spec.layers))
         self.norm = nn.LayerNorm(spec.width, bias=False)
         self.head = nn.Linear(spec.width, self.vocabulary.size, bias=False)
         for name, parameter in self.named_parameters():

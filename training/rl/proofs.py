@@ -1,33 +1,49 @@
-"""What a sampler commits to while it samples, so that whoever holds the weights can tell by one prefill whether these
-were used: the greatest final activations, as the coefficients of a polynomial. numpy only.
+"""Whether groups that others wrote for this node's policy were drawn from its weights: proofs and spot checks. Torch.
 
     proofs = commit([activations])                        # of each group, (N, C) of all its answers' tokens in a row
     distance = distances(proofs, [recomputed])[0]         # None where the proof is empty or malformed
     distance.fits(Tolerance())                            # HALF for models of 16 bits
 
-TOPLOC (2501.16007): of each CHUNK tokens the TOP activations of greatest magnitude, a = (token, channel), are written
-down as a polynomial over GF(P) that at `a mod m` has the 16 bits of the value in bfloat16. Whoever recomputes the
-activations takes the TOP of his own, evaluates there, and compares exponents and mantissas: the same weights give the
-same bits but for rounding, others give noise. 2 bytes for each of TOP + 1 numbers: 258 bytes for 32 tokens.
+    audit = RolloutAudit(policy, share=0.25, seed=1)
+    audit.remember(policy_hash)                           # the weights that the policy has now, for later
+    audited = audit.check(groups)                         # a random share of each author's, at least one
+    audited.passed, audited.caught                        # groups to learn from; authors who lied, and why
 
-A proof says that the sender had these weights, not that it drew the tokens from them: that is the sampling test's
-(`defence.sampling_z`). The length is a function of the number of tokens and channels, so nothing can be left out.
+**The proof** is TOPLOC's (2501.16007): of each CHUNK tokens the TOP final activations of greatest magnitude, a =
+(token, channel), are written down as a polynomial over GF(P) that at `a mod m` has the 16 bits of the value in
+bfloat16. Whoever recomputes the activations takes the TOP of his own, evaluates there, and compares exponents and
+mantissas: the same weights give the same bits but for rounding, others give noise. 2 bytes for each of TOP + 1 numbers:
+258 bytes for 32 tokens. The length is a function of the number of tokens and channels, so nothing can be left out. A
+proof says that the sender had these weights, not that it drew the tokens from them: that is the sampling test's
+(`defence.sampling_z`).
+
+**The audit**: a group that is looked at must have the proof of its activations, log-probabilities that the same weights
+give again, and tokens that look drawn from them, pooled over the author's last groups (`defence`). Nothing else passes:
+an empty proof, a copied one, or one of other weights, older ones included. In all groups, looked at or not, answers
+must not be more alike than their log-probabilities let expect. One lie costs an author all of its groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
+
+from swarmnode.training.rl.defence import Floats, ProofLimits, Reading, TokenReading, improbable, proven, repetition
+from swarmnode.training.rl.groups import Scored
+from swarmnode.training.rl.sampling import Sampling, read
 
 CHUNK = 32  # tokens
 TOP = 128  # activations of a chunk; fewer where there are fewer
 P = 65497  # a prime; the bits of all finite bfloat16 numbers are below
 
-Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 
@@ -48,7 +64,7 @@ HALF = Tolerance(exponents=0.3, mantissa=10.0, median=8.0)  # TOPLOC's for 16 bi
 
 
 @dataclass(frozen=True)
-class Distance:
+class ActivationDistance:
     """The worst chunk's."""
 
     exponents: float  # part of the activations whose sign or exponent differs, 0 to 1
@@ -80,27 +96,27 @@ def commit(groups: Sequence[Floats]) -> list[bytes]:
     return [b"".join(next(parts) for _ in _rows(len(group))) for group in groups]
 
 
-def distances(proofs: Sequence[bytes], groups: Sequence[Floats]) -> list[Distance | None]:
+def distances(proofs: Sequence[bytes], groups: Sequence[Floats]) -> list[ActivationDistance | None]:
     """How far each proof is from recomputed activations (N, C); None where it is not of the size that it must have."""
-    found: list[Distance | None] = []
+    found: list[ActivationDistance | None] = []
     for proof, group in zip(proofs, groups, strict=True):
         if not len(group) or len(proof) != proof_size(*group.shape):
             found.append(None)
             continue
-        at, worst = 0, Distance(0.0, 0.0, 0.0)
+        at, worst = 0, ActivationDistance(0.0, 0.0, 0.0)
         for chunk in _chunks(group):
             size = 2 + 2 * min(TOP, len(chunk))
             one = _distance(np.frombuffer(proof, "<u2", size // 2, at), chunk)
             at += size
-            worst = Distance(*map(max, zip(_numbers(worst), _numbers(one), strict=True)))
+            worst = ActivationDistance(*map(max, zip(astuple(worst), astuple(one), strict=True)))
         found.append(worst)
     return found
 
 
-def _distance(sealed: NDArray[np.uint16], chunk: Floats) -> Distance:
+def _distance(sealed: NDArray[np.uint16], chunk: Floats) -> ActivationDistance:
     modulus, coefficients = int(sealed[0]), sealed[1:].astype(np.int64)
     if modulus == 0:
-        return Distance(1.0, np.inf, np.inf)
+        return ActivationDistance(1.0, np.inf, np.inf)
     (places,) = _greatest(chunk[None])
     x, claimed = places % modulus, np.zeros(len(places), np.int64)
     for coefficient in coefficients[::-1]:  # Horner
@@ -108,13 +124,9 @@ def _distance(sealed: NDArray[np.uint16], chunk: Floats) -> Distance:
     found = _bits(chunk[places])
     alike = claimed >> 7 == found >> 7  # sign and exponent
     if not alike.any():
-        return Distance(1.0, np.inf, np.inf)
+        return ActivationDistance(1.0, np.inf, np.inf)
     apart = np.abs((claimed & 127) - (found & 127))[alike]
-    return Distance(float(1.0 - alike.mean()), float(apart.mean()), float(np.median(apart)))
-
-
-def _numbers(distance: Distance) -> tuple[float, float, float]:
-    return distance.exponents, distance.mantissa, distance.median
+    return ActivationDistance(float(1.0 - alike.mean()), float(apart.mean()), float(np.median(apart)))
 
 
 def _rows(tokens: int) -> list[int]:
@@ -178,3 +190,133 @@ def _inverses() -> Ints:
         base = base * base % P
         exponent >>= 1
     return result
+
+
+# -- the audit
+
+# Log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
+SAME_WEIGHTS = ProofLimits(top_k=1 << 30, logprob=5e-3, z=float("inf"))
+POOLED = (16, 256)  # groups of an author that the sampling test pools: few tell soon, many tell small differences
+EXACT = 5e-4  # nats, where both sides compute in 32 bits: 1.5e-4 at most was seen, 7e-4 at least of bfloat16 weights
+AUTHORS = 256  # of whom something is remembered; the one met first is forgotten first
+CLAIMED = 64  # groups of an author of which the answers' likeness is pooled
+SURE = 20.0  # of `improbable`: 2e-9 of honest authors are beyond
+Z = 6.0  # of the sampling test, which honest authors take in each round: 2e-9 of them are beyond
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What a check came to."""
+
+    passed: tuple[Scored, ...]
+    checked: Mapping[str, int]  # groups looked at, by author
+    caught: Mapping[str, str]  # authors whose groups are lies, and by what they are
+    refused: Counter[str]  # groups not passed, by reason: unknown-weights, dishonest
+
+
+class RolloutAudit:
+    """Holds the last weights of one policy, flat, and judges by a copy of it."""
+
+    def __init__(
+        self, policy: nn.Module, *, share: float, seed: int, how: Sampling | None = None, keep: int = 5
+    ) -> None:
+        """`share` of each author's groups is looked at; `keep` versions are remembered."""
+        self._policy, self._share, self._keep = policy, share, keep
+        self._how = how or Sampling()
+        exact = all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+        self._tolerance = Tolerance() if exact else HALF
+        self._same = replace(SAME_WEIGHTS, logprob=EXACT) if exact else SAME_WEIGHTS
+        self._rng = np.random.default_rng([seed, 5])
+        self._judge: nn.Module | None = None
+        self._weights: OrderedDict[str, torch.Tensor] = OrderedDict()  # by hash, (P,) each, the oldest first
+        self._alike: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=CLAIMED))
+        self._drawn: dict[str, deque[tuple[float, float, float]]] = defaultdict(lambda: deque(maxlen=max(POOLED)))
+
+    def remember(self, policy_hash: str) -> None:
+        """Keep the weights that the policy has now, called `policy_hash`."""
+        with torch.no_grad():
+            self._weights[policy_hash] = nn.utils.parameters_to_vector(self._policy.parameters()).cpu().clone()
+        self._weights.move_to_end(policy_hash)
+        while len(self._weights) > self._keep:
+            self._weights.popitem(last=False)
+
+    def check(self, groups: Sequence[Scored]) -> Audited:
+        """Look at some groups of each author; those of others than liars pass, if their weights are known here."""
+        refused, checked = Counter[str](), Counter[str]()
+        caught: dict[str, str] = {}
+        known = [scored for scored in groups if scored.group.policy in self._weights]
+        refused["unknown-weights"] += len(groups) - len(known)
+        by_policy: dict[str, list[Scored]] = defaultdict(list)
+        for scored in self._drawn_by_lot(known):
+            by_policy[scored.group.policy].append(scored)
+            checked[scored.author] += 1
+        for policy_hash, chosen in by_policy.items():
+            readings = read(self._judged(policy_hash), chosen, self._how, traced=True)
+            for scored, reading in zip(chosen, readings, strict=True):
+                reason = self._lie(scored, reading)
+                if reason:
+                    caught.setdefault(scored.author, reason)
+        for scored in known:  # by what its author claims: it takes no pass, and false claims are caught above
+            alike = self._alike[scored.author]
+            if scored.group.logprobs is not None:
+                alike.append(repetition(scored.group.answers, [sum(chances) for chances in scored.group.logprobs]))
+            if alike and improbable(alike) > SURE:
+                caught.setdefault(scored.author, "not-sampled")
+        for remembered in (self._alike, self._drawn):
+            while len(remembered) > AUTHORS:
+                del remembered[next(iter(remembered))]
+        passed = tuple(scored for scored in known if scored.author not in caught)
+        refused["dishonest"] += len(known) - len(passed)
+        return Audited(passed, checked, caught, +refused)
+
+    def _drawn_by_lot(self, groups: Sequence[Scored]) -> list[Scored]:
+        of_author: dict[str, list[Scored]] = defaultdict(list)
+        for scored in groups:
+            of_author[scored.author].append(scored)
+        return [
+            theirs[int(index)]
+            for theirs in of_author.values()
+            for index in self._rng.permutation(len(theirs))[: max(1, int(np.ceil(self._share * len(theirs))))]
+        ]
+
+    def _judged(self, policy_hash: str) -> nn.Module:
+        """A copy of the policy with the weights of that hash."""
+        if self._judge is None:
+            self._judge = copy.deepcopy(self._policy)
+        with torch.no_grad():
+            device = next(self._judge.parameters()).device
+            nn.utils.vector_to_parameters(self._weights[policy_hash].to(device).clone(), self._judge.parameters())
+        return self._judge
+
+    def _lie(self, scored: Scored, reading: Reading) -> str:
+        """Why this group is not what it claims; "" where it may be.
+
+        Reasons: no-proof, other-activations, unreadable, no-logprobs, logprobs, not-sampled.
+        """
+        reason = proven([reading], [scored.group.logprobs], self._same)
+        if reason:
+            return reason
+        tokens = [answer for answer in reading.answers if answer is not None]
+        activations = np.concatenate([answer.activations for answer in tokens if answer.activations is not None])
+        (distance,) = distances([scored.group.proof], [activations])
+        if distance is None:
+            return "no-proof"
+        if not distance.fits(self._tolerance):
+            return "other-activations"
+        pooled = self._drawn[scored.author]
+        pooled.append(_drawing(tokens))
+        return "not-sampled" if any(not _looks_drawn(list(pooled)[-count:]) for count in POOLED) else ""
+
+
+def _looks_drawn(pooled: Sequence[tuple[float, float, float]]) -> bool:
+    excess, variance = sum(each[0] for each in pooled), sum(each[1] for each in pooled)
+    # One rare token of a policy that is nearly sure is many deviations away, and must not condemn anybody.
+    worst = max(each[2] for each in pooled)
+    return bool(abs(excess) <= Z * np.sqrt(variance) + worst)
+
+
+def _drawing(answers: Sequence[TokenReading]) -> tuple[float, float, float]:
+    """Σ(log p + H), ΣVar and the greatest |log p + H| of these answers' tokens, in nats."""
+    apart = np.concatenate([answer.logprobs + answer.entropy for answer in answers])
+    variance = sum(float(answer.variance.sum()) for answer in answers)
+    return float(apart.sum()), variance, float(np.abs(apart).max())

@@ -1,27 +1,35 @@
-"""What a policy writes: batches of answers with a KV cache, and the log-probability of every token in them.
+"""What a policy writes, and how likely it finds what others wrote: batches of answers, and log-probabilities. Torch.
 
     answers = sample(policy, prompts, copies=8, how=Sampling(max_tokens=6), generator=generator)
     answers[3].tokens, answers[3].logprobs                # one of the eight answers to prompts[0]
+    seen = read(policy, groups)                           # one Reading a group, in numpy, by one forward pass
+    seen[0].answers[2].logprobs, seen[0].answers[2].ranks # (T,), (T,)
 
 Prompts are read once, not once a copy, and together with those of the same length; answers that have ended leave the
 batch. The end token is part of an answer. Log-probabilities are of the distribution that was sampled from, after
 temperature and top-k: the behaviour policy of decoupled PPO, and what a proof of sampling is about.
+
+Where a proof is wanted, both ways also give the final activations from which each token was drawn, `traced`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from swarmnode.training.rl.activations import watched
+from swarmnode.training.rl.defence import Reading, TokenReading
+from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.policies import Policy, kept, repeat
+from swarmnode.training.rl.vocabulary import translate
+
+LOGITS = 1 << 26  # of one pass that reads, at the most: 256 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """One completion. It ended by itself if its last token is the end token; else it was cut at `max_tokens`."""
 
     tokens: tuple[int, ...]
@@ -47,7 +55,7 @@ class Answer:
 
 
 class Sampler(Protocol):
-    """Whatever writes answers as `sample` does; `vllm_sampling.py` has another."""
+    """Whatever writes answers as `sample` does; `engine.py` has others."""
 
     def __call__(
         self,
@@ -58,7 +66,7 @@ class Sampler(Protocol):
         how: Sampling,
         generator: torch.Generator,
         traced: bool = False,
-    ) -> list[Answer]: ...
+    ) -> list[Completion]: ...
 
 
 def check_room(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling) -> None:
@@ -80,7 +88,7 @@ def sample(
     how: Sampling,
     generator: torch.Generator,
     traced: bool = False,
-) -> list[Answer]:
+) -> list[Completion]:
     """`copies` answers to each prompt, those to one prompt in a row. Raises ValueError where one exceeds the context.
 
     All chance comes from `generator` (a CPU one). With `traced`, answers have the activations that a proof commits to.
@@ -89,7 +97,7 @@ def sample(
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         by_length[len(prompt)].append(index)
-    answers: list[Answer | None] = [None] * (len(prompts) * copies)
+    answers: list[Completion | None] = [None] * (len(prompts) * copies)
     for indices in by_length.values():
         batch = torch.tensor([prompts[index] for index in indices])  # (B, T)
         written = _continue(policy, batch, copies, how, generator, traced)
@@ -100,13 +108,13 @@ def sample(
 
 def _continue(
     policy: Policy, prompts: Tensor, copies: int, how: Sampling, generator: torch.Generator, traced: bool
-) -> list[Answer]:
+) -> list[Completion]:
     rows = len(prompts) * copies
     written: list[list[int]] = [[] for _ in range(rows)]
     chances: list[list[float]] = [[] for _ in range(rows)]
     traces: list[list[Tensor]] = [[] for _ in range(rows)]
     alive = list(range(rows))
-    with watched(policy) if traced else nullcontext() as seen:
+    with _watched(policy) if traced else nullcontext() as seen:
         logits, state = policy.begin(prompts)
         final = seen.last.repeat_interleave(copies, dim=0) if seen else None
         logits, state = logits.repeat_interleave(copies, dim=0), repeat(state, copies)
@@ -132,7 +140,7 @@ def _continue(
             logits, state = policy.step(tokens, state)
             final = seen.last if seen else None
     return [
-        Answer(tuple(ids), tuple(values), torch.stack(trace) if trace else None)
+        Completion(tuple(ids), tuple(values), torch.stack(trace) if trace else None)
         for ids, values, trace in zip(written, chances, traces, strict=True)
     ]
 
@@ -157,3 +165,105 @@ def tempered(logits: Tensor, how: Sampling) -> Tensor:
         least = logits.topk(how.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     return F.log_softmax(logits, dim=-1)
+
+
+@dataclass
+class _HeadInput:
+    """The activations of the last call; (B, T, C), or (B, C) where the policy gave its head one place only."""
+
+    final: Tensor
+
+    @property
+    def last(self) -> Tensor:
+        """Those of the last place, (B, C)."""
+        return self.final[:, -1] if self.final.dim() == 3 else self.final
+
+
+@contextmanager
+def _watched(policy: Policy) -> Iterator[_HeadInput]:
+    """See what `policy.head` is given, float32 on the CPU, for as long as the block lasts."""
+    seen = _HeadInput(torch.empty(0))
+
+    def see(module: nn.Module, given: tuple[Any, ...]) -> None:
+        seen.final = given[0].detach().float().cpu()
+
+    hook = policy.head.register_forward_pre_hook(see)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+# -- reading
+
+HONEST = Sampling()
+
+
+def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, traced: bool = False) -> list[Reading]:
+    """Every answer of these groups, as likely as `policy` finds it when it samples as `how` says.
+
+    An answer that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None. With
+    `traced`, readings have the activations that a proof commits to.
+    """
+    prompts, answers, places = [], [], []
+    for number, scored in enumerate(groups):
+        source = scored.vocabulary
+        prompt = policy.vocabulary.prompt(scored.question.prompt)
+        for index, ids in enumerate(scored.group.answers):
+            try:
+                tokens = translate(ids, source, policy.vocabulary)
+            except ValueError:
+                continue
+            if tokens and len(prompt) + len(tokens) <= policy.context:
+                prompts.append(prompt)
+                answers.append(tokens)
+                places.append((number, index))
+    found: list[list[TokenReading | None]] = [[None] * len(scored.texts) for scored in groups]
+    for (number, index), reading in zip(places, read_tokens(policy, prompts, answers, how, traced=traced), strict=True):
+        found[number][index] = reading
+    return [Reading(tuple(of_group)) for of_group in found]
+
+
+@torch.no_grad()
+def read_tokens(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    how: Sampling = HONEST,
+    *,
+    traced: bool = False,
+) -> list[TokenReading]:
+    """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place."""
+    texts = list(zip(prompts, answers, strict=True))
+    longest = max((len(prompt) + len(answer) for prompt, answer in texts), default=1)
+    rows = max(1, LOGITS // (longest * policy.vocabulary.size))
+    return [
+        reading
+        for first in range(0, len(texts), rows)
+        for reading in _one_pass(policy, texts[first : first + rows], how, traced)
+    ]
+
+
+def _one_pass(
+    policy: Policy, texts: Sequence[tuple[Sequence[int], Sequence[int]]], how: Sampling, traced: bool
+) -> Iterator[TokenReading]:
+    """One forward pass over these prompts and answers."""
+    longest = max(len(prompt) + len(answer) for prompt, answer in texts)
+    padded = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer in texts]
+    tokens = torch.tensor(padded)  # (N, T)
+    with _watched(policy) if traced else nullcontext() as seen:
+        logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
+    final = seen.final.numpy() if seen else None  # (N, T - 1, C)
+    following = tokens[:, 1:, None]
+    logprobs = logits.gather(2, following)[..., 0]  # (N, T - 1)
+    ranks = (logits > logprobs[..., None]).sum(dim=-1).cpu().numpy()
+    chances = logits.exp()
+    surprises = torch.where(chances > 0, -logits, torch.zeros_like(logits))
+    entropy = (chances * surprises).sum(dim=-1)
+    variance = (chances * surprises.square()).sum(dim=-1) - entropy.square()
+    numbers, entropies, variances = (tensor.float().cpu().numpy() for tensor in (logprobs, entropy, variance))
+    for row, (prompt, answer) in enumerate(texts):
+        cut = row, slice(len(prompt) - 1, len(prompt) - 1 + len(answer))
+        yield TokenReading(
+            numbers[cut], ranks[cut], entropies[cut], variances[cut], final[cut] if final is not None else None
+        )

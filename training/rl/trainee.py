@@ -19,25 +19,23 @@ from typing import Any, NoReturn
 
 import torch
 
-from swarmnode.training.rl.audit import Audit
-from swarmnode.training.rl.choosing import ESTABLISHED, AdaptiveSplit, Limits, Split
-from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.engine import Engine
-from swarmnode.training.rl.groups import Refused, RolloutGroup, Scored, as_text, mean_reward, score
+from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, as_text, mean_reward, score
+from swarmnode.training.rl.grpo import ESTABLISHED, AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
+from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.tasks.digits import well_formed
-from swarmnode.training.rl.tasks.work import asked
+from swarmnode.training.rl.tasks import TaskRef, tasks_of_run, well_formed
 from swarmnode.training.rl.vocabulary import COMMON
 from swarmnode.training.runspec import POLICY_HEADS, RunSpec, hf_model, policy_shape
 from swarmnode.training.tasks import Assignment, TaskError
 
 # Of language models; set by reasoning, not measured: who draws among the likeliest 50 seldom leaves a reader's 256.
 TEXT_SAMPLING = Sampling(max_tokens=16, top_k=50)
-TEXT_GATE = Gate(top_k=256, floor=1e-5, tokens=0.02)
+TEXT_GATE = TokenGate(top_k=256, floor=1e-5, tokens=0.02)
 HELDOUT = 128  # fresh questions of a quick measurement
 THOROUGH = 2048
 
@@ -51,18 +49,17 @@ class DigitsRL:
         if device != "cpu":
             raise TaskError(f"digits-rl trains tiny policies on the CPU, not on {device}; run with --device cpu")
         rollouts = spec.rollouts
-        self._probation: frozenset[str] = frozenset()  # authors of whom little is known, in the update in hand
         where = "--policy" if assignment.policy else "[rollouts]"
         policy = _policy(assignment.policy or rollouts.policy, where=where, seed=spec.run.seed)
         is_small = isinstance(policy, TinyGPT | TinyGRU)
         settings = Settings(
-            tasks=asked(rollouts.difficulty),
+            tasks=tasks_of_run(rollouts.difficulty),
             answers=rollouts.answers,
             split=_split(spec),
-            limits=Limits(share=rollouts.share, standing=self._standing),
+            limits=BatchLimits(share=rollouts.share),
             learning_rate=spec.inner.lr,
             clip_norm=spec.inner.clip,
-            gate=Gate() if is_small else TEXT_GATE,
+            gate=TokenGate() if is_small else TEXT_GATE,
             sampling=Sampling() if is_small else TEXT_SAMPLING,
             correction="tapered",
             judged=rollouts.judge != "none",
@@ -74,7 +71,7 @@ class DigitsRL:
         own_seed = _seed(f"{spec.run.seed} {assignment.peer_id}")
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.start_from(beginning)
-        self.audit = Audit(
+        self.audit = RolloutAudit(
             policy,
             share=rollouts.audit,
             seed=self.learner.seed,
@@ -97,9 +94,6 @@ class DigitsRL:
         self._own = self.learner.sample(count)
         groups = [self._shared(group).to_map() for group in self.learner.shareable(self._own)]
         return {"groups": groups, "seconds": time.perf_counter() - began}
-
-    def _standing(self, author: str) -> float:
-        return ESTABLISHED / 2 if author in self._probation else 1.0
 
     def _shared(self, group: RolloutGroup) -> RolloutGroup:
         """As others can read it: text, where this node's tokens are its own model's."""
@@ -127,11 +121,11 @@ class DigitsRL:
         `probation`: authors in the pool who have a part of the update together, however many they are.
         """
         began = time.perf_counter()
-        self._probation = frozenset(probation)
         external = [(author, RolloutGroup.from_map(group)) for author, group in pool]
         unread: Counter[str] = Counter()
         audited = self.audit.check(_scored(sampled, unread, judged=self.learner.settings.judged))
-        report = self.learner.learn(self._own, external, audited.passed)
+        standings = dict.fromkeys(probation, ESTABLISHED / 2)
+        report = self.learner.learn(self._own, external, audited.passed, standings=standings)
         self._own = []
         return {
             "reward": report.reward,
@@ -181,7 +175,7 @@ def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[s
     for author, group in sampled:
         try:
             found.append(score(author, RolloutGroup.from_map(group), judged=judged))
-        except Refused as refusal:
+        except RefusedGroup as refusal:
             refused[refusal.reason] += 1
     return found
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from swarmnode.training.rl.tasks.digits import ALPHABET
+from swarmnode.training.rl.tasks import ALPHABET
 
 
 class Vocabulary(Protocol):

@@ -9,7 +9,7 @@ the question that the task's name and seed give, and a group whose answers are a
 from __future__ import annotations
 
 from swarmnode.protocols.methods.rollouts.signed import SignedGroup
-from swarmnode.training.rl.groups import Refused, score
+from swarmnode.training.rl.groups import RefusedGroup, score
 
 
 def informative(signed: SignedGroup, *, judged: bool = False) -> str:
@@ -19,5 +19,5 @@ def informative(signed: SignedGroup, *, judged: bool = False) -> str:
     """
     try:
         return "" if score(signed.author, signed.group, judged=judged).informative else "uninformative"
-    except Refused as refused:
+    except RefusedGroup as refused:
         return refused.reason

@@ -45,7 +45,7 @@ class PoolLimits:
 
     groups: int = 512  # of others: what 64 nodes send in a round, eight each
     bytes: int = 5 << 20  # of others; of which an author has `share`: room for the largest group
-    share: float = 0.25  # of the groups held that one author may have: as the cap on a batch (training/rl/choosing.py)
+    share: float = 0.25  # of the groups held that one author may have: as the cap on a batch (training/rl/grpo.py)
     few: int = 16  # groups that an author may have anyhow: in a swarm of two the other is all there is
     probation: float = 0.125  # of the groups and bytes held, for all authors on probation together; of `few`, anyhow
     seconds: float = 900.0  # since a group was made and since it came

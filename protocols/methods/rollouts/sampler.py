@@ -40,7 +40,7 @@ from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
-from swarmnode.training.rl.tasks.work import asked, work
+from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Sampler:
         self._shape = parts.policy or rollouts.policy
         self._batch, self._pace, self._staleness = rollouts.batch, rollouts.pace, rollouts.staleness
         self._push = rollouts.weights == "push"
-        self._tasks = asked(rollouts.difficulty)
+        self._tasks = tasks_of_run(rollouts.difficulty)
         self.trainer: PeerId | None = None
         self.weights: Weights | None = None  # that the policy has now
         self.told: Newest | None = None  # by the trainer, last
@@ -313,7 +313,7 @@ class Sampler:
 
     async def _sample(self, weights: Weights) -> Answered:
         tasks = [
-            work(
+            assigned_task(
                 self._parts.run_id,
                 self._parts.me,
                 self._counter + number,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.protocols.methods.rollouts.signed import SignedGroup
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.rl.tasks.work import work
+from swarmnode.training.rl.tasks import assigned_task
 
 SKIPS = 64.0  # counters of an author that may be missing: eight batches that were lost
 REFUND = 0.25  # of a skip, for each group that comes
@@ -110,7 +110,7 @@ class Samplers:
             return "stale" if group.version <= self._oldest() else "unknown-weights"
         if group.version not in self._versions[group.policy]:
             return "other-version"
-        if group.task != work(
+        if group.task != assigned_task(
             self._run_id,
             signed.author,
             signed.counter,

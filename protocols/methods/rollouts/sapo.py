@@ -36,7 +36,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup, score
-from swarmnode.training.rl.tasks.work import asked
+from swarmnode.training.rl.tasks import tasks_of_run
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Sapo:
         self.samplers = Samplers(
             parts.me,
             run_id=parts.run_id,
-            tasks=asked(parts.spec.rollouts.difficulty),
+            tasks=tasks_of_run(parts.spec.rollouts.difficulty),
             answers=parts.spec.rollouts.answers,
             staleness=parts.spec.rollouts.staleness,
         )

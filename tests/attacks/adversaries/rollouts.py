@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swarmnode.training.rl.groups import RolloutGroup
-from swarmnode.training.rl.tasks import Question, TaskRef, regenerate
-from swarmnode.training.rl.tasks.digits import DEFAULT_BASE, NAMES, well_formed
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import DIGITS
 
 GROUPS = 4  # that one liar publishes in a round, as an honest node of a batch of 4 + 4 does

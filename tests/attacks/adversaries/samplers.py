@@ -17,9 +17,8 @@ import torch
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.prefill import read
 from swarmnode.training.rl.proofs import commit
-from swarmnode.training.rl.sampling import Sampling
+from swarmnode.training.rl.sampling import Sampling, read
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.vocabulary import DIGITS
 

@@ -17,7 +17,7 @@ TASK = """
 import os, signal
 from types import SimpleNamespace
 import torch
-from swarmnode.training.rl.engine import Engine, Told
+from swarmnode.training.rl.engine import Engine, EngineStatus
 class Task:
     tokens_per_sample = 1
     def __init__(self, spec, assignment, device="cpu"):
@@ -26,7 +26,7 @@ class Task:
         self.model = torch.nn.Linear(2, 2)
         self.engine = Engine(self.model, assignment.sampling)
     def rollouts(self, *, version, count, policy):
-        self.engine.told = Told("torch", "vLLM failed while it sampled")
+        self.engine.status = EngineStatus("torch", "vLLM failed while it sampled")
         return {"groups": [], "seconds": 0.0}
 """
 

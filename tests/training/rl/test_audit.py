@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.training.rl.audit import Audit
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build, parameter_hash
+from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.tasks.digits import NAMES, well_formed
+from swarmnode.training.rl.tasks import NAMES, TaskRef, well_formed
 
 SPEC = PolicySpec(layers=1, width=48, heads=4)
 TASKS = [TaskRef(NAMES[n % len(NAMES)], 5, n) for n in range(8)]
@@ -41,10 +40,10 @@ def sampled(by: torch.nn.Module, *, says: torch.nn.Module | None = None, seed: i
     return [score(who, group) for group in groups]
 
 
-def an_audit(share: float = 0.25, seed: int = 1) -> Audit:
+def an_audit(share: float = 0.25, seed: int = 1) -> RolloutAudit:
     """That of the trainer at the last version, which remembers the one before as well."""
     policy = copy.deepcopy(versions()[-1])
-    audit = Audit(policy, share=share, seed=seed)
+    audit = RolloutAudit(policy, share=share, seed=seed)
     for version in versions()[-2:]:
         policy.load_state_dict(version.state_dict())
         audit.remember(parameter_hash(version))
@@ -69,7 +68,7 @@ def test_a_policy_that_is_nearly_sure_condemns_nobody() -> None:
     policy = copy.deepcopy(versions()[-1])
     with torch.no_grad():
         policy.head.weight *= 8.0  # what training on and on comes to
-    audit = Audit(policy, share=1.0, seed=1)
+    audit = RolloutAudit(policy, share=1.0, seed=1)
     audit.remember(parameter_hash(policy))
     assert not any(audit.check(sampled(policy, seed=seed)).caught for seed in range(60))
 
@@ -107,8 +106,8 @@ def test_another_policy_is_caught_though_it_claims_what_a_prefill_says() -> None
 
 def _prefilled(policy: torch.nn.Module, scored: Scored) -> dict[str, object]:
     """Log-probabilities and proof that these weights give for somebody else's tokens."""
-    from swarmnode.training.rl.prefill import read
     from swarmnode.training.rl.proofs import commit
+    from swarmnode.training.rl.sampling import read
 
     (reading,) = read(policy, [scored], traced=True)
     tokens = [answer for answer in reading.answers if answer is not None]

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split, choose, poison_budget
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
+from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split, choose, poison_budget
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
-LIMITS = Limits()
+LIMITS = BatchLimits()
 
 
 def scored(author: str, seed: int, right: int = 1, *, answers: int = 8, version: int = 0, length: int = 3) -> Scored:
@@ -90,8 +90,8 @@ def test_the_draw_is_uniform_and_follows_from_the_seed() -> None:
 
 def test_the_poison_budget_shrinks_with_standing_and_ends_without() -> None:
     assert [poison_budget(8, 0.5, standing) for standing in (1.0, 0.5, 0.01, 0.0)] == [4, 2, 1, 0]
-    limits = replace(LIMITS, share=0.5, standing=lambda author: 0.0 if author == "bad" else 1.0)
-    chosen = choose([], [scored("bad", 1), scored("good", 2)], Split(4, 4), limits, rng())
+    limits = replace(LIMITS, share=0.5)
+    chosen = choose([], [scored("bad", 1), scored("good", 2)], Split(4, 4), limits, rng(), standings={"bad": 0.0})
     assert chosen.authors == {"good"}
     assert chosen.refused == Counter({"capped": 1})
 
@@ -150,11 +150,12 @@ def test_a_j_that_is_never_tried_is_an_error(wrong: dict[str, int]) -> None:
 
 
 def test_authors_without_standing_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:
-    limits = replace(LIMITS, share=0.5, standing=lambda author: 0.25 if author.startswith("new") else 1.0)
+    limits = replace(LIMITS, share=0.5)
+    standings = {f"new{number}": 0.25 for number in range(20)}
     sybils = [scored(f"new{number}", number) for number in range(20)]
     honest = [scored(f"good{number}", 100 + number) for number in range(3)]
     for batch in (8, 16):
-        chosen = choose([], [*sybils, *honest], Split(batch - 6, 6), limits, rng())
+        chosen = choose([], [*sybils, *honest], Split(batch - 6, 6), limits, rng(), standings=standings)
         authors = [group.author for group in chosen.groups]
         assert sum(author.startswith("new") for author in authors) == batch // 8
         assert sum(author.startswith("good") for author in authors) == 3

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from swarmnode.training.rl.defence import (
-    Gate,
-    Proof,
+    ProofLimits,
     Reading,
+    TokenGate,
     TokenReading,
     gate,
     improbable,
@@ -24,12 +24,11 @@ from swarmnode.training.rl.defence import (
 )
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build
-from swarmnode.training.rl.prefill import read
-from swarmnode.training.rl.sampling import Sampling, sample
+from swarmnode.training.rl.sampling import Sampling, read, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.vocabulary import DIGITS
 
-PROOF = Proof(top_k=DIGITS.size, logprob=1e-4)
+PROOF = ProofLimits(top_k=DIGITS.size, logprob=1e-4)
 POOLED = 8  # groups that a test pools, of 8 answers each
 
 
@@ -135,7 +134,7 @@ def test_claims_that_are_no_numbers_do_not_pass() -> None:
 def test_a_token_outside_the_senders_top_k_is_refused() -> None:
     groups = rollouts(a_policy(), 1)
     claimed = [scored.group.logprobs for scored in groups]
-    assert proven(read(a_policy(), groups), claimed, Proof(top_k=3, logprob=1e-4)) == "top-k"
+    assert proven(read(a_policy(), groups), claimed, ProofLimits(top_k=3, logprob=1e-4)) == "top-k"
 
 
 def test_numpy_and_torch_read_alike() -> None:
@@ -174,25 +173,25 @@ USUAL, STRANGE = of_likelihood(0.2, 0.2, 0.9), of_likelihood(1e-4, 0.2, 0.9)
 
 
 def test_one_strange_answer_is_left_out_and_many_cost_the_group() -> None:
-    one = gate([Reading((STRANGE, *[USUAL] * 7))], Gate())
+    one = gate([Reading((STRANGE, *[USUAL] * 7))], TokenGate())
     assert one.kept.tolist() == [False] + [True] * 7 and one.reason == ""
-    half = gate([Reading((STRANGE,) * 4 + (USUAL,) * 4)], Gate())
+    half = gate([Reading((STRANGE,) * 4 + (USUAL,) * 4)], TokenGate())
     assert not half.kept.any() and half.reason == "unlikely"
 
 
 def test_what_the_policy_or_its_reference_knows_is_not_strange() -> None:
-    assert gate([Reading((STRANGE,) * 8), Reading((USUAL,) * 8)], Gate()).kept.all()
-    assert gate([Reading((USUAL,) * 8), Reading((STRANGE,) * 8)], Gate()).kept.all()
+    assert gate([Reading((STRANGE,) * 8), Reading((USUAL,) * 8)], TokenGate()).kept.all()
+    assert gate([Reading((USUAL,) * 8), Reading((STRANGE,) * 8)], TokenGate()).kept.all()
 
 
 def test_an_answer_that_cannot_be_read_is_refused() -> None:
-    assert gate([Reading((None, *[USUAL] * 7))], Gate()).kept.tolist() == [False] + [True] * 7
+    assert gate([Reading((None, *[USUAL] * 7))], TokenGate()).kept.tolist() == [False] + [True] * 7
 
 
 def test_rank_counts_beside_likelihood() -> None:
     far = TokenReading(USUAL.logprobs, np.array([0, 12, 0]), USUAL.entropy, USUAL.variance)
-    assert gate([Reading((far,) * 8)], Gate(top_k=12)).reason == "unlikely"
-    assert gate([Reading((far,) * 8)], Gate(top_k=13)).kept.all()
+    assert gate([Reading((far,) * 8)], TokenGate(top_k=12)).reason == "unlikely"
+    assert gate([Reading((far,) * 8)], TokenGate(top_k=13)).kept.all()
 
 
 def test_answers_that_are_more_alike_than_their_chances_are_improbable() -> None:

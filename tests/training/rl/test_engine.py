@@ -17,17 +17,15 @@ import pytest
 import torch
 from tinymodels import folder_of
 
-from swarmnode.training.rl import engine, vllm_sampling
-from swarmnode.training.rl.audit import Audit
-from swarmnode.training.rl.engine import Engine
+from swarmnode.training.rl import engine
+from swarmnode.training.rl.engine import Engine, Unusable, VLLMSampler
 from swarmnode.training.rl.groups import score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.prefill import reread
-from swarmnode.training.rl.sampling import Answer, Sampling, draw, sample
+from swarmnode.training.rl.proofs import RolloutAudit
+from swarmnode.training.rl.sampling import Completion, Sampling, draw, read_tokens, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.trainee import DigitsRL
-from swarmnode.training.rl.vllm_sampling import Unusable, VLLMSampler
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
 
@@ -94,9 +92,23 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[TorchEngine]:
         engines.append(TorchEngine(policy))
         return engines[-1]
 
-    monkeypatch.setattr(vllm_sampling, "_started", start)
+    monkeypatch.setattr(engine, "_started", start)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     return engines
+
+
+Stands = Callable[..., None]
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Stands:
+    """Have this stand where the sampler by vLLM does, on a machine where vLLM is `installed`."""
+
+    def stands(start: Any, *, installed: bool = True) -> None:
+        monkeypatch.setattr(engine, "VLLMSampler", start)
+        monkeypatch.setattr(engine, "_is_installed", lambda: installed)
+
+    return stands
 
 
 def moved(policy: torch.nn.Module, seed: int) -> None:
@@ -105,10 +117,10 @@ def moved(policy: torch.nn.Module, seed: int) -> None:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
 
 
-def written(by: Any, policy: HFPolicy, *, how: Sampling = HOW, seed: int = 1, traced: bool = False) -> list[Answer]:
+def written(by: Any, policy: HFPolicy, *, how: Sampling = HOW, seed: int = 1, traced: bool = False) -> list[Completion]:
     prompts = [policy.vocabulary.prompt(question) for question in ("a304=", "b1=", "c22=")]
     generator = torch.Generator().manual_seed(seed)
-    answers: list[Answer] = by(policy, prompts, copies=4, how=how, generator=generator, traced=traced)
+    answers: list[Completion] = by(policy, prompts, copies=4, how=how, generator=generator, traced=traced)
     return answers
 
 
@@ -122,7 +134,7 @@ def test_it_writes_with_the_weights_that_the_policy_has_now(
         moved(policy, seed)
         answers = written(sampler, policy, traced=True)  # raises Unusable where the log-probabilities are others
         questions = [policy.vocabulary.prompt(question) for question in ("a304=", "b1=", "c22=") for _ in range(4)]
-        readings = reread(policy, questions, [answer.tokens for answer in answers], HOW, traced=True)
+        readings = read_tokens(policy, questions, [answer.tokens for answer in answers], HOW, traced=True)
         for answer, reading in zip(answers, readings, strict=True):
             np.testing.assert_allclose(answer.logprobs, reading.logprobs, atol=1e-4)
             assert answer.activations is not None and reading.activations is not None
@@ -192,20 +204,21 @@ def test_answers_end_with_the_end_token_or_at_the_bound_and_repeat_from_their_se
 
 
 def test_a_prompt_that_does_not_fit_is_refused_as_the_sampler_in_torch_does(
-    llama: Path, started: list[TorchEngine]
+    llama: Path, started: list[TorchEngine], vllm: Stands
 ) -> None:
     policy = load(str(llama), seed=1)
-    sampler = Engine(policy, "vllm", installed=lambda: True)
+    vllm(VLLMSampler)
+    sampler = Engine(policy, "vllm")
     for by in (sampler, sample):
         with pytest.raises(ValueError, match="context of 64"):
             by(policy, [[0] * 60], copies=1, how=HOW, generator=torch.Generator())
-    assert sampler.told.by == "vllm"
+    assert sampler.status.by == "vllm"
 
 
 def test_what_it_samples_passes_an_audit(folder: Path, started: list[TorchEngine]) -> None:
     policy = load(str(folder), seed=1)
     moved(policy, 1)
-    audit = Audit(policy, share=1.0, seed=1, how=HOW)
+    audit = RolloutAudit(policy, share=1.0, seed=1, how=HOW)
     audit.remember("these")
     node = Learner("h", policy, Settings(sampling=HOW), seed=2, sampler=VLLMSampler(policy))
     groups = node.answer([TaskRef("digits/swap", 5, seed) for seed in range(6)], policy="these")
@@ -224,53 +237,63 @@ def never(policy: HFPolicy) -> Any:
     raise AssertionError("vLLM was started")
 
 
-def test_auto_takes_vllm_where_it_is_installed(llama: Path, started: list[TorchEngine]) -> None:
+def test_auto_takes_vllm_where_it_is_installed(llama: Path, started: list[TorchEngine], vllm: Stands) -> None:
     policy = load(str(llama), seed=1)
-    taken = Engine(policy, "auto", start=VLLMSampler, installed=lambda: True)
-    assert taken.told == engine.Told("vllm") and len(written(taken, policy)) == 12 and len(started) == 1
+    vllm(VLLMSampler)
+    taken = Engine(policy, "auto")
+    assert taken.status == engine.EngineStatus("vllm") and len(written(taken, policy)) == 12 and len(started) == 1
 
 
-def test_auto_says_nothing_where_vllm_is_not_installed_or_torch_is_asked_for(llama: Path) -> None:
+def test_auto_says_nothing_where_vllm_is_not_installed_or_torch_is_asked_for(llama: Path, vllm: Stands) -> None:
     policy = load(str(llama), seed=1)
     for wanted, installed in (("auto", False), ("torch", True)):
-        taken = Engine(policy, wanted, start=never, installed=lambda installed=installed: installed)  # type: ignore[misc]
-        assert taken.told == engine.Told("torch")
+        vllm(never, installed=installed)
+        taken = Engine(policy, wanted)
+        assert taken.status == engine.EngineStatus("torch")
         assert written(taken, policy) == written(sample, policy)
 
 
-def test_small_policies_never_need_vllm() -> None:
-    assert Engine(build(PolicySpec(), seed=1), "auto", start=never, installed=lambda: True).told.by == "torch"
+def test_small_policies_never_need_vllm(vllm: Stands) -> None:
+    vllm(never)
+    assert Engine(build(PolicySpec(), seed=1), "auto").status.by == "torch"
 
 
-def test_auto_goes_on_in_torch_where_vllm_does_not_start_and_says_so_once(llama: Path) -> None:
+def test_auto_goes_on_in_torch_where_vllm_does_not_start_and_says_so_once(llama: Path, vllm: Stands) -> None:
     policy = load(str(llama), seed=1)
-    taken = Engine(policy, "auto", start=fails, installed=lambda: True)
-    assert taken.told.by == "torch"
-    assert "no such instruction" in taken.told.why and 'sampling = "torch"' in taken.told.why
-    told = taken.told
-    assert written(taken, policy) == written(sample, policy) and taken.told is told
+    vllm(fails)
+    taken = Engine(policy, "auto")
+    assert taken.status.by == "torch"
+    assert "no such instruction" in taken.status.why and 'sampling = "torch"' in taken.status.why
+    told = taken.status
+    assert written(taken, policy) == written(sample, policy) and taken.status is told
 
 
-def test_auto_goes_on_in_torch_where_vllm_fails_later(llama: Path, started: list[TorchEngine]) -> None:
+def test_auto_goes_on_in_torch_where_vllm_fails_later(llama: Path, started: list[TorchEngine], vllm: Stands) -> None:
     policy = load(str(llama), seed=1)
-    taken = Engine(policy, "auto", start=VLLMSampler, installed=lambda: True)
+    vllm(VLLMSampler)
+    taken = Engine(policy, "auto")
     started[0].collective_rpc = lambda *_, **__: None  # type: ignore[method-assign]
     moved(policy, 1)
     assert len(written(taken, policy, traced=True)) == 12
-    assert taken.told.by == "torch" and "other log-probabilities" in taken.told.why
+    assert taken.status.by == "torch" and "other log-probabilities" in taken.status.why
 
 
 @pytest.mark.parametrize(("start", "installed"), [(fails, True), (never, False)])
-def test_who_asks_for_vllm_gets_it_or_an_error(llama: Path, start: Any, installed: bool) -> None:
+def test_who_asks_for_vllm_gets_it_or_an_error(llama: Path, start: Any, installed: bool, vllm: Stands) -> None:
+    vllm(start, installed=installed)
     with pytest.raises(TaskError, match="vLLM"):
-        Engine(load(str(llama), seed=1), "vllm", start=start, installed=lambda: installed)
+        Engine(load(str(llama), seed=1), "vllm")
+    vllm(never)
     with pytest.raises(TaskError, match="hf:"):
-        Engine(build(PolicySpec(), seed=1), "vllm", start=never, installed=lambda: True)
+        Engine(build(PolicySpec(), seed=1), "vllm")
 
 
-def test_who_asks_for_vllm_gets_an_error_where_it_fails_later(llama: Path, started: list[TorchEngine]) -> None:
+def test_who_asks_for_vllm_gets_an_error_where_it_fails_later(
+    llama: Path, started: list[TorchEngine], vllm: Stands
+) -> None:
     policy = load(str(llama), seed=1)
-    taken = Engine(policy, "vllm", start=VLLMSampler, installed=lambda: True)
+    vllm(VLLMSampler)
+    taken = Engine(policy, "vllm")
     started[0].collective_rpc = lambda *_, **__: None  # type: ignore[method-assign]
     moved(policy, 1)
     with pytest.raises(TaskError, match="other log-probabilities"):
@@ -285,4 +308,4 @@ def test_a_task_writes_its_rollouts_with_the_engine_that_its_owner_names(
     spec = parse_runspec({**tables, "rollouts": {"warm_up": 1, "batch": 4, "external": 2}}, source="test")
     for wanted, count in (("torch", 0), ("vllm", 1)):
         task = DigitsRL(spec, Assignment("r" * 64, "me", policy=f"hf:{llama}", sampling=wanted))
-        assert task.rollouts(version=0)["groups"] and task.engine.told.by == wanted and len(started) == count
+        assert task.rollouts(version=0)["groups"] and task.engine.status.by == wanted and len(started) == count

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from swarmnode.training.rl.groups import GroupError, Refused, RolloutGroup, group_advantages, score
+from swarmnode.training.rl.groups import GroupError, RefusedGroup, RolloutGroup, group_advantages, score
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, translate
 
@@ -93,7 +93,7 @@ def test_an_answer_that_did_not_end_earns_nothing() -> None:
     ],
 )
 def test_groups_of_no_use_are_refused_with_a_reason_to_count(group: RolloutGroup, reason: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedGroup) as refused:
         score("peer", group)
     assert refused.value.reason == reason
 

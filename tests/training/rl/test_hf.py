@@ -10,15 +10,13 @@ import pytest
 import torch
 from tinymodels import WORDS, folder_of
 
-from swarmnode.training.rl.audit import Audit
-from swarmnode.training.rl.choosing import Split
 from swarmnode.training.rl.groups import as_text, score
+from swarmnode.training.rl.grpo import Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, kept, parameter_hash, repeat
-from swarmnode.training.rl.prefill import read
-from swarmnode.training.rl.sampling import Sampling, sample
-from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.proofs import RolloutAudit
+from swarmnode.training.rl.sampling import Sampling, read, sample
+from swarmnode.training.rl.tasks import TaskRef, well_formed
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, known, translate
 from swarmnode.training.runspec import hf_model, parse_runspec
@@ -179,7 +177,7 @@ def test_who_samples_with_a_language_models_adapters_passes_its_audit_and_with_o
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    audit = Audit(policy, share=1.0, seed=1, how=HOW)
+    audit = RolloutAudit(policy, share=1.0, seed=1, how=HOW)
     audit.remember("these")
     tasks = [TaskRef("digits/swap", 5, seed) for seed in range(6)]
     honest, liar = (

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.training.rl.choosing import AdaptiveSplit, Limits, Split
-from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup, score
+from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks import TaskRef, regenerate
-from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.tasks import TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS
 
 SPEC = PolicySpec(layers=1, width=32, heads=4)
@@ -89,7 +88,7 @@ def test_alone_a_node_learns_by_itself(warm: Callable[..., Learner]) -> None:
 
 
 def test_others_groups_teach_what_the_node_never_sampled(warm: Callable[..., Learner]) -> None:
-    learner = warm(replace(SETTINGS, split=Split(0, 4), limits=Limits(share=0.5), learning_rate=3e-3))
+    learner = warm(replace(SETTINGS, split=Split(0, 4), limits=BatchLimits(share=0.5), learning_rate=3e-3))
     asked = [(author, external(n, "right", "99", "98", "97")) for n, author in enumerate(OTHERS)]
     questions = [regenerate(group.task) for _, group in asked]
     before = learner._chances(questions).mean()
@@ -117,7 +116,7 @@ def test_a_round_without_advantage_leaves_the_policy_as_it_is(warm: Callable[...
 
 
 def test_useless_groups_are_counted_by_reason(warm: Callable[..., Learner]) -> None:
-    learner = warm(replace(SETTINGS, limits=Limits(max_tokens=5)))
+    learner = warm(replace(SETTINGS, limits=BatchLimits(max_tokens=5)))
     good = external(1, "right", "99")
     sent = [
         ("a", replace(good, task=TaskRef("digits/none", 2, 1))),
@@ -141,7 +140,7 @@ def test_useless_groups_are_counted_by_reason(warm: Callable[..., Learner]) -> N
 
 
 def test_the_gate_keeps_poison_out_and_lets_unknown_right_answers_in(warm: Callable[..., Learner]) -> None:
-    learner = warm(replace(SETTINGS, gate=Gate(top_k=8, floor=0.01)))
+    learner = warm(replace(SETTINGS, gate=TokenGate(top_k=8, floor=0.01)))
     question = regenerate(TaskRef("digits/swap", 2, 5))
     poisoned = ["#" + question.key] * 4 + ["00", "01", "10", "11"]
     sent = [("evil", external(5, *poisoned)), ("good", external(6, "right", "00", "01", "10", "11"))]
@@ -155,7 +154,7 @@ def test_the_gate_keeps_poison_out_and_lets_unknown_right_answers_in(warm: Calla
 def test_what_ones_own_gate_refuses_is_not_shared_and_what_is_shared_passes_the_gates_of_others(
     warm: Callable[..., Learner],
 ) -> None:
-    settings = replace(SETTINGS, gate=Gate(top_k=8, floor=0.01))
+    settings = replace(SETTINGS, gate=TokenGate(top_k=8, floor=0.01))
     writer, reader = warm(settings), warm(settings, seed=2)
     strange, ordinary = external(1, "right", "00", "01", "#a", "10"), external(2, "right", "00", "01", "10")
     shared = writer.shareable([score("me", group) for group in (strange, ordinary)])
@@ -226,7 +225,7 @@ def test_stale_rollouts_are_learned_from_with_a_correction(warm: Callable[..., L
     writer = warm(seed=3)
     groups = [("a", scored.group) for scored in writer.sample()]
     writer.learn(writer.sample(), pool())
-    reader = warm(replace(SETTINGS, correction=correction, epochs=2, limits=Limits(share=1.0)))
+    reader = warm(replace(SETTINGS, correction=correction, epochs=2, limits=BatchLimits(share=1.0)))
     report = reader.learn(reader.sample(), groups)
     assert np.isfinite(report.loss)
 

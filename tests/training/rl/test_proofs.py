@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from swarmnode.training.rl.proofs import CHUNK, HALF, TOP, Distance, P, Tolerance, commit, distances, proof_size
+from swarmnode.training.rl.proofs import (
+    CHUNK,
+    HALF,
+    TOP,
+    ActivationDistance,
+    P,
+    Tolerance,
+    commit,
+    distances,
+    proof_size,
+)
 
 SAME = Tolerance()
 
@@ -15,7 +25,7 @@ def activations(seed: int, tokens: int = 40, channels: int = 48) -> NDArray[np.f
     return np.random.default_rng(seed).standard_normal((tokens, channels)).astype(np.float32)
 
 
-def found(proof: bytes, of: NDArray[np.float32]) -> Distance | None:
+def found(proof: bytes, of: NDArray[np.float32]) -> ActivationDistance | None:
     (distance,) = distances([proof], [of])
     return distance
 
@@ -30,7 +40,7 @@ def test_the_same_activations_are_at_no_distance(tokens: int, channels: int) -> 
     given = activations(1, tokens, channels)
     (proof,) = commit([given])
     assert len(proof) == proof_size(tokens, channels)
-    assert found(proof, given) == Distance(0.0, 0.0, 0.0)
+    assert found(proof, given) == ActivationDistance(0.0, 0.0, 0.0)
     assert fits(proof, given * np.float32(1 + 1e-4)), "rounding of other hardware passes"
     rounded = found(proof, given * np.float32(1.01))
     assert rounded is not None and rounded.fits(HALF) and not rounded.fits(SAME)

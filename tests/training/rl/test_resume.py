@@ -11,7 +11,7 @@ from torch import nn
 
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.policies import parameter_hash
-from swarmnode.training.rl.prefill import read
+from swarmnode.training.rl.sampling import read
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment

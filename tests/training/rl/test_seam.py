@@ -7,14 +7,14 @@ import sys
 
 import msgpack
 
-from swarmnode.training.rl.choosing import AdaptiveSplit
-from swarmnode.training.rl.defence import Gate
+from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.grpo import AdaptiveSplit
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.tasks.digits import well_formed
+from swarmnode.training.rl.tasks import well_formed
 
-WITHOUT_TORCH = ("tasks", "tasks.digits", "tasks.gym", "vocabulary", "groups", "choosing", "defence")
+WITHOUT_TORCH = ("tasks", "vocabulary", "groups", "defence")
 
 
 def test_the_daemon_checks_rollouts_without_torch() -> None:
@@ -28,7 +28,9 @@ def test_the_daemon_checks_rollouts_without_torch() -> None:
 
 def test_two_learners_teach_each_other_as_the_package_shows() -> None:
     names = ("a", "b")
-    settings = Settings(split=AdaptiveSplit(total=4, candidates=(0, 2), external=2), gate=Gate(), trial_questions=8)
+    settings = Settings(
+        split=AdaptiveSplit(total=4, candidates=(0, 2), external=2), gate=TokenGate(), trial_questions=8
+    )
     learners = {
         name: Learner(name, build(PolicySpec(layers=1), seed=1), settings, seed=n) for n, name in enumerate(names)
     }

@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from swarmnode.training.rl.tasks import MAX_SEED, TaskError, TaskRef, regenerate
-from swarmnode.training.rl.tasks.digits import GENERATORS, NAMES, well_formed
+from swarmnode.training.rl.tasks import GENERATORS, MAX_SEED, NAMES, TaskRef, UnknownTask, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, translate
 
 
@@ -85,16 +84,16 @@ def test_no_text_upsets_a_verifier(text: str) -> None:
     ],
 )
 def test_what_is_not_there_is_said(ref: TaskRef, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(UnknownTask, match=said):
         regenerate(ref)
 
 
 def test_without_reasoning_gym_its_tasks_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarmnode.training.rl.tasks import gym
+    from swarmnode.training.rl import tasks
 
-    gym._factory.cache_clear()
+    tasks._factory.cache_clear()
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"swarmnode\[rl\]"):
+    with pytest.raises(UnknownTask, match=r"swarmnode\[rl\]"):
         regenerate(TaskRef("gym/leg_counting", 0, 1))
 
 
@@ -110,7 +109,7 @@ def test_reasoning_gym_is_asked_by_seed_and_level() -> None:
     assert len(hard.prompt) > len(easy.prompt)
     assert easy.reward(easy.key) == 1.0
     assert easy.reward("none") == 0.0
-    with pytest.raises(TaskError, match="no dataset"):
+    with pytest.raises(UnknownTask, match="no dataset"):
         regenerate(TaskRef("gym/nonsense", 0, 1))
 
 

@@ -23,14 +23,14 @@ from swarmnode.training import sandbox
 scratch, folder, trained = sys.argv[1:4]
 report = sandbox.enter(sandbox.Rules(scratch=scratch, readable=(folder,)))
 import numpy as np, torch
-from swarmnode.training.rl.audit import Audit
+from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.groups import score
 from swarmnode.training.rl.hf import Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
-from swarmnode.training.rl.prefill import reread
+from swarmnode.training.rl.sampling import read_tokens
 from swarmnode.training.rl.sampling import Sampling, sample
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.vllm_sampling import VLLMSampler
+from swarmnode.training.rl.engine import VLLMSampler
 torch.set_num_threads(1)
 policy = load(folder, seed=1, trained=Trained(trained))
 torch.manual_seed(7)
@@ -53,7 +53,7 @@ for seed, how in enumerate(hows):
     moved(seed)
     answers, end = written(sampler, how), policy.vocabulary.end
     of = how if how.temperature else Sampling()
-    readings = reread(policy, asked, [answer.tokens for answer in answers], of)
+    readings = read_tokens(policy, asked, [answer.tokens for answer in answers], of)
     told["apart"].append(max(float(np.abs(r.logprobs - a.logprobs).max()) for r, a in zip(readings, answers)))
     told["checks"] += [
         written(sampler, how) == answers,
@@ -64,7 +64,7 @@ for seed, how in enumerate(hows):
     ]
     if not how.temperature:
         told["checks"].append([answer.tokens for answer in written(sample, how)] == [a.tokens for a in answers])
-audit = Audit(policy, share=1.0, seed=1, how=hows[0])
+audit = RolloutAudit(policy, share=1.0, seed=1, how=hows[0])
 audit.remember("these")
 node = Learner("h", policy, Settings(sampling=hows[0]), seed=2, sampler=sampler)
 groups = node.answer([TaskRef("digits/swap", 5, seed) for seed in range(24)], policy="these")

@@ -14,12 +14,11 @@ from swarmnode.protocols.methods.rollouts.samplers import MOST, REFUND, SKIPS, S
 from swarmnode.protocols.methods.rollouts.signed import SignedGroup, seal
 from swarmnode.protocols.methods.rollouts.weights import NoWeights, Weights, open_weights, seal_weights
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.rl.tasks import regenerate
-from swarmnode.training.rl.tasks.work import asked, work
+from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
 
 WORLD = SimWorld()
 TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
-TASKS = asked(5)
+TASKS = tasks_of_run(5)
 STALENESS = 4
 
 
@@ -39,7 +38,7 @@ def written(
     counter: int, *, version: int = 10, by: SimNetwork = ALICE, trainer: str = TRAINER.me, **changed: Any
 ) -> SignedGroup:
     """A group as an honest sampler seals it, but for what is changed."""
-    task = work(RUN, by.me, counter, version=version, policy=policy(version), tasks=TASKS)
+    task = assigned_task(RUN, by.me, counter, version=version, policy=policy(version), tasks=TASKS)
     answered = replace(
         group(counter, logprobs=True), task=task, version=version, policy=policy(version), proof=b"proof"
     )
@@ -63,7 +62,7 @@ def test_honest_groups_are_kept_and_drawn_the_newest_first_by_turns() -> None:
     ("changed", "reason"),
     [
         ({"trainer": BOB.me}, "for-another"),
-        ({"task": work(RUN, ALICE.me, 1, version=10, policy=policy(10), tasks=TASKS)}, "cherry-picked"),
+        ({"task": assigned_task(RUN, ALICE.me, 1, version=10, policy=policy(10), tasks=TASKS)}, "cherry-picked"),
         ({"version": 9, "policy": policy(10)}, "other-version"),
         ({"policy": "ff" * 32, "version": 11}, "unknown-weights"),
         ({"logprobs": None}, "no-logprobs"),
@@ -101,10 +100,10 @@ def test_weights_that_an_update_did_not_change_are_as_fresh_as_their_last_versio
     for version in range(4, 12):
         found.know(policy(3), version)  # updates without anything to learn from
     for counter, version in enumerate((3, 7, 11)):
-        task = work(RUN, ALICE.me, counter, version=version, policy=policy(3), tasks=TASKS)
+        task = assigned_task(RUN, ALICE.me, counter, version=version, policy=policy(3), tasks=TASKS)
         assert found.add(written(counter, version=version, policy=policy(3), task=task)) == ""
     assert len(found.drawn(9, version=11)) == 3
-    task = work(RUN, ALICE.me, 3, version=12, policy=policy(3), tasks=TASKS)
+    task = assigned_task(RUN, ALICE.me, 3, version=12, policy=policy(3), tasks=TASKS)
     assert found.add(written(3, version=12, policy=policy(3), task=task)) == "other-version"
 
 
@@ -148,17 +147,17 @@ def test_who_is_caught_loses_what_waits_and_everybody_else_nothing() -> None:
 
 def test_questions_follow_from_who_asks_when_and_with_which_weights() -> None:
     told = {"version": 1, "policy": policy(1), "tasks": TASKS}
-    first = work(RUN, ALICE.me, 0, **told)  # type: ignore[arg-type]
-    assert first == work(RUN, ALICE.me, 0, **told)  # type: ignore[arg-type]
+    first = assigned_task(RUN, ALICE.me, 0, **told)  # type: ignore[arg-type]
+    assert first == assigned_task(RUN, ALICE.me, 0, **told)  # type: ignore[arg-type]
     others = {
-        work(RUN, BOB.me, 0, **told),  # type: ignore[arg-type]
-        work(RUN, ALICE.me, 1, **told),  # type: ignore[arg-type]
-        work(RUN, ALICE.me, 0, version=2, policy=policy(1), tasks=TASKS),
-        work(RUN, ALICE.me, 0, version=1, policy=policy(2), tasks=TASKS),
-        work("cd" * 32, ALICE.me, 0, **told),  # type: ignore[arg-type]
+        assigned_task(RUN, BOB.me, 0, **told),  # type: ignore[arg-type]
+        assigned_task(RUN, ALICE.me, 1, **told),  # type: ignore[arg-type]
+        assigned_task(RUN, ALICE.me, 0, version=2, policy=policy(1), tasks=TASKS),
+        assigned_task(RUN, ALICE.me, 0, version=1, policy=policy(2), tasks=TASKS),
+        assigned_task("cd" * 32, ALICE.me, 0, **told),  # type: ignore[arg-type]
     }
     assert len(others) == 5 and first not in others
-    drawn = [work(RUN, ALICE.me, counter, **told) for counter in range(900)]  # type: ignore[arg-type]
+    drawn = [assigned_task(RUN, ALICE.me, counter, **told) for counter in range(900)]  # type: ignore[arg-type]
     assert {task.name for task in drawn} == {name for name, _ in TASKS}
     assert all(regenerate(task) for task in drawn)
 
