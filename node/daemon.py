@@ -387,7 +387,7 @@ class Daemon:
         """Have what is seen of peers in this run count."""
         assert self.watching is not None and self.sync is not None
         self.watching.sources.append(self.receipts)
-        self.shards.desk.prefer(self.watching.ledger.standing)
+        self.shards.server.prefer(self.watching.ledger.standing)
         self.nat.prefer(self.watching.ledger.standing)
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
         if isinstance(session.method, Sapo):

@@ -38,7 +38,7 @@ class BadIndex(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataEntry:
     """One shard of a data set: the text of the chunks between the cut before it and its own."""
 
     shard: bytes  # its id
@@ -50,8 +50,8 @@ class Entry:
 class Index:
     """What a run's data are. Raises BadIndex where the values break a limit."""
 
-    heldout: Entry
-    shards: tuple[Entry, ...]  # cuts ascend; empty where each node brings its own text
+    heldout: DataEntry
+    shards: tuple[DataEntry, ...]  # cuts ascend; empty where each node brings its own text
 
     def __post_init__(self) -> None:
         if not 0 < self.heldout.size <= MAX_HELDOUT:
@@ -80,7 +80,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutCorpus:
     """A corpus in the parts that become shards, each with its cut."""
 
     heldout: tuple[int, bytes]
@@ -106,14 +106,14 @@ def decode(raw: bytes) -> Index:
         raise BadIndex("it has another form than this version knows; update swarmnode")
     if not isinstance(value[1], list) or not value[1] or not all(map(_is_row, value[1])):
         raise BadIndex("rows that are not an id, a size and a cut each")
-    heldout, *shards = (Entry(*row) for row in value[1])
+    heldout, *shards = (DataEntry(*row) for row in value[1])
     index = Index(heldout, tuple(shards))
     if encode(index) != raw:
         raise BadIndex("it is not in canonical form; its id would differ between nodes")
     return index
 
 
-def cut(corpus: Corpus) -> Cut:
+def cut(corpus: Corpus) -> CutCorpus:
     """The corpus in shards of at most MAX_SHARD bytes, as many chunks in each."""
     chunks = sorted(corpus.training, key=lambda chunk: chunk.sha256)
     each = min(max(1, len(chunks) // MIN_SHARDS), MAX_SHARD // CHUNK)
@@ -121,7 +121,9 @@ def cut(corpus: Corpus) -> Cut:
     cuts[-1] = LAST
     after = min(map(_place, chunks)) - 1  # all held-out chunks come before
     texts = texts_between(chunks, after=after, cuts=cuts)
-    return Cut((after, corpus.heldout), tuple((upto, text) for upto, text in zip(cuts, texts, strict=True) if text))
+    return CutCorpus(
+        (after, corpus.heldout), tuple((upto, text) for upto, text in zip(cuts, texts, strict=True) if text)
+    )
 
 
 def texts_between(chunks: Iterable[Chunk], *, after: int, cuts: list[int]) -> list[bytes]:
@@ -140,7 +142,7 @@ def texts_of(chunks: Iterable[Chunk], index: Index) -> list[bytes]:
     return texts_between(chunks, after=index.heldout.upto, cuts=[entry.upto for entry in index.shards])
 
 
-def ranking(index: Index, run_id: str, peer_id: str) -> tuple[Entry, ...]:
+def ranking(index: Index, run_id: str, peer_id: str) -> tuple[DataEntry, ...]:
     """The shards by sha-256(run ‖ peer ‖ shard): a node trains on the first `share` of them. Nobody hands out work."""
     mine = (run_id + peer_id).encode()
     return tuple(sorted(index.shards, key=lambda entry: hashlib.sha256(mine + entry.shard).digest()))

@@ -33,7 +33,7 @@ from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId
 from swarmnode.protocols.transfer.shard_wire import HAVE, LIMITS, Have, Holdings, NoRoom, ShardError, Unavailable
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.corpus import Chunk
-from swarmnode.training.dataset import MAX_INDEX, BadIndex, Entry, Index, ranking, share
+from swarmnode.training.dataset import MAX_INDEX, BadIndex, DataEntry, Index, ranking, share
 from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -82,10 +82,10 @@ class DataSet:
         self._index_id = bytes.fromhex(spec.data.index)
         self._index: Index | None = None
         self._chunks: list[Chunk] | None = None  # of the own corpus, while it is searched
-        self._ranked: tuple[Entry, ...] = ()
+        self._ranked: tuple[DataEntry, ...] = ()
         self._sizes: dict[ShardId, int] = {}
         self._wanted = 0
-        self._here: dict[ShardId, Entry] = {}  # complete, verified and pinned, in the order of their arrival
+        self._here: dict[ShardId, DataEntry] = {}  # complete, verified and pinned, in the order of their arrival
         self._given = 0  # of these, how many the trainer was told of
         self._arrived = trio.Event()
         self._looked = 0  # times
@@ -224,7 +224,7 @@ class DataSet:
             self._spec, self._own_chunks(), self._store
         )
 
-    def _found_here(self, wanted: Sequence[Entry], index: Index) -> list[Entry]:
+    def _found_here(self, wanted: Sequence[DataEntry], index: Index) -> list[DataEntry]:
         """Those that the store has, after what the own corpus contains was put there; pinned. Blocks."""
         lacking = [entry for entry in wanted if not datashards.intact(entry.shard, self._store)]
         if lacking:
@@ -262,7 +262,7 @@ class DataSet:
                 started = True
                 task_status.started()
 
-        async def get(entry: Entry, peers: Sequence[PeerId], slots: trio.Semaphore) -> None:
+        async def get(entry: DataEntry, peers: Sequence[PeerId], slots: trio.Semaphore) -> None:
             async with slots:
                 if await self._get(entry, peers):
                     start_with(ENOUGH * self._wanted)
@@ -286,7 +286,7 @@ class DataSet:
         self._tell(finished=True)
         logger.info("all %d shards of this node's text are here (%d bytes fetched)", self._wanted, self._fetched_bytes)
 
-    async def _get(self, entry: Entry, peers: Sequence[PeerId]) -> bool:
+    async def _get(self, entry: DataEntry, peers: Sequence[PeerId]) -> bool:
         try:
             await self._fetch(entry.shard, lambda size: size == entry.size, peers)
             await self._runner(lambda: self._store.pin(entry.shard))
@@ -315,12 +315,12 @@ class DataSet:
         if scope.cancelled_caught or not fits(self._store.holding(shard).size):
             raise Unavailable(f"shard {shard.hex()} has another size than the run's data say")
 
-    async def _who_has(self, entries: Sequence[Entry]) -> dict[Entry, list[PeerId]]:
+    async def _who_has(self, entries: Sequence[DataEntry]) -> dict[DataEntry, list[PeerId]]:
         """Peers that say they have a shard, or a part of it, for those that are not here, in their order."""
         lacking = [entry for entry in entries if entry.shard not in self._here]
         first = self._looked * ASKED % max(1, len(lacking))  # each time others, where they are many
         lacking, self._looked = (lacking[first:] + lacking[:first])[:ASKED], self._looked + (len(lacking) > ASKED)
-        said: defaultdict[Entry, list[PeerId]] = defaultdict(list)
+        said: defaultdict[DataEntry, list[PeerId]] = defaultdict(list)
         asked: set[PeerId] = set()
 
         async def ask(peer: PeerId) -> None:
@@ -357,7 +357,7 @@ class DataSet:
             return await self._network.find_providers(self._index_id)
         return ()
 
-    def _arrive(self, entry: Entry) -> None:
+    def _arrive(self, entry: DataEntry) -> None:
         self._here[entry.shard] = entry
         self._arrived.set()
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, ShardId, chunk_count, leaf, parse_id
-from swarmnode.protocols.transfer.shard_wire import NoRoom, NotHeld, ShardError
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, chunk_count, leaf, parse_id
+from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld
 from swarmnode.training.corpus import MIN_CHUNKS, Chunk, CorpusError, corpus_for_run, divide, read_chunks
-from swarmnode.training.dataset import MAX_INDEX, BadIndex, Cut, Entry, Index, cut, decode, encode, texts_of
+from swarmnode.training.dataset import MAX_INDEX, BadIndex, CutCorpus, DataEntry, Index, cut, decode, encode, texts_of
 from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ READ = 4 * CHUNK  # bytes read and hashed at once
 
 
 def publish(spec: RunSpec, corpus: str, store: ShardStore) -> RunSpec:
-    """Cut the corpus of a run's creator into shards, keep them, and fill in what the specification then says.
+    """CutCorpus the corpus of a run's creator into shards, keep them, and fill in what the specification then says.
 
     A specification that already has an index of another corpus comes back as it is: its data must come from peers.
     Raises CorpusError, NoSpace or ShardError.
@@ -64,7 +64,7 @@ def keep(texts: Sequence[bytes], store: ShardStore) -> None:
 
 
 def pin_all(shards: Iterable[ShardId], store: ShardStore) -> None:
-    """Pin those that are not pinned yet. Raises NotHeld, NoRoom or ShardError."""
+    """Pin those that are not pinned yet. Raises ShardNotHeld, NoRoom or ShardError."""
     pinned = _pinned(store)
     for shard in shards:
         if shard not in pinned:
@@ -78,14 +78,14 @@ def intact(shard: ShardId, store: ShardStore) -> bool:
     try:
         for _ in _verified(shard, store):
             pass
-    except NotHeld as error:
+    except ShardNotHeld as error:
         logger.warning("%s", error)
         return False
     return True
 
 
 def read_index(shard: ShardId, store: ShardStore) -> Index:
-    """The index of a data set that is here. Raises BadIndex, or NotHeld."""
+    """The index of a data set that is here. Raises BadIndex, or ShardNotHeld."""
     manifest = store.manifest(shard)
     if manifest.size > MAX_INDEX:
         raise BadIndex(f"{manifest.size} bytes; at most {MAX_INDEX} are allowed")
@@ -113,7 +113,7 @@ def make_index(spec: RunSpec, chunks: list[Chunk], store: ShardStore) -> bool:
     return True
 
 
-def take_own(wanted: Iterable[Entry], index: Index, chunks: list[Chunk], store: ShardStore) -> None:
+def take_own(wanted: Iterable[DataEntry], index: Index, chunks: list[Chunk], store: ShardStore) -> None:
     """Keep those shards that these chunks happen to make. Raises NoSpace or ShardError."""
     found = dict(zip((entry.shard for entry in index.shards), texts_of(chunks, index), strict=True))
     if chunks:
@@ -136,20 +136,20 @@ def release_forgotten(runs: RunStore, store: ShardStore) -> None:
         runs.forget(name)
 
 
-def manifest_of(text: bytes) -> Manifest:
+def manifest_of(text: bytes) -> ShardManifest:
     """What a text is as a shard."""
-    return Manifest(len(text), b"".join(leaf(text[at : at + CHUNK]) for at in range(0, len(text), CHUNK)))
+    return ShardManifest(len(text), b"".join(leaf(text[at : at + CHUNK]) for at in range(0, len(text), CHUNK)))
 
 
-def _index_of(parts: Cut, shares_text: bool) -> Index:
-    def entry(upto: int, text: bytes) -> Entry:
-        return Entry(manifest_of(text).id, len(text), upto)
+def _index_of(parts: CutCorpus, shares_text: bool) -> Index:
+    def entry(upto: int, text: bytes) -> DataEntry:
+        return DataEntry(manifest_of(text).id, len(text), upto)
 
     return Index(entry(*parts.heldout), tuple(entry(*part) for part in parts.shards) if shares_text else ())
 
 
 def _verified(shard: ShardId, store: ShardStore) -> Iterator[memoryview]:
-    """A complete shard, part by part in the same memory, each checked against its hash. Raises NotHeld."""
+    """A complete shard, part by part in the same memory, each checked against its hash. Raises ShardNotHeld."""
     room, index = memoryview(bytearray(READ)), 0
     while index < store.manifest(shard).chunks:
         size = store.read(shard, index, room)
@@ -162,7 +162,7 @@ def _pinned(store: ShardStore) -> dict[ShardId, int]:
     return {kept.shard: kept.size for kept in store.kept() if kept.pinned}
 
 
-def _write(text: bytes, manifest: Manifest, store: ShardStore) -> None:
+def _write(text: bytes, manifest: ShardManifest, store: ShardStore) -> None:
     here = store.begin(manifest)
     try:
         for index in range(manifest.chunks):

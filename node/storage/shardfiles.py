@@ -1,6 +1,6 @@
 """The files of the shard store: trees, half-fetched contents, and files on their way in.
 
-What each file means stands in `node.shardstore`. Everything here blocks.
+What each file means stands in `shardstore`. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from swarmnode.node.storage.datadir import DataDirError, NoSpace, explain
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, ShardId, leaf
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError
 
 BATCH = 32  # chunks that one step of an intake copies: some ms, so that it can be cancelled between
@@ -42,13 +42,13 @@ def unusable(error: OSError, path: Path, what: str) -> ShardError:
     return kind(f"{path} cannot be {what}: {error.strerror or error}")
 
 
-def read_tree(path: Path) -> Manifest:
+def read_tree(path: Path) -> ShardManifest:
     """Raises OSError, or ValueError where it is torn."""
     raw = path.read_bytes()
-    return Manifest(int.from_bytes(raw[:SIZE], "big"), raw[SIZE:])
+    return ShardManifest(int.from_bytes(raw[:SIZE], "big"), raw[SIZE:])
 
 
-def write_tree(path: Path, manifest: Manifest) -> None:
+def write_tree(path: Path, manifest: ShardManifest) -> None:
     """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
     beside = path.with_name(f".{path.name}.{threading.get_ident()}")
     beside.write_bytes(manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
@@ -56,16 +56,16 @@ def write_tree(path: Path, manifest: Manifest) -> None:
     os.replace(beside, path)
 
 
-def hashed(path: Path) -> Manifest:
+def hashed(path: Path) -> ShardManifest:
     """The manifest of what a file contains. Raises OSError, or ValueError where it is too large for a shard."""
     leaves = bytearray()
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             leaves += leaf(chunk)
-        return Manifest(file.tell(), bytes(leaves))
+        return ShardManifest(file.tell(), bytes(leaves))
 
 
-def verified_chunks(part: Path, manifest: Manifest) -> int:
+def verified_chunks(part: Path, manifest: ShardManifest) -> int:
     """Make the file where there is none, and hash the chunks that it has; the bit set of the good ones."""
     have = 0
     with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
@@ -130,7 +130,7 @@ def take_room(descriptor: int, size: int) -> None:
 class Admitting(Protocol):
     """What an intake needs of the store."""
 
-    def admit(self, copy: Path, manifest: Manifest) -> None: ...
+    def admit(self, copy: Path, manifest: ShardManifest) -> None: ...
 
     def discard(self, copy: Path) -> None: ...
 
@@ -166,7 +166,7 @@ class FileIntake:
         try:
             self._copy.flush()
             os.fsync(self._copy.fileno())
-            manifest = Manifest(self._copy.tell(), bytes(self._leaves))
+            manifest = ShardManifest(self._copy.tell(), bytes(self._leaves))
             self._store.admit(self._path, manifest)
         except (OSError, DataDirError) as error:
             raise explained(error, self._path) from error

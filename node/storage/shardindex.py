@@ -6,7 +6,7 @@
     shards/<id>.pin     empty: do not evict
     shards/.…           on its way in; left over where the daemon was killed
 
-The folder is the index: at start it is listed, nothing is read. What is in the files is `node.shardstore`'s.
+The folder is the index: at start it is listed, nothing is read. What is in the files is `shardstore`'s.
 
 The cap counts whole sizes, half-fetched shards included, so a fetch that began has its room. Where room is short,
 half-fetched shards that nobody fetches go first, then unpinned ones, the one used longest ago first. Where even that
@@ -27,7 +27,7 @@ from pathlib import Path
 from swarmnode.node.storage.datadir import sync_directory
 from swarmnode.node.storage.shardfiles import StoreFull, explained
 from swarmnode.protocols.transfer.shard_tree import ShardId, chunk_count
-from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld
+from swarmnode.protocols.transfer.shard_wire import Holding, ShardNotHeld
 
 MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
 STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
@@ -57,7 +57,7 @@ class Collected:
 
 
 @dataclass
-class Entry:
+class ShardEntry:
     """One shard in the index."""
 
     size: int
@@ -81,7 +81,7 @@ class ShardIndex:
         self.cap = cap
         self._clock = clock
         self._lock = threading.RLock()  # held for looks at the index, never for reading or writing chunks
-        self._entries: dict[ShardId, Entry] = {}
+        self._entries: dict[ShardId, ShardEntry] = {}
         self._taking_in: dict[Path, int] = {}  # files on their way in, and the bytes reserved for them
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class ShardIndex:
             whole = files_of.get("shard")
             content = whole or (files_of.get("part") if "tree" in files_of else None)
             if content is not None:
-                entry = Entry(content.st_size, whole is not None, content.st_mtime, pinned="pin" in files_of)
+                entry = ShardEntry(content.st_size, whole is not None, content.st_mtime, pinned="pin" in files_of)
                 self._entries[bytes.fromhex(name)] = entry
             for suffix in files_of:
                 if content is None or (suffix == "part" and whole is not None):
@@ -150,21 +150,21 @@ class ShardIndex:
             return sum(entry.size for entry in self._entries.values()) + sum(self._taking_in.values())
 
     def path(self, shard: ShardId) -> Path:
-        """The file of a complete shard, to be opened at once and never written. Raises NotHeld. Does not block."""
+        """The file of a complete shard, to be opened at once and never written. Raises ShardNotHeld. Does not block."""
         entry = self._entries.get(shard)
         if entry is None or not entry.complete:
-            raise NotHeld(f"shard {shard.hex()} is not here, or not all of it")
+            raise ShardNotHeld(f"shard {shard.hex()} is not here, or not all of it")
         return self._file(shard, "shard")
 
     # -- keeping and losing
 
     def pin(self, shard: ShardId, pinned: bool = True) -> None:
-        """Keep a shard whatever room is needed, or no longer. Raises NotHeld, NoRoom or Unreadable."""
+        """Keep a shard whatever room is needed, or no longer. Raises ShardNotHeld, NoRoom or Unreadable."""
         path = self._file(shard, "pin")
         with self._lock:
             entry = self._entries.get(shard)
             if entry is None:
-                raise NotHeld(f"shard {shard.hex()} is not here; get it first")
+                raise ShardNotHeld(f"shard {shard.hex()} is not here; get it first")
             try:
                 if pinned:
                     path.touch(mode=0o600)
@@ -246,7 +246,7 @@ class ShardIndex:
                     os.replace(self._file(shard, "shard"), self._file(shard, "part"))
                 entry.complete, entry.have, entry.checked = False, 0, 0
 
-    def _stamp(self, shard: ShardId, entry: Entry) -> None:
+    def _stamp(self, shard: ShardId, entry: ShardEntry) -> None:
         """The shard is in use now; from time to time the disk is told."""
         entry.used = self._clock()
         if entry.used - entry.stamped >= STAMP_EVERY:

@@ -1,6 +1,6 @@
 """Shards on disk: their contents, verified on the way in and on the way out, whole again after any crash.
 
-Which files there are, and which of them go when room is short, is `node.shardindex`'s.
+Which files there are, and which of them go when room is short, is `shardindex`'s.
 
 A `.shard` was synced before it got that name; its `.tree` can be made again from it. A `.part` says nothing about
 which chunks it has: when the fetch goes on, the chunks that are there are hashed again (2 GB/s and more), which costs
@@ -33,9 +33,17 @@ from swarmnode.node.storage.shardfiles import (
     write_all,
     write_tree,
 )
-from swarmnode.node.storage.shardindex import STAMP_EVERY, Collected, Entry, Kept, ShardIndex
-from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_SIZE, Manifest, ShardId, bits_of, chunk_count, run_length
-from swarmnode.protocols.transfer.shard_wire import NotHeld
+from swarmnode.node.storage.shardindex import STAMP_EVERY, Collected, Kept, ShardEntry, ShardIndex
+from swarmnode.protocols.transfer.shard_tree import (
+    CHUNK,
+    MAX_SIZE,
+    ShardId,
+    ShardManifest,
+    bits_of,
+    chunk_count,
+    run_length,
+)
+from swarmnode.protocols.transfer.shard_wire import ShardNotHeld
 
 __all__ = ["Collected", "Kept", "ShardStore"]
 
@@ -50,15 +58,15 @@ class ShardStore(ShardIndex):
 
     def __init__(self, folder: Path, *, cap: int, clock: Callable[[], float] = time.time) -> None:
         super().__init__(folder, cap=cap, clock=clock)
-        self._trees: OrderedDict[ShardId, Manifest] = OrderedDict()
+        self._trees: OrderedDict[ShardId, ShardManifest] = OrderedDict()
 
     # -- reading
 
-    def manifest(self, shard: ShardId) -> Manifest:
-        """Size and leaves, checked against the id. Raises NotHeld or Unreadable."""
+    def manifest(self, shard: ShardId) -> ShardManifest:
+        """Size and leaves, checked against the id. Raises ShardNotHeld or Unreadable."""
         with self._lock:
             if shard not in self._entries:
-                raise NotHeld(f"shard {shard.hex()} is not here")
+                raise ShardNotHeld(f"shard {shard.hex()} is not here")
             known = self._trees.pop(shard, None)
             if known is not None:
                 self._trees[shard] = known
@@ -77,14 +85,14 @@ class ShardStore(ShardIndex):
     def read(self, shard: ShardId, index: int, room: memoryview) -> int:
         """Read chunks from `index` on into `room`, as many as fit and are here, verified; their bytes.
 
-        Raises NotHeld where the first is not here, also where the disk gives other bytes than were stored.
+        Raises ShardNotHeld where the first is not here, also where the disk gives other bytes than were stored.
         """
         entry = self._entries.get(shard)
         if entry is None or not (entry.complete or entry.have >> index & 1):
-            raise NotHeld(f"chunk {index} of shard {shard.hex()} is not here")
+            raise ShardNotHeld(f"chunk {index} of shard {shard.hex()} is not here")
         manifest = self.manifest(shard)
         if index >= manifest.chunks:
-            raise NotHeld(f"shard {shard.hex()} has {manifest.chunks} chunks")
+            raise ShardNotHeld(f"shard {shard.hex()} has {manifest.chunks} chunks")
         count, most = 1, min(len(room) // CHUNK, manifest.chunks - index)
         while count < most and (entry.complete or entry.have >> index + count & 1):
             count += 1
@@ -93,12 +101,12 @@ class ShardStore(ShardIndex):
             with self._opened(shard, entry) as file:
                 got = os.preadv(file.fileno(), [chunks], index * CHUNK)
         except FileNotFoundError:
-            raise NotHeld(f"shard {shard.hex()} was evicted in this moment") from None
+            raise ShardNotHeld(f"shard {shard.hex()} was evicted in this moment") from None
         except OSError as error:
             raise explained(error, self._file(shard, "shard")) from error
         if got != len(chunks) or not manifest.fit(index, chunks):
             self._damaged(shard)
-            raise NotHeld(
+            raise ShardNotHeld(
                 f"shard {shard.hex()}: the disk changed one of {count} chunks from {index} on; fetch it again "
                 "to mend it"
             )
@@ -129,7 +137,7 @@ class ShardStore(ShardIndex):
         return got if got == len(chunks) else 0
 
     def export(self, shard: ShardId, target: Path) -> None:
-        """Copy a complete shard to a file, which appears whole and verified. Raises NotHeld, NoRoom or Unreadable."""
+        """Copy a complete shard to a file, which appears whole. Raises ShardNotHeld, NoRoom or Unreadable."""
         self.path(shard)
         manifest = self.manifest(shard)
         try:
@@ -150,7 +158,7 @@ class ShardStore(ShardIndex):
 
     # -- fetching
 
-    def begin(self, manifest: Manifest) -> int:
+    def begin(self, manifest: ShardManifest) -> int:
         """Make room for a shard; the bit set of verified chunks that are here already. Raises NoRoom or Unreadable.
 
         Until as many calls of `finish` or `suspend`, it is not evicted.
@@ -160,7 +168,7 @@ class ShardStore(ShardIndex):
             entry = self._entries.get(shard)
             if entry is None:
                 self._make_room(manifest.size)
-                entry = self._entries[shard] = Entry(manifest.size, False, self._clock())
+                entry = self._entries[shard] = ShardEntry(manifest.size, False, self._clock())
                 fresh = True
             else:
                 fresh = False
@@ -240,7 +248,7 @@ class ShardStore(ShardIndex):
             file.close()
             raise
 
-    def admit(self, copy: Path, manifest: Manifest) -> None:
+    def admit(self, copy: Path, manifest: ShardManifest) -> None:
         """Give a synced copy in this folder its name. For FileIntake."""
         shard = manifest.id
         write_tree(self._file(shard, "tree"), manifest)
@@ -249,7 +257,7 @@ class ShardStore(ShardIndex):
             os.replace(copy, self._file(shard, "shard"))
             self._taking_in.pop(copy, None)
             if entry is None:
-                entry = self._entries[shard] = Entry(manifest.size, True, self._clock())
+                entry = self._entries[shard] = ShardEntry(manifest.size, True, self._clock())
             elif not entry.complete and not entry.fetches:
                 self._file(shard, "part").unlink(missing_ok=True)
             entry.complete, entry.used = True, self._clock()
@@ -264,26 +272,26 @@ class ShardStore(ShardIndex):
 
     # -- files
 
-    def _opened(self, shard: ShardId, entry: Entry) -> BinaryIO:
+    def _opened(self, shard: ShardId, entry: ShardEntry) -> BinaryIO:
         if not entry.complete:
             with contextlib.suppress(FileNotFoundError):  # finished in this moment
                 return open(self._file(shard, "part"), "rb", buffering=0)
         return open(self._file(shard, "shard"), "rb", buffering=0)
 
-    def _remember(self, manifest: Manifest) -> None:
+    def _remember(self, manifest: ShardManifest) -> None:
         with self._lock:
             self._trees[manifest.id] = manifest
             while len(self._trees) > TREES:
                 self._trees.popitem(last=False)
 
-    def _hashed_again(self, shard: ShardId) -> Manifest:
-        """The manifest of a complete shard whose tree was lost. Raises NotHeld where its bytes are not the id's."""
+    def _hashed_again(self, shard: ShardId) -> ShardManifest:
+        """The manifest of a complete shard whose tree was lost. Raises ShardNotHeld for bytes of another id."""
         path = self.path(shard)
         try:
             manifest = hashed(path)
             if manifest.id != shard:
                 self._forget(shard)
-                raise NotHeld(f"{path} does not hold the shard of its name and was deleted")
+                raise ShardNotHeld(f"{path} does not hold the shard of its name and was deleted")
             write_tree(self._file(shard, "tree"), manifest)
         except OSError as error:
             raise explained(error, path) from error

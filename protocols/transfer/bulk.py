@@ -3,14 +3,14 @@
 Protocol `/swarmnode/bulk/1`. Nobody can push: bytes enter a node only where it asked for them and where it made room.
 
 Messages on a stream, which the fetcher opened and uses again for one fetch after another:
-- fetcher: `Want(key, offset, wait)`, a frame of at most 4 KiB;
-- server: `Header(found, size, digest, dtype)`, a frame, as soon as the key is offered or after `wait` seconds; where
-  found, then the `size - offset` raw bytes of the buffer from `offset` on.
+- fetcher: `BulkWant(key, offset, wait)`, a frame of at most 4 KiB;
+- server: `BulkHeader(found, size, digest, dtype)`, a frame, as soon as the key is offered or after `wait` seconds;
+  where found, then the `size - offset` raw bytes of the buffer from `offset` on.
 
-A buffer may be offered and fetched while it grows (`growing.py`): its bytes are sent as they become ready, and handed
-on chunk by chunk. It has no hash, since nobody knows its end; that the bytes are the peer's is what the link promises.
-It may have a name in place of one: a fetch goes on behind what came of a buffer of that name before, and begins anew
-where the peer states another.
+A buffer may be offered and fetched while it grows (`StreamingBuffer`): its bytes are sent as they become ready, and
+handed on chunk by chunk. It has no hash, since nobody knows its end; that the bytes are the peer's is what the link
+promises. It may have a name in place of one: a fetch goes on behind what came of a buffer of that name before, and
+begins anew where the peer states another.
 
 Who may fail when, and what is then true:
 - the key is not offered, or not to this peer: NotOffered, and the stream stays good;
@@ -22,7 +22,7 @@ Who may fail when, and what is then true:
 - the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
   goes on there, idle streams on the old path are closed, and those in use are not used again;
 - the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again. An offer may make its fetchers
-  wait for their turn (`protocols.turns`); they then allow for more;
+  wait for their turn (`Turns`); they then allow for more;
 - the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Not one
   byte of the buffer is read after `withdraw` returned, so its owner may use it again (a digest begun before may still
   read it; nobody sees that digest);
@@ -32,39 +32,168 @@ Who may fail when, and what is then true:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import trio
+from blake3 import blake3
 
-from swarmnode.protocols.frames import FrameReader
+from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, PeerId, Stream, StreamBroken
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.bulk_client import Channel, Fetch, LeftBehind, OtherContents, Request, Stalled
-from swarmnode.protocols.transfer.bulk_server import Desk, Offer
-from swarmnode.protocols.transfer.bulk_wire import (
+from swarmnode.protocols.transfer.bulk_client import (
     CHUNK,
     MAX_KEY,
     MAX_MESSAGE,
     PROTOCOL,
+    BulkChannel,
+    BulkFetch,
+    BulkHeader,
     BulkLimits,
+    BulkWant,
     Corrupt,
-    Header,
     Key,
+    LeftBehind,
     NotOffered,
-    Want,
+    OtherContents,
+    Request,
+    Stalled,
+    StreamingBuffer,
 )
 from swarmnode.protocols.transfer.scheduler import Turns
-from swarmnode.protocols.transfer.streaming import Growing
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.wire import WireError, decode, encode
 
-__all__ = ["CHUNK", "PROTOCOL", "Bulk", "BulkLimits", "Corrupt", "Growing", "Header", "Key", "NotOffered", "Want"]
+__all__ = [
+    "CHUNK",
+    "PROTOCOL",
+    "Bulk",
+    "BulkHeader",
+    "BulkLimits",
+    "BulkWant",
+    "Corrupt",
+    "Key",
+    "NotOffered",
+    "StreamingBuffer",
+]
 
 STREAMS = Metric("swarmnode_bulk_streams", GAUGE, "streams on which peers fetch buffers from here")
 OFFERS = Metric("swarmnode_bulk_offers", GAUGE, "buffers that peers may fetch")
 
 log = logging.getLogger(__name__)
+
+
+Find = Callable[[Key, PeerId, float], Awaitable["_Offer | None"]]
+
+
+@dataclass(eq=False)
+class _Offer:
+    """A buffer that peers may fetch."""
+
+    buffer: memoryview
+    dtype: str
+    to: frozenset[PeerId] | None  # None: any
+    growing: StreamingBuffer | None = None  # whose `buffer` it is; what is not ready yet is waited for
+    digest: bytes | None = None
+    turns: Turns | None = None
+    hashing: trio.Lock | None = None
+    stands: bool = True
+
+    def withdraw(self) -> None:
+        """Not one byte is read from now on."""
+        self.stands = False
+        if self.growing is not None:
+            self.growing.end()
+
+    async def hash(self, runner: Runner) -> bytes:
+        """The blake3, computed once; of what grows, its name."""
+        if self.growing is not None:
+            return self.growing.name
+        self.hashing = self.hashing or trio.Lock()
+        async with self.hashing:
+            if self.digest is None:
+                self.digest = await runner(lambda: blake3(self.buffer).digest())
+        return self.digest
+
+
+class BulkConnection:
+    """One stream of a peer: one request at a time."""
+
+    def __init__(self, stream: Stream, *, find: Find, runner: Runner, limits: BulkLimits, offences: Offences) -> None:
+        """`find(key, peer, wait)` is the offer of a key to a peer, as soon as there is one within `wait` seconds."""
+        self.peer = stream.peer
+        self.scope = trio.CancelScope()
+        self._stream = stream
+        self._find = find
+        self._runner = runner
+        self._limits = limits
+        self._offences = offences
+        self._busy = False
+
+    async def run(self) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._or_end, self._read, nursery)
+
+    async def _or_end(self, job: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run `job`; where the peer or the stream fails in it, end the connection."""
+        try:
+            await job(*args)
+        except WireError as error:
+            self._offences.note(self.peer, str(error))
+            self.scope.cancel()
+        except NetworkError as error:
+            log.debug("serving %s ended: %s", self.peer, error)
+            self.scope.cancel()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        """Read on while serving, to notice a fetcher that goes away."""
+        reader = FrameReader(self._stream, limit=MAX_MESSAGE)
+        while (raw := await reader.frame()) is not None:
+            want = decode(BulkWant, raw, limit=MAX_MESSAGE)
+            if self._busy:
+                raise WireError("BulkWant: sent before the last was served")
+            if want.offset < 0 or not 0 <= want.wait < math.inf or len(want.key) > MAX_KEY:
+                raise WireError(f"BulkWant: offset {want.offset}, wait {want.wait}, {len(want.key)} parts of a key")
+            self._busy = True
+            nursery.start_soon(self._or_end, self._serve, want)
+        self.scope.cancel()
+
+    async def _serve(self, want: BulkWant) -> None:
+        offer = await self._find(want.key, self.peer, min(want.wait, self._limits.longest_wait))
+        if offer is None or offer.turns is None:
+            await self._answer(want, offer)
+            return
+        async with offer.turns.turn(self.peer):
+            await self._answer(want, offer)
+
+    async def _answer(self, want: BulkWant, offer: _Offer | None) -> None:
+        digest = b"" if offer is None else await offer.hash(self._runner)
+        if offer is None or not offer.stands:
+            await self._send(frame(encode(BulkHeader(found=False))), last=True)
+            return
+        size = offer.buffer.nbytes
+        if want.offset > size:
+            raise WireError(f"BulkWant: offset {want.offset} in {size} bytes")
+        header = frame(encode(BulkHeader(True, size, digest, offer.dtype)))
+        await self._send(header, last=want.offset == size)
+        for start in range(want.offset, size, CHUNK):
+            stop = min(start + CHUNK, size)
+            if offer.growing is not None:
+                await offer.growing.reach(stop)
+            if not offer.stands:
+                raise StreamBroken("the offer was withdrawn")
+            await self._send(bytes(offer.buffer[start:stop]), last=stop == size)
+
+    async def _send(self, piece: bytes, *, last: bool) -> None:
+        self._busy = not last  # the fetcher may ask again as soon as it has the last byte
+        with trio.move_on_after(self._limits.serve_stall) as scope:
+            await self._stream.send_all(piece)
+        if scope.cancelled_caught:
+            raise StreamBroken(f"it took nothing for {self._limits.serve_stall:g} s")
 
 
 class Bulk:
@@ -74,13 +203,13 @@ class Bulk:
         self._network = network
         self._runner = runner
         self._limits = limits or BulkLimits()
-        self._offers: dict[Key, Offer] = {}
+        self._offers: dict[Key, _Offer] = {}
         self._new_offer = trio.lowlevel.ParkingLot()
-        self._idle: dict[PeerId, list[Channel]] = {}
-        self._in_use: set[Channel] = set()
+        self._idle: dict[PeerId, list[BulkChannel]] = {}
+        self._in_use: set[BulkChannel] = set()
         self._moves = 0
         self._slots: dict[PeerId, tuple[trio.Semaphore, int]] = {}  # and the fetches that hold or await one
-        self._desks: dict[Desk, None] = {}
+        self._connections: dict[BulkConnection, None] = {}
         self._running = False
         self.offences = Offences(PROTOCOL)
         network.serve(PROTOCOL, self._serve_stream)
@@ -94,7 +223,7 @@ class Bulk:
     def offer(
         self,
         key: Key,
-        buffer: bytes | bytearray | memoryview | Growing,
+        buffer: bytes | bytearray | memoryview | StreamingBuffer,
         *,
         dtype: str = "bytes",
         to: frozenset[PeerId] | None = None,
@@ -111,10 +240,10 @@ class Bulk:
             raise ValueError(f"a key has 1 to {MAX_KEY} parts, not {len(key)}")
         if key in self._offers:
             self._offers[key].withdraw()
-        if isinstance(buffer, Growing):
-            self._offers[key] = Offer(buffer.buffer, dtype, to, growing=buffer)
+        if isinstance(buffer, StreamingBuffer):
+            self._offers[key] = _Offer(buffer.buffer, dtype, to, growing=buffer)
         else:
-            self._offers[key] = Offer(memoryview(buffer).cast("B"), dtype, to, digest=digest, turns=turns)
+            self._offers[key] = _Offer(memoryview(buffer).cast("B"), dtype, to, digest=digest, turns=turns)
         self._new_offer.unpark_all()
 
     def withdraw(self, prefix: Key) -> None:
@@ -122,7 +251,7 @@ class Bulk:
         for key in [key for key in self._offers if key[: len(prefix)] == prefix]:
             self._offers.pop(key).withdraw()
 
-    async def _offered(self, key: Key, peer: PeerId, wait: float) -> Offer | None:
+    async def _offered(self, key: Key, peer: PeerId, wait: float) -> _Offer | None:
         """The offer of `key` to `peer`, as soon as there is one and for at most `wait` seconds."""
         with trio.move_on_after(wait):
             while True:
@@ -149,13 +278,13 @@ class Bulk:
                         await self._drop_idle(event.peer)
         finally:
             self._running = False
-            for desk in list(self._desks):
-                desk.scope.cancel()
+            for connection in list(self._connections):
+                connection.scope.cancel()
             for peer in list(self._idle):
                 await self._drop_idle(peer)
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(STREAMS, lambda: len(self._desks))
+        metrics.show(STREAMS, lambda: len(self._connections))
         metrics.show(OFFERS, lambda: len(self._offers))
         self.offences.measure(metrics)
 
@@ -166,7 +295,7 @@ class Bulk:
         peer: PeerId,
         key: Key,
         *,
-        into: memoryview | Growing | None = None,
+        into: memoryview | StreamingBuffer | None = None,
         max_size: int,
         wait: float = 0.0,
         digest: bytes | None = None,
@@ -178,11 +307,11 @@ class Bulk:
 
         The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones,
         where many wait for their turn there. `digest` (blake3, 32 bytes) and `dtype`, where given, must be
-        what the peer states. `progress(n)` is told the bytes in hand so far. Into a Growing, a buffer of just its size
-        is fetched, which may itself still grow, from what is `kept` on; whole chunks of it become ready, and no hash is
-        checked. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
+        what the peer states. `progress(n)` gets the bytes in hand so far. Into a StreamingBuffer, a buffer of just its
+        size is fetched, which may itself still grow, from what is `kept` on; whole chunks of it become ready, and no
+        hash is checked. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
         """
-        growing = into if isinstance(into, Growing) else None
+        growing = into if isinstance(into, StreamingBuffer) else None
         room = growing.buffer if growing is not None else into.cast("B") if isinstance(into, memoryview) else None
         request = Request(
             key=key,
@@ -199,13 +328,13 @@ class Bulk:
         self._slots[peer] = (slots, users + 1)
         try:
             async with slots:
-                return await self._fetch_and_hash(peer, Fetch(request))
+                return await self._fetch_and_hash(peer, BulkFetch(request))
         finally:
             slots, users = self._slots.pop(peer)
             if users > 1:
                 self._slots[peer] = (slots, users - 1)
 
-    async def _fetch_and_hash(self, peer: PeerId, fetch: Fetch) -> bytes | memoryview:
+    async def _fetch_and_hash(self, peer: PeerId, fetch: BulkFetch) -> bytes | memoryview:
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetch.hash, self._runner)
@@ -222,7 +351,7 @@ class Bulk:
             raise Corrupt(f"{peer} sent bytes for {fetch.request.key} that do not have the stated hash")
         return fetch.result() if fetch.request.into is not None else await self._runner(fetch.result)
 
-    async def _fetch(self, peer: PeerId, fetch: Fetch) -> None:
+    async def _fetch(self, peer: PeerId, fetch: BulkFetch) -> None:
         tries = self._limits.tries
         while True:
             channel = await self._checked_out(peer)
@@ -261,7 +390,7 @@ class Bulk:
                 else:
                     await _close(channel.stream)
 
-    async def _checked_out(self, peer: PeerId) -> Channel:
+    async def _checked_out(self, peer: PeerId) -> BulkChannel:
         idle = self._idle.get(peer)
         if idle:
             channel = idle.pop()
@@ -271,7 +400,7 @@ class Bulk:
         moves = self._moves
         stream = await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open)
         left_behind = self._moves > moves  # perhaps another peer moved: then a stream is opened in vain
-        return Channel(stream, FrameReader(stream, limit=MAX_MESSAGE), left_behind=left_behind)
+        return BulkChannel(stream, FrameReader(stream, limit=MAX_MESSAGE), left_behind=left_behind)
 
     async def _drop_idle(self, peer: PeerId) -> None:
         for channel in self._idle.pop(peer, []):
@@ -280,16 +409,18 @@ class Bulk:
     # -- serving
 
     async def _serve_stream(self, stream: Stream) -> None:
-        held = sum(desk.peer == stream.peer for desk in self._desks)
-        desk = Desk(stream, find=self._offered, runner=self._runner, limits=self._limits, offences=self.offences)
+        held = sum(connection.peer == stream.peer for connection in self._connections)
+        connection = BulkConnection(
+            stream, find=self._offered, runner=self._runner, limits=self._limits, offences=self.offences
+        )
         try:
             if held >= self._limits.serves:
                 self.offences.note(stream.peer, f"more than {self._limits.serves} streams", Kind.LOAD)
             elif self._running:
-                self._desks[desk] = None
-                await desk.run()
+                self._connections[connection] = None
+                await connection.run()
         finally:
-            self._desks.pop(desk, None)
+            self._connections.pop(connection, None)
             await _close(stream)
 
 

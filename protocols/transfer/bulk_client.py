@@ -1,7 +1,12 @@
-"""The fetcher's side of the bulk protocol (`bulk.py`): one fetch, over as many streams as it takes."""
+"""The fetcher's side of the bulk protocol (`bulk.py`): its messages, the buffer that grows, and one fetch.
+
+One fetch goes over as many streams as it takes. What is encoded, fetched or reduced piece by piece goes on through a
+`StreamingBuffer` before it is whole: `bulk.Bulk` serves what is ready of it to peers, and fetches into it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,11 +14,99 @@ import trio
 from blake3 import blake3
 
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import Stream, StreamBroken
+from swarmnode.protocols.network import NetworkError, Stream, StreamBroken
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.bulk_wire import CHUNK, DIGEST, MAX_MESSAGE, Corrupt, Header, Key, NotOffered, Want
-from swarmnode.protocols.transfer.streaming import Growing
 from swarmnode.protocols.wire import WireError, decode, encode
+
+PROTOCOL = "/swarmnode/bulk/1"
+CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
+MAX_MESSAGE = 4096  # bytes of a BulkWant or a BulkHeader
+MAX_KEY = 16  # parts of a key
+DIGEST = 32  # bytes of a blake3
+
+Key = tuple[str | int, ...]  # ("part", run id, round, ballot, index)
+
+
+class NotOffered(NetworkError):
+    """The peer does not offer the key, or not to this node."""
+
+
+class Corrupt(NetworkError):
+    """The peer's bytes are not what they should be: too many, of another kind, or with another hash."""
+
+
+@dataclass(frozen=True)
+class BulkLimits:
+    """What fetching and serving may take of this node."""
+
+    streams: int = 8  # fetches from one peer at once; more wait. One that waits for its key to be offered counts
+    serves: int = 16  # streams of one peer served here: twice `streams`, for those given up there
+    tries: int = 3  # streams in a row that may break without a chunk
+    stall: float = 5.0  # seconds without a byte after which a fetch gives up
+    serve_stall: float = 30.0  # seconds that a chunk may wait for a peer that does not read
+    longest_wait: float = 120.0  # seconds that a peer may wait here for a key to be offered
+    open: float = 10.0  # seconds to open a stream
+
+
+@dataclass(frozen=True)
+class BulkWant:
+    """Asks for the bytes under `key` from `offset` on, and allows `wait` seconds for them to be offered."""
+
+    key: tuple[str | int, ...]
+    offset: int = 0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True)
+class BulkHeader:
+    """What follows: `size` is that of the whole buffer in bytes, `digest` its blake3, or its name while it grows."""
+
+    found: bool
+    size: int = 0
+    digest: bytes = b""
+    dtype: str = ""
+
+
+class StreamingBuffer:
+    """`ready` bytes at the head of `buffer` are good and stay as they are. One task makes it grow, any number wait.
+
+    What is offered may have a `name` that nothing else has: whoever fetched a part of it can go on from there later,
+    under another key too. The `kept` bytes at the head of a buffer to fetch into came so, from an offer of that `name`;
+    they become good when the source says that it is the same.
+    """
+
+    def __init__(self, buffer: bytearray | memoryview, *, name: bytes = b"", kept: int = 0) -> None:
+        self.buffer = memoryview(buffer).cast("B")
+        self.size = self.buffer.nbytes
+        self.ready = 0
+        self.name = name
+        self.kept = kept
+        self._ended = False
+        self._awaited = math.inf  # the least that somebody waits for
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    def grow(self, ready: int) -> None:
+        """The first `ready` bytes are good now."""
+        self.ready = max(self.ready, ready)
+        if self.ready >= self._awaited:
+            self._wake()
+
+    def end(self) -> None:
+        """No more comes: nobody waits any longer."""
+        self._ended = True
+        self._wake()
+
+    async def reach(self, size: int) -> bool:
+        """Wait until the first `size` bytes are good; False where they never will be."""
+        while self.ready < size and not self._ended:
+            self._awaited = min(self._awaited, size)
+            await self._waiting.park()
+        return self.ready >= size
+
+    def _wake(self) -> None:
+        self._awaited = math.inf
+        self._waiting.unpark_all()
+
 
 WORTH_MOVING = 4 * CHUNK  # bytes yet to come for which a fetch leaves a stream on a worse path
 HASHED = 16 * CHUNK  # bytes that are hashed at once while the next arrive: a thread is worth waking for 1 ms of work
@@ -32,7 +125,7 @@ class Stalled(StreamBroken):
 
 
 @dataclass(eq=False)
-class Channel:
+class BulkChannel:
     """An open stream to a peer that serves us, and its reader."""
 
     stream: Stream
@@ -47,7 +140,7 @@ class Request:
 
     key: Key
     into: memoryview | None  # where it goes; new memory, where there is none
-    growing: Growing | None  # whose memory `into` is, and who is told of each whole chunk
+    growing: StreamingBuffer | None  # whose memory `into` is, and who is told of each whole chunk
     max_size: int
     digest: bytes | None
     dtype: str | None
@@ -56,13 +149,13 @@ class Request:
     wait_until: float  # trio time
 
 
-class Fetch:
+class BulkFetch:
     """A request under way."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.target = bytearray()  # what arrived, where the caller gave no memory; grows with what arrives
-        self.header: Header | None = None
+        self.header: BulkHeader | None = None
         self._received = request.growing.kept if request.growing is not None else 0
         self._heard_at = 0.0  # trio time
         self._hashed = 0  # bytes, whole chunks until the fetch is finished
@@ -114,8 +207,8 @@ class Fetch:
 
     # -- receiving
 
-    async def attempt(self, channel: Channel) -> None:
-        """Fetch what is missing over one stream."""
+    async def attempt(self, channel: BulkChannel) -> None:
+        """BulkFetch what is missing over one stream."""
         request = self.request
         if request.growing is None:
             self._received -= self._received % CHUNK
@@ -124,13 +217,13 @@ class Fetch:
             self._received = max(request.growing.ready, request.growing.kept)
         wait = max(0.0, request.wait_until - trio.current_time())
         with trio.move_on_after(wait + request.stall) as scope:
-            await channel.stream.send_all(frame(encode(Want(request.key, self._received, wait))))
+            await channel.stream.send_all(frame(encode(BulkWant(request.key, self._received, wait))))
             raw = await channel.reader.frame()
         if scope.cancelled_caught:
             raise Stalled(f"no answer to the request for {request.key} within {wait + request.stall:g} s")
         if raw is None:
             raise StreamBroken("the peer ended the stream")
-        self.header = self._checked(decode(Header, raw, limit=MAX_MESSAGE))
+        self.header = self._checked(decode(BulkHeader, raw, limit=MAX_MESSAGE))
         if request.growing is not None:
             request.growing.grow(self._received)
         self._heard_at = trio.current_time()
@@ -146,19 +239,19 @@ class Fetch:
             if came and self._received < size:
                 raise LeftBehind(f"{self._received} bytes of {request.key} came on a path that was replaced")
 
-    def _checked(self, header: Header) -> Header:
+    def _checked(self, header: BulkHeader) -> BulkHeader:
         request = self.request
         if not header.found:
             raise NotOffered
         if header.size < 0 or (len(header.digest) != DIGEST and request.growing is None):
-            raise WireError(f"Header: {header.size} bytes with a hash of {len(header.digest)}")
+            raise WireError(f"BulkHeader: {header.size} bytes with a hash of {len(header.digest)}")
         if header.size > request.max_size:
             raise Corrupt(f"{request.key} has {header.size} bytes, at most {request.max_size} are allowed")
         if request.growing is not None:
             if header.size != request.growing.size:
                 raise Corrupt(f"{request.key} has {header.size} bytes, not {request.growing.size}")
             if len(header.digest) > DIGEST:
-                raise WireError(f"Header: a name of {len(header.digest)} bytes")
+                raise WireError(f"BulkHeader: a name of {len(header.digest)} bytes")
             if self.header is None and (header.digest != request.growing.name or not header.digest):
                 kept, request.growing.kept, request.growing.name = request.growing.kept, 0, header.digest
                 if kept:
@@ -171,7 +264,7 @@ class Fetch:
             raise Corrupt(f"{request.key} changed while it was fetched")
         return header
 
-    def _take(self, piece: bytes, size: int, channel: Channel) -> bool:
+    def _take(self, piece: bytes, size: int, channel: BulkChannel) -> bool:
         """Keep what came, and say whether more is to come on this stream."""
         request, start = self.request, self._received
         stop = start + len(piece)

@@ -12,7 +12,7 @@ whoever serves states serves a bounded number of chunks at a time, joiner by joi
 few of them while its own exchange of a round is under way (`eased`).
 
 Messages:
-- `catchup.manifest`: ManifestQuery -> Manifest; refused where the state is not here whole;
+- `catchup.manifest`: ManifestQuery -> StateManifest; refused where the state is not here whole;
 - `catchup.held`: HeldQuery -> Held, which chunks are here and who asked for them; refused where none is;
 - the chunks, as `Bulk` offers under ("state", run id, state hash, index).
 
@@ -70,7 +70,7 @@ class ManifestQuery:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StateManifest:
     """`catchup.manifest`: what a member offers."""
 
     run_id: str
@@ -111,14 +111,14 @@ class _Served:
 
     round: int
     state: OuterState
-    manifest: Manifest | None = None
+    manifest: StateManifest | None = None
 
 
 @dataclass(frozen=True)
 class _Fetched:
     """A state that is on its way here, or was."""
 
-    manifest: Manifest
+    manifest: StateManifest
     attempt: Attempt
 
 
@@ -175,7 +175,7 @@ class CatchUp:
         """While in the block this node has something to exchange itself: it serves little, for some seconds."""
         return self._turns.eased()
 
-    async def _on_manifest(self, peer: PeerId, query: ManifestQuery) -> Manifest:
+    async def _on_manifest(self, peer: PeerId, query: ManifestQuery) -> StateManifest:
         if query.run_id != self._run_id or not self._served:
             raise Refuse("unknown-run", "this node has no state of that run")
         newest = next(reversed(self._served))
@@ -189,7 +189,7 @@ class CatchUp:
                 chunks = _chunks(served.state)
                 digests = await self._runner(lambda: tuple(blake3(chunk).digest() for chunk in chunks))
                 size = sum(len(chunk) for chunk in chunks)
-                served.manifest = Manifest(self._run_id, served.round, wanted, self._layout.digest, size, digests)
+                served.manifest = StateManifest(self._run_id, served.round, wanted, self._layout.digest, size, digests)
         return served.manifest
 
     async def _on_held(self, peer: PeerId, query: HeldQuery) -> Held:
@@ -242,7 +242,7 @@ class CatchUp:
         raise CatchUpFailed("; ".join(failures))
 
     async def _fetch_by(
-        self, manifest: Manifest, members: list[PeerId], progress: Callable[[int, int], None] | None
+        self, manifest: StateManifest, members: list[PeerId], progress: Callable[[int, int], None] | None
     ) -> tuple[int, str, OuterState]:
         async with self._fetching:
             attempt = self._take_up(manifest)
@@ -277,7 +277,7 @@ class CatchUp:
                 self._keep(manifest.state_hash, _Served(manifest.round, state, manifest))
             return manifest.round, manifest.state_hash, state
 
-    def _take_up(self, manifest: Manifest) -> Attempt:
+    def _take_up(self, manifest: StateManifest) -> Attempt:
         """The attempt at this state that ended early, or a new one; memory for one state at a time."""
         if self._unfinished is not None and self._unfinished.manifest == manifest:
             return self._unfinished.attempt
@@ -291,14 +291,14 @@ class CatchUp:
             if hash not in self._served:
                 self._bulk.withdraw(("state", self._run_id, hash))
 
-    async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, Manifest]:
-        manifests: dict[PeerId, Manifest] = {}
+    async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, StateManifest]:
+        manifests: dict[PeerId, StateManifest] = {}
 
         async def ask(peer: PeerId) -> None:
             query = ManifestQuery(self._run_id, wanted)
             try:
                 manifests[peer] = await self._rpc.call(
-                    peer, "catchup.manifest", query, Manifest, timeout=MANIFEST_TIMEOUT
+                    peer, "catchup.manifest", query, StateManifest, timeout=MANIFEST_TIMEOUT
                 )
                 self._liveness.heard_from(peer)
             except CallError as error:
@@ -312,7 +312,7 @@ class CatchUp:
             return {p: m for p, m in manifests.items() if m.state_hash == wanted}
         return manifests
 
-    def _fits(self, manifest: Manifest) -> bool:
+    def _fits(self, manifest: StateManifest) -> bool:
         size = 2 * 4 * self._layout.parameters
         return (
             manifest.run_id == self._run_id
@@ -323,7 +323,7 @@ class CatchUp:
             and all(len(digest) == 32 for digest in manifest.chunks)
         )
 
-    async def _ask_held(self, manifest: Manifest, peer: PeerId) -> News:
+    async def _ask_held(self, manifest: StateManifest, peer: PeerId) -> News:
         query = HeldQuery(self._run_id, manifest.state_hash, manifest.digest)
         try:
             held = await self._rpc.call(peer, "catchup.held", query, Held, timeout=MANIFEST_TIMEOUT)
@@ -336,7 +336,7 @@ class CatchUp:
         holds: Holding = bits.astype(np.bool_) if held.chunks else np.ones(count, np.bool_)
         return News(holds, held.askers)
 
-    async def _fetch_chunk(self, manifest: Manifest, peer: PeerId, index: int, room: memoryview) -> None:
+    async def _fetch_chunk(self, manifest: StateManifest, peer: PeerId, index: int, room: memoryview) -> None:
         key, digest = self._key(manifest.state_hash, index), manifest.chunks[index]
         fetch = partial(self._bulk.fetch, peer, key, into=room, max_size=len(room), digest=digest, stall=CHUNK_WITHIN)
         with trio.move_on_after(CHUNK_WITHIN) as scope:
@@ -347,7 +347,7 @@ class CatchUp:
         if scope.cancelled_caught:
             raise NetworkError(f"{peer} took more than {CHUNK_WITHIN:.0f} s for a chunk")
 
-    def _restore(self, manifest: Manifest, buffer: NDArray[np.uint8]) -> OuterState:
+    def _restore(self, manifest: StateManifest, buffer: NDArray[np.uint8]) -> OuterState:
         vector = buffer.view("<f4").astype(np.float32, copy=False)
         vector.flags.writeable = False
         half = self._layout.parameters

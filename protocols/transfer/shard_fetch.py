@@ -20,7 +20,7 @@ Who may fail when, and what is then true:
 - it does not have what it said: the chunk is looked for elsewhere, and after a few it is dropped;
 - nobody is left: the scout goes on for `patience` seconds, then Unavailable; what has arrived stays in the store.
 
-Memory: one answer for each provider and a few on the shelf (`protocols.shard_shelf`), whatever the shard's size.
+Memory: one answer for each provider and a few in the write buffer, whatever the shard's size.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBroken
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_buffer import Shelf
-from swarmnode.protocols.transfer.shard_channels import Channel, Channels
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
-from swarmnode.protocols.transfer.shard_tree import Manifest, ShardId, chunk_count, run_length
+from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_wire import (
     MANIFEST,
+    NO_ROOM,
     Holding,
     Leaves,
-    NotHeld,
+    ShardChannel,
+    ShardChannels,
     ShardError,
     ShardLimits,
+    ShardNotHeld,
+    ShardWant,
     Store,
     Unavailable,
-    Want,
     WantManifest,
 )
 from swarmnode.protocols.wire import WireError
@@ -62,6 +63,9 @@ Gave = Callable[[PeerId, ShardId, int, bool], None]  # a provider, its verified 
 COMPANIONS = 32  # peers remembered as fetching the same shard
 EMPTY_PROMISES = 8  # chunks that a provider may lack although it said it had them
 LOOK_AGAIN = (0.05, 1.0)  # seconds, at least and at most, between two looks at whose chunks have become overdue
+BATCH = 2  # answers written at once; four gain nothing that could be measured, and take twice the memory
+ROOMS = 2 * BATCH  # answers that wait or are being written; who brings one more waits, so this bounds the memory
+GATHER = 0.01  # seconds that a verified answer waits for others
 
 
 class Job:
@@ -83,7 +87,7 @@ class Job:
             self.companions.popitem(last=False)
 
 
-class Fetch:
+class ShardFetch:
     """Runs once; `run` returns when the shard is complete in the store. Raises NoRoom or Unavailable."""
 
     def __init__(
@@ -94,7 +98,7 @@ class Fetch:
         rpc: Rpc,
         store: Store,
         runner: Runner,
-        channels: Channels,
+        channels: ShardChannels,
         ask_holding: Callable[[PeerId, ShardId], Awaitable[Holding | None]],
         offences: Offences,
         counts: Counter[str],
@@ -117,16 +121,18 @@ class Fetch:
         self._asking = trio.Semaphore(limits.sources)
         self._banned: set[PeerId] = set()
         self._search_now = trio.Event()
-        self._shelf = Shelf(self._shard, store=store, runner=runner, written=self._written, failed=self._fail)
+        self._write_buffer = WriteBuffer(
+            self._shard, store=store, runner=runner, written=self._written, failed=self._fail
+        )
         self._moved_at = trio.current_time()  # when the last chunk came
 
     async def run(self) -> None:
-        """Fetch until complete; in the end the store has finished the shard or suspended it."""
+        """ShardFetch until complete; in the end the store has finished the shard or suspended it."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._shelf.run)
+                nursery.start_soon(self._write_buffer.run)
                 nursery.start_soon(self._scout, nursery)
-                with suppress(NotHeld):  # the manifest is here where an earlier fetch began
+                with suppress(ShardNotHeld):  # the manifest is here where an earlier fetch began
                     await self._begin(await self._runner(lambda: self._store.manifest(self._shard)))
                 await self._done.wait()
                 nursery.cancel_scope.cancel()
@@ -244,7 +250,7 @@ class Fetch:
 
     async def _learn_manifest(self, peer: PeerId) -> bool:
         """Whether the shard's manifest is known, from this peer or meanwhile from another."""
-        manifest: Manifest | None = None
+        manifest: ShardManifest | None = None
         async with trio.open_nursery() as nursery:
 
             async def stop_when_known() -> None:
@@ -258,10 +264,10 @@ class Fetch:
             await self._begin(manifest)
         return self._begun.is_set()
 
-    async def _manifest_of(self, peer: PeerId) -> Manifest | None:
+    async def _manifest_of(self, peer: PeerId) -> ShardManifest | None:
         try:
             answer = await self._rpc.call(peer, MANIFEST, WantManifest(self._shard), Leaves, timeout=self._limits.call)
-            manifest = Manifest(answer.size, answer.leaves)
+            manifest = ShardManifest(answer.size, answer.leaves)
             if await self._runner(lambda: manifest.id) == self._shard:
                 return manifest
             self._lied(peer, "sent a manifest of another shard")
@@ -271,7 +277,7 @@ class Fetch:
             self._lied(peer, str(error))
         return None
 
-    async def _begin(self, manifest: Manifest) -> None:
+    async def _begin(self, manifest: ShardManifest) -> None:
         async with self._beginning:
             if self._begun.is_set() or self._failure is not None:
                 return
@@ -317,10 +323,10 @@ class Fetch:
 
     async def _until_over(
         self,
-        job: Callable[[Plan, Source, Channel], Awaitable[None]],
+        job: Callable[[Plan, Source, ShardChannel], Awaitable[None]],
         plan: Plan,
         source: Source,
-        channel: Channel,
+        channel: ShardChannel,
         scope: trio.CancelScope,
     ) -> None:
         try:
@@ -330,19 +336,19 @@ class Fetch:
         finally:
             scope.cancel()
 
-    async def _ask(self, plan: Plan, source: Source, channel: Channel) -> None:
+    async def _ask(self, plan: Plan, source: Source, channel: ShardChannel) -> None:
         """Keep the provider's window full, on a stream whose path is the best there is."""
         while source.asked or not channel.left_behind:
             source.look = trio.Event()
             chosen = [] if channel.left_behind else plan.next_for(source, trio.current_time())
             if chosen:
                 source.work.set()
-                await channel.ask([Want(self._shard, run.first, count=run.count) for run in chosen])
+                await channel.ask([ShardWant(self._shard, run.first, count=run.count) for run in chosen])
             least, most = LOOK_AGAIN
             with trio.move_on_after(min(most, max(least, source.pace.usual or least))):
                 await source.look.wait()
 
-    async def _receive(self, plan: Plan, source: Source, channel: Channel) -> None:
+    async def _receive(self, plan: Plan, source: Source, channel: ShardChannel) -> None:
         """Take what the provider sends, answer by answer, until it has broken too many promises."""
         while source.broken_promises < EMPTY_PROMISES:
             if not source.asked:
@@ -369,7 +375,7 @@ class Fetch:
             source.moved_at = trio.current_time()
             plan.answered(source, given)
 
-    async def _keep(self, plan: Plan, run: Run, chunks: memoryview, channel: Channel) -> None:
+    async def _keep(self, plan: Plan, run: Run, chunks: memoryview, channel: ShardChannel) -> None:
         """Verify chunks and have them written. Raises WireError where one is wrong."""
         missing = not plan.here[run.first : run.first + run.count].all()
         if missing and not plan.manifest.fit(run.first, chunks):
@@ -381,9 +387,63 @@ class Fetch:
             self._moved_at = trio.current_time()
             self._counts["chunks_fetched"] += new
             self._counts["bytes_fetched"] += plan.in_hand - before
-            channel.room = await self._shelf.put(run.first, chunks, channel.room, last=plan.complete)
+            channel.room = await self._write_buffer.put(run.first, chunks, channel.room, last=plan.complete)
             self._tell(plan)
 
     def _written(self, unwritten: int) -> None:
         if self._plan is not None and self._plan.complete and not unwritten:
             self._done.set()
+
+
+class WriteBuffer:
+    """Calls `written(answers put and not yet written)` after each trip, or `failed(error)` where that is impossible."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        *,
+        store: Store,
+        runner: Runner,
+        written: Callable[[int], None],
+        failed: Callable[[ShardError], None],
+    ) -> None:
+        self._shard = shard
+        self._store = store
+        self._runner = runner
+        self._written = written
+        self._failed = failed
+        self._waiting: list[tuple[int, memoryview, memoryview]] = []  # first chunk, chunks, the room that they lie in
+        self._unwritten = 0
+        self._rooms = [NO_ROOM] * ROOMS
+        self._returned = trio.lowlevel.ParkingLot()
+        self._some, self._enough = trio.Event(), trio.Event()
+
+    async def put(self, first: int, chunks: memoryview, room: memoryview, *, last: bool) -> memoryview:
+        """Write verified `chunks`, which lie in `room`; `last`: no more will come. Returns an empty room for it."""
+        self._unwritten += 1
+        while not self._rooms:
+            await self._returned.park()
+        self._waiting.append((first, chunks, room))
+        self._some.set()
+        if last or len(self._waiting) >= BATCH:
+            self._enough.set()
+        return self._rooms.pop()
+
+    async def run(self) -> None:
+        """Write what is put, until cancelled."""
+        while True:
+            await self._some.wait()
+            with trio.move_on_after(GATHER):
+                await self._enough.wait()
+            batch, self._waiting = self._waiting, []
+            self._some, self._enough = trio.Event(), trio.Event()
+            answers = [(first, chunks) for first, chunks, _ in batch]
+            try:
+                await self._runner(lambda answers=answers: self._store.write(self._shard, answers))  # type: ignore[misc]
+            except ShardError as error:
+                self._failed(error)
+                return
+            self._rooms.extend(room for _, _, room in batch)
+            self._returned.unpark_all()
+            self._unwritten -= len(batch)
+            self._written(self._unwritten)

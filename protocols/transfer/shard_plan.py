@@ -1,6 +1,6 @@
 """Which chunk to ask of which provider next: rarest first, and in the end the late ones a second time.
 
-Pure bookkeeping of one fetch; `protocols.shard_fetch` moves the bytes.
+Pure bookkeeping of one fetch; `shard_fetch` moves the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.transfer.shard_tree import Manifest, chunk_length
+from swarmnode.protocols.transfer.shard_tree import ShardManifest, chunk_length
 from swarmnode.protocols.transfer.shard_wire import RUN, Holding, ShardLimits
 from swarmnode.protocols.wire import WireError
 
@@ -82,7 +82,7 @@ class Source:
 class Plan:
     """What is here, who has what, and who was asked for it."""
 
-    def __init__(self, manifest: Manifest, here: int, seed: int) -> None:
+    def __init__(self, manifest: ShardManifest, here: int, seed: int) -> None:
         self.manifest = manifest
         self.here = _unpacked(here, manifest.chunks)
         self.in_hand = sum(chunk_length(manifest.size, int(i)) for i in np.flatnonzero(self.here))  # bytes

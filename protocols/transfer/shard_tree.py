@@ -77,7 +77,7 @@ def run_length(size: int, first: int, count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ShardManifest:
     """Size and leaves of one shard. Raises ValueError where the two do not fit each other or the limits."""
 
     size: int  # bytes

@@ -1,31 +1,46 @@
-"""What nodes say to one another about shards, what shards may take of a node, and what a store promises.
+"""What nodes say to one another about shards and on which streams, what that may take of a node, what a store promises.
 
-The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; Want and Piece travel on streams of
-`/swarmnode/shards/1`. `protocols.shards` tells the protocol's story.
+The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; ShardWant and Piece travel on streams of
+`/swarmnode/shards/1`. `shards.py` tells the protocol's story.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_CHUNKS, Manifest, ShardId, chunk_count
+import trio
+
+from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
+from swarmnode.protocols.transfer.shard_tree import (
+    CHUNK,
+    MAX_CHUNKS,
+    ShardId,
+    ShardManifest,
+    chunk_count,
+    chunk_length,
+    proves,
+)
+from swarmnode.protocols.wire import WireError, decode, encode
 
 PROTOCOL = "/swarmnode/shards/1"
 HAVE = "shards.have"
 MANIFEST = "shards.manifest"
-MAX_MESSAGE = 4096  # bytes of a Want or a Piece
+MAX_MESSAGE = 4096  # bytes of a ShardWant or a Piece
 RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
 RUN_BYTES = RUN * CHUNK
+NO_ROOM = memoryview(b"")
 
 
 class ShardError(Exception):
     """A shard could not be had, kept or read. The text is fit for a person."""
 
 
-class NotHeld(ShardError):
+class ShardNotHeld(ShardError):
     """This node does not have the shard, or not that chunk of it."""
 
 
@@ -116,7 +131,7 @@ class Leaves:
 
 
 @dataclass(frozen=True)
-class Want:
+class ShardWant:
     """Asks for `count` chunks in a row, at most RUN; with `prove`, which goes for one, for what verifies it alone."""
 
     shard: bytes
@@ -137,7 +152,7 @@ class Piece:
     proof: tuple[bytes, ...] = ()
 
 
-class Intake(Protocol):
+class ShardIntake(Protocol):
     """A file on its way into the store; the calls block."""
 
     def take(self) -> bool:
@@ -150,7 +165,10 @@ class Intake(Protocol):
 
 
 class Store(Protocol):
-    """Where shards are kept: `node.shardstore`. All but `holding`, `recent` and `read_now` may block on the disk."""
+    """Where shards are kept: on disk (`node.storage.shardstore`) or in memory.
+
+    All but `holding`, `recent` and `read_now` may block on the disk.
+    """
 
     def holding(self, shard: ShardId) -> Holding:
         """What is here and verified; from memory."""
@@ -158,19 +176,19 @@ class Store(Protocol):
     def recent(self, limit: int) -> tuple[ShardId, ...]:
         """Complete shards, pinned ones first, then those used last; from memory."""
 
-    def manifest(self, shard: ShardId) -> Manifest:
-        """Raises NotHeld."""
+    def manifest(self, shard: ShardId) -> ShardManifest:
+        """Raises ShardNotHeld."""
 
     def read(self, shard: ShardId, index: int, room: memoryview) -> int:
         """Read chunks from `index` on into `room`, as many as fit and are here, verified; their bytes.
 
-        Raises NotHeld where the first is not here.
+        Raises ShardNotHeld where the first is not here.
         """
 
     def read_now(self, shard: ShardId, index: int, room: memoryview) -> int:
         """What `read` gives, where that takes neither the disk nor a hash; else 0. Does not block."""
 
-    def begin(self, manifest: Manifest) -> int:
+    def begin(self, manifest: ShardManifest) -> int:
         """Make room for a shard that is being fetched; the bit set of its chunks that are here already and verified.
 
         Raises NoRoom. Until `finish` or `suspend` it is not evicted.
@@ -188,5 +206,113 @@ class Store(Protocol):
     def drop(self, shard: ShardId) -> None:
         """Delete it where it is here, not pinned, and not being fetched."""
 
-    def intake(self, source: Path) -> Intake:
+    def intake(self, source: Path) -> ShardIntake:
         """Begin to take in a file. Raises NoRoom, or ShardError where it cannot be read."""
+
+
+class ShardChannel:
+    """A stream to a provider, used for one fetch after another."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._reader = FrameReader(stream, limit=MAX_MESSAGE)
+        self.room = NO_ROOM  # where answers are received, one after the other
+        self.left_behind = False  # the provider has a better path now
+
+    async def ask(self, wants: list[ShardWant]) -> None:
+        await self.stream.send_all(b"".join(frame(encode(want)) for want in wants))
+
+    async def piece(self) -> Piece:
+        raw = await self._reader.frame()
+        if raw is None:
+            raise StreamBroken("the provider ended the stream")
+        return decode(Piece, raw, limit=MAX_MESSAGE)
+
+    async def raw(self, size: int) -> memoryview:
+        """The next `size` bytes, at most RUN_BYTES, at the beginning of `room`."""
+        if len(self.room) < size:
+            self.room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there directly
+        filled = 0
+        while filled < size:
+            part = await self._reader.raw(size - filled)
+            if not part:
+                raise StreamBroken("the provider ended the stream in the middle of a chunk")
+            self.room[filled : filled + len(part)] = part
+            filled += len(part)
+        return self.room[:size]
+
+
+class ShardChannels:
+    """Open streams to providers, kept between fetches."""
+
+    def __init__(self, network: Network, limits: ShardLimits) -> None:
+        self._network = network
+        self._limits = limits
+        self._idle: dict[PeerId, list[ShardChannel]] = {}
+        self._in_use: set[ShardChannel] = set()
+        self._moves = 0
+
+    async def take(self, peer: PeerId) -> ShardChannel:
+        """An idle stream, or a new one. Raises Unreachable or ProtocolUnsupported."""
+        idle = self._idle.get(peer)
+        if idle:
+            channel = idle.pop()
+            if not idle:
+                del self._idle[peer]
+        else:
+            moves = self._moves
+            channel = ShardChannel(await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open))
+            channel.left_behind = self._moves > moves  # perhaps another peer moved: then a stream is opened in vain
+        self._in_use.add(channel)
+        return channel
+
+    async def give_back(self, channel: ShardChannel, *, good: bool) -> None:
+        """Keep a stream on which nothing is under way; close any other."""
+        self._in_use.discard(channel)
+        idle = self._idle.setdefault(channel.stream.peer, [])
+        if good and not channel.left_behind and len(idle) < self._limits.idle_streams:
+            channel.room = NO_ROOM  # no memory while nothing is asked for
+            idle.append(channel)
+            return
+        if not idle:
+            del self._idle[channel.stream.peer]
+        with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
+            await channel.stream.aclose()
+
+    async def leave_behind(self, peer: PeerId) -> None:
+        """There is a better path to `peer`: close the idle streams, and use none again that is open now."""
+        self._moves += 1
+        for channel in self._in_use:
+            channel.left_behind |= channel.stream.peer == peer
+        await self.drop(peer)
+
+    async def drop(self, peer: PeerId) -> None:
+        for channel in self._idle.pop(peer, []):
+            with trio.CancelScope(shield=True):
+                await channel.stream.aclose()
+
+    async def drop_all(self) -> None:
+        for peer in list(self._idle):
+            await self.drop(peer)
+
+    async def read_one(self, peer: PeerId, shard: ShardId, index: int) -> bytes:
+        """One chunk with its proof. Raises NetworkError, or WireError where it is not the chunk asked for."""
+        channel = await self.take(peer)
+        good = False
+        try:
+            with trio.move_on_after(self._limits.first_chunk) as scope:
+                await channel.ask([ShardWant(shard, index, prove=True)])
+                piece = await channel.piece()
+                if piece.size >= 0 and not 0 < piece.size == chunk_length(piece.of, index):
+                    raise WireError(f"Piece: {piece.size} bytes for chunk {index} of {piece.of} bytes")
+                chunk = bytes(await channel.raw(max(piece.size, 0)))
+                good = True
+            if scope.cancelled_caught:
+                raise StreamBroken(f"no chunk within {self._limits.first_chunk:g} s")
+        finally:
+            await self.give_back(channel, good=good)
+        if piece.size < 0:
+            raise NetworkError("it does not have the chunk")
+        if not proves(shard, piece.of, index, chunk, piece.proof):
+            raise WireError("Piece: the proof does not lead to the id")
+        return chunk

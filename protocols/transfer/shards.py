@@ -1,19 +1,26 @@
 """Shards: content-addressed immutable bytes, served in chunks and fetched from whoever has them.
 
-Calls (`protocols.rpc`):
+Calls (`calls.rpc`):
 - `shards.have`: which of these shards, and which of their chunks as a bitmap, do you have?
-- `shards.manifest`: size and leaf hashes of one shard (see `protocols.shard_tree`).
+- `shards.manifest`: size and leaf hashes of one shard (see `shard_tree`).
 
-Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `Want(shard, index)`
-for one chunk or up to RUN in a row, as many as it likes to have under way, and the server answers each in turn with a
-`Piece` and, where it has chunks, the raw bytes. Bulk offers whole buffers from memory under a key, with a hash over all
-of it; chunks are read from disk when asked for, come from half-fetched shards too, and have their hash in the tree:
-hence a protocol of its own.
+Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `ShardWant(shard,
+index)` for one chunk or up to RUN in a row, as many as it likes to have under way, and the server answers each in turn
+with a `Piece` and, where it has chunks, the raw bytes. Bulk offers whole buffers from memory under a key, with a hash
+over all of it; chunks are read from disk when asked for, come from half-fetched shards too, and have their hash in the
+tree: hence a protocol of its own.
 
 Who may fail when, and what is then true:
 - nobody can push: a node stores only what it was asked, by its owner or its run, to fetch or to put;
 - a chunk is checked against its leaf before it is written;
-- for the serving side see `protocols.shard_desk`, for the fetching side `protocols.shard_fetch`.
+- a chunk is checked against its leaf before it is served, where that was not done within the last minute: a rotten disk
+  loses the shard, not this node's good name;
+- a peer that asks on and on for what is not here uses up its `misses`; then calls are refused as "busy", streams are
+  closed and it is counted. One that breaks the form loses its stream; one that does not read loses it after
+  `serve_stall`;
+- more peers come than are served at once: an idle stream ends, else that of the peer of the least standing, if whoever
+  comes has `AHEAD` more.
+- for the fetching side see `shard_fetch`.
 
 A complete shard is announced by `Network.provide` under its id, as far as `announced` allows; all others are found by
 asking connected peers.
@@ -24,41 +31,242 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_channels import Channels
-from swarmnode.protocols.transfer.shard_fetch import Fetch, Gave, Job
-from swarmnode.protocols.transfer.shard_server import ShardDesk
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId
+from swarmnode.protocols.transfer.shard_fetch import Gave, Job, ShardFetch
+from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     LIMITS,
+    MANIFEST,
+    MAX_MESSAGE,
     PROTOCOL,
+    RUN,
     RUN_BYTES,
     Have,
     Holding,
     Holdings,
+    Leaves,
+    Piece,
+    ShardChannels,
     ShardError,
     ShardLimits,
+    ShardNotHeld,
+    ShardWant,
     Store,
     Unavailable,
+    WantManifest,
 )
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.wire import WireError, decode, encode
 
 SHARDS = Metric("swarmnode_shards_total", COUNTER, "what happened with chunks of shards, some of it in bytes", "what")
 STREAMS = Metric("swarmnode_shard_streams", GAUGE, "streams on which peers fetch chunks from here")
 ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node announces in the DHT")
 
 log = logging.getLogger(__name__)
+
+
+MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
+HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
+AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of another that is being served
+SPARE_ROOMS = 4  # answers' memory kept for the next ones: fresh memory costs more than reading into it
+
+
+class ShardServer:
+    """Answers questions about what the store holds, and serves chunks of it while `serving`."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        store: Store,
+        *,
+        runner: Runner,
+        limits: ShardLimits,
+        offences: Offences,
+        counts: Counter[str],
+        asked: Callable[[ShardId, PeerId], None],
+    ) -> None:
+        """`counts` gets chunks_served, bytes_served, misses; `asked` is told of each shard that a peer asks about."""
+        self._store, self._runner, self._limits = store, runner, limits
+        self._offences, self._counts, self._asked = offences, counts, asked
+        self._allowance = _Allowance(limits)
+        self._served: OrderedDict[_ServedStream, None] = OrderedDict()  # the one used longest ago first
+        self._rooms: list[memoryview] = []  # for answers, not in use now
+        self._open = False
+        self._standing: Callable[[PeerId], float] = lambda peer: 1.0
+        rpc.serve(HAVE, Have, self._on_have)
+        rpc.serve(MANIFEST, WantManifest, self._on_manifest)
+        network.serve(PROTOCOL, self._serve_stream)
+
+    @property
+    def streams(self) -> int:
+        """On which peers fetch chunks now."""
+        return len(self._served)
+
+    def prefer(self, standing: Callable[[PeerId], float]) -> None:
+        """Where not all can be served, serve those of more `standing` (0 to 1); until then all are equal."""
+        self._standing = standing
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Take streams while the block runs; those that are left are ended with it."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+            for served in list(self._served):
+                served.scope.cancel()
+
+    async def _on_have(self, peer: PeerId, request: Have) -> Holdings:
+        if len(request.shards) > self._limits.asked or any(len(shard) != HASH for shard in request.shards):
+            self._offences.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
+            raise Refuse("malformed", f"at most {self._limits.asked} shard ids of {HASH} bytes")
+        for shard in request.shards:
+            self._asked(shard, peer)
+        found = tuple(self._store.holding(shard) for shard in request.shards)
+        missing = sum(not holding.size and not holding.complete for holding in found)
+        if not self._may_miss(peer, missing):
+            raise Refuse("busy", "asked too often for what is not here")
+        return Holdings(found)
+
+    async def _on_manifest(self, peer: PeerId, request: WantManifest) -> Leaves:
+        if len(request.shard) == HASH:
+            try:
+                manifest = await self._runner(lambda: self._store.manifest(request.shard))
+                return Leaves(manifest.size, manifest.leaves)
+            except ShardNotHeld:
+                pass
+        if not self._may_miss(peer, 1):
+            raise Refuse("busy", "asked too often for what is not here")
+        raise Refuse("not-held", "this node does not have that shard")
+
+    def _may_miss(self, peer: PeerId, missing: int) -> bool:
+        """Whether the peer may ask for that much more in vain."""
+        self._counts["misses"] += missing
+        if not missing or self._allowance.take(peer, missing, trio.current_time()):
+            return True
+        self._offences.note(peer, "asks on and on for shards that are not here", Kind.LOAD)
+        return False
+
+    async def _serve_stream(self, stream: Stream) -> None:
+        if not self._open:
+            return
+        if sum(served.stream.peer == stream.peer for served in self._served) >= self._limits.streams:
+            self._offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
+            return
+        if len(self._served) >= self._limits.streams_in_all:
+            leaves = self._who_leaves_for(stream.peer)
+            if leaves is None:
+                return
+            leaves.scope.cancel()
+            del self._served[leaves]
+        mine = _ServedStream(stream)
+        self._served[mine] = None
+        try:
+            with mine.scope:
+                await self._serve(mine)
+        except WireError as error:
+            self._offences.note(stream.peer, str(error))
+        except NetworkError as error:
+            log.debug("serving shards to %s ended: %s", stream.peer, error)
+        finally:
+            self._served.pop(mine, None)
+
+    def _who_leaves_for(self, peer: PeerId) -> _ServedStream | None:
+        """Whose stream ends so that `peer` has one: the longest idle, else of the least standing, if that is less."""
+        idle = next((served for served in self._served if not served.busy), None)
+        if idle is not None:
+            return idle
+        standings = {served: self._standing(served.stream.peer) for served in self._served}
+        least = min(standings, key=standings.__getitem__, default=None)
+        return least if least is not None and standings[least] + AHEAD <= self._standing(peer) else None
+
+    async def _serve(self, served: _ServedStream) -> None:
+        reader = FrameReader(served.stream, limit=MAX_MESSAGE)
+        while (raw := await reader.frame()) is not None:
+            want = decode(ShardWant, raw, limit=MAX_MESSAGE)
+            if len(want.shard) != HASH or not 0 <= want.index < MAX_CHUNKS:
+                raise WireError(f"ShardWant: chunk {want.index} of an id of {len(want.shard)} bytes")
+            if not 1 <= want.count <= (1 if want.prove else RUN):
+                raise WireError(f"ShardWant: {want.count} chunks at once")
+            served.busy = True
+            self._served.move_to_end(served)
+            room = self._rooms.pop() if self._rooms else memoryview(bytearray(HEAD + RUN_BYTES))
+            try:
+                answer = await self._answer(served.stream.peer, want, room)
+                with trio.move_on_after(self._limits.serve_stall) as scope:
+                    await served.stream.send_all(answer)
+            finally:
+                if len(self._rooms) < SPARE_ROOMS:
+                    self._rooms.append(room)
+            if scope.cancelled_caught:
+                raise WireError(f"took nothing for {self._limits.serve_stall:g} s")
+            served.busy = False
+
+    async def _answer(self, peer: PeerId, want: ShardWant, room: memoryview) -> memoryview | bytes:
+        """The bytes to send: read into `room`, with the message right before them, so that nothing is moved again."""
+        chunks = room[HEAD : HEAD + want.count * CHUNK]
+        size = 0 if want.prove else self._store.read_now(want.shard, want.index, chunks)
+        try:
+            piece = Piece(size) if size else await self._runner(lambda: self._piece(want, chunks))
+        except ShardNotHeld:
+            if not self._may_miss(peer, 1):
+                raise WireError("ShardWant: too many in vain") from None
+            return frame(encode(Piece()))
+        self._counts["chunks_served"] += chunk_count(piece.size)
+        self._counts["bytes_served"] += piece.size
+        head = frame(encode(piece))
+        room[HEAD - len(head) : HEAD] = head
+        return room[HEAD - len(head) : HEAD + piece.size]
+
+    def _piece(self, want: ShardWant, room: memoryview) -> Piece:
+        size = self._store.read(want.shard, want.index, room)
+        if not want.prove:
+            return Piece(size)
+        manifest = self._store.manifest(want.shard)
+        return Piece(size, manifest.size, manifest.proof(want.index))
+
+
+@dataclass(eq=False)
+class _ServedStream:
+    """One peer's stream, on which chunks are served one after the other."""
+
+    stream: Stream
+    busy: bool = False
+
+    def __post_init__(self) -> None:
+        self.scope = trio.CancelScope()
+
+
+class _Allowance:
+    """How often each peer may still ask in vain: a bucket of `misses` that refills at `misses_refill` a second."""
+
+    def __init__(self, limits: ShardLimits) -> None:
+        self._limits = limits
+        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> (left, as of when)
+
+    def take(self, peer: PeerId, count: int, now: float) -> bool:
+        most = float(self._limits.misses)
+        left, since = self._left.pop(peer, (most, now))
+        left = min(most, left + (now - since) * self._limits.misses_refill)
+        granted = count <= left
+        self._left[peer] = (left - count if granted else left, now)
+        if len(self._left) > MAX_PEERS:
+            self._left.popitem(last=False)
+        return granted
 
 
 @dataclass(frozen=True)
@@ -92,7 +300,7 @@ class Shards:
         self._limits = limits
         self._random = random.Random(seed)
         self._gave = gave
-        self._channels = Channels(network, limits)
+        self._channels = ShardChannels(network, limits)
         self._fetches: dict[ShardId, Job] = {}
         self._slots = trio.Semaphore(limits.fetches)
         self._nursery: trio.Nursery | None = None
@@ -102,7 +310,7 @@ class Shards:
         self._news = trio.Event()
         self.offences = Offences(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
-        self.desk = ShardDesk(
+        self.server = ShardServer(
             network,
             rpc,
             store,
@@ -118,7 +326,7 @@ class Shards:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, fetch and announce until cancelled."""
         try:
-            with self.desk.serving(), self._network.watch_peers() as events:
+            with self.server.serving(), self._network.watch_peers() as events:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     for shard in reversed(self._store.recent(self._limits.announced)):
@@ -197,7 +405,7 @@ class Shards:
         return shard
 
     async def content(self, shard: ShardId) -> bytes:
-        """All bytes of a complete shard that is here. Raises NotHeld."""
+        """All bytes of a complete shard that is here. Raises ShardNotHeld."""
 
         def read() -> bytes:
             size = self._store.manifest(shard).size
@@ -262,8 +470,8 @@ class Shards:
             return None
         return answer.shards[0]
 
-    def _new_fetch(self, job: Job) -> Fetch:
-        return Fetch(
+    def _new_fetch(self, job: Job) -> ShardFetch:
+        return ShardFetch(
             job,
             network=self._network,
             rpc=self._rpc,
@@ -300,7 +508,7 @@ class Shards:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SHARDS, lambda: self.counts)
-        metrics.show(STREAMS, lambda: self.desk.streams)
+        metrics.show(STREAMS, lambda: self.server.streams)
         metrics.show(ANNOUNCED, lambda: len(self._announced))
         self.offences.measure(metrics)
 

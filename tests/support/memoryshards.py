@@ -1,4 +1,4 @@
-"""Shards kept in memory, for simulations: what `node.shardstore` promises, without a disk, a cap or an end."""
+"""Shards kept in memory, for simulations: what `node.storage.shardstore` promises, without a disk, a cap or an end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, ShardId, bits_of, chunk_count, leaf, run_length
-from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld, ShardError
+from swarmnode.protocols.transfer.shard_tree import (
+    CHUNK,
+    ShardId,
+    ShardManifest,
+    bits_of,
+    chunk_count,
+    leaf,
+    run_length,
+)
+from swarmnode.protocols.transfer.shard_wire import Holding, ShardError, ShardNotHeld
 
 
 @dataclass
 class Kept:
-    manifest: Manifest
+    manifest: ShardManifest
     content: bytearray
     have: int  # bit set of chunks that are here
 
@@ -37,7 +45,7 @@ class MemoryShards:
     def recent(self, limit: int) -> tuple[ShardId, ...]:
         return tuple(shard for shard, kept in reversed(self._kept.items()) if kept.complete)[:limit]
 
-    def manifest(self, shard: ShardId) -> Manifest:
+    def manifest(self, shard: ShardId) -> ShardManifest:
         return self._of(shard).manifest
 
     def read(self, shard: ShardId, index: int, room: memoryview) -> int:
@@ -46,7 +54,7 @@ class MemoryShards:
         while count < len(room) // CHUNK and kept.have >> (index + count) & 1:
             count += 1
         if not count:
-            raise NotHeld(f"chunk {index} of shard {shard.hex()} is not here")
+            raise ShardNotHeld(f"chunk {index} of shard {shard.hex()} is not here")
         size = run_length(kept.manifest.size, index, count)
         room[:size] = kept.content[index * CHUNK : index * CHUNK + size]
         return size
@@ -54,7 +62,7 @@ class MemoryShards:
     def read_now(self, shard: ShardId, index: int, room: memoryview) -> int:
         return 0
 
-    def begin(self, manifest: Manifest) -> int:
+    def begin(self, manifest: ShardManifest) -> int:
         return self._kept.setdefault(manifest.id, Kept(manifest, bytearray(manifest.size), 0)).have
 
     def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
@@ -81,7 +89,7 @@ class MemoryShards:
     def keep(self, content: bytes) -> ShardId:
         """Have these bytes as a complete shard."""
         leaves = b"".join(leaf(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK))
-        manifest = Manifest(len(content), leaves)
+        manifest = ShardManifest(len(content), leaves)
         self._kept[manifest.id] = Kept(manifest, bytearray(content), (1 << manifest.chunks) - 1)
         return manifest.id
 
@@ -89,11 +97,11 @@ class MemoryShards:
         try:
             return self._kept[shard]
         except KeyError:
-            raise NotHeld(f"shard {shard.hex()} is not here") from None
+            raise ShardNotHeld(f"shard {shard.hex()} is not here") from None
 
 
 class MemoryIntake:
-    """Implements `Intake`, in one step."""
+    """Implements `ShardIntake`, in one step."""
 
     def __init__(self, store: MemoryShards, content: bytes) -> None:
         self._store = store

@@ -19,7 +19,7 @@ from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.runner import Runner, inline
 from swarmnode.protocols.transfer.shard_fetch import Gave
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, leaf
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,
@@ -31,7 +31,7 @@ from swarmnode.protocols.transfer.shard_wire import (
     Leaves,
     Piece,
     ShardLimits,
-    Want,
+    ShardWant,
     WantManifest,
 )
 from swarmnode.protocols.transfer.shards import Shards
@@ -42,8 +42,8 @@ CONTENT = random.Random(11).randbytes(40 * CHUNK + 12_345)
 CHUNKS = 41
 
 
-def manifest_of(content: bytes) -> Manifest:
-    return Manifest(len(content), b"".join(leaf(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)))
+def manifest_of(content: bytes) -> ShardManifest:
+    return ShardManifest(len(content), b"".join(leaf(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)))
 
 
 MANIFEST_OF_CONTENT = manifest_of(CONTENT)
@@ -100,7 +100,7 @@ class Nodes:
         return node
 
     async def liar(self, name: str, answer: Answer, *, holding: Holding | None = None) -> SimNetwork:
-        """A peer that says it has CONTENT and answers each Want as `answer(stream, want)` does."""
+        """A peer that says it has CONTENT and answers each ShardWant as `answer(stream, want)` does."""
         network = self.world.node(name)
         rpc = Rpc(network)
 
@@ -113,7 +113,7 @@ class Nodes:
         async def serve(stream: Stream) -> None:
             reader = FrameReader(stream, limit=MAX_MESSAGE)
             while (raw := await reader.frame()) is not None:
-                await answer(stream, decode(Want, raw))
+                await answer(stream, decode(ShardWant, raw))
 
         rpc.serve(HAVE, Have, have)
         rpc.serve(MANIFEST, WantManifest, manifest)
@@ -131,19 +131,19 @@ class Nodes:
                 task_status.started()
 
 
-Answer = Callable[[Stream, Want], Awaitable[None]]
+Answer = Callable[[Stream, ShardWant], Awaitable[None]]
 
 
 def chunk(index: int, count: int = 1) -> bytes:
     return CONTENT[index * CHUNK : (index + count) * CHUNK]
 
 
-async def truth(stream: Stream, want: Want) -> None:
+async def truth(stream: Stream, want: ShardWant) -> None:
     chunks = chunk(want.index, want.count)
     await stream.send_all(frame(encode(Piece(len(chunks)))) + chunks)
 
 
-async def falsehood(stream: Stream, want: Want) -> None:
+async def falsehood(stream: Stream, want: ShardWant) -> None:
     await stream.send_all(frame(encode(Piece(len(chunk(want.index))))) + bytes(len(chunk(want.index))))
 
 

@@ -20,8 +20,8 @@ from swarmnode.training.dataset import (
     MAX_INDEX,
     MAX_SHARD,
     BadIndex,
-    Cut,
-    Entry,
+    CutCorpus,
+    DataEntry,
     Index,
     cut,
     decode,
@@ -38,9 +38,9 @@ def chunks_of(count: int, seed: int = 1, size: int = CHUNK) -> list[Chunk]:
     return [Chunk(text, hashlib.sha256(text).digest()) for text in texts]
 
 
-def index_of(parts: Cut) -> Index:
-    def entry(upto: int, text: bytes) -> Entry:
-        return Entry(hashlib.sha256(text).digest(), len(text), upto)
+def index_of(parts: CutCorpus) -> Index:
+    def entry(upto: int, text: bytes) -> DataEntry:
+        return DataEntry(hashlib.sha256(text).digest(), len(text), upto)
 
     return Index(entry(*parts.heldout), tuple(entry(*part) for part in parts.shards))
 
@@ -97,15 +97,15 @@ def test_any_bytes_are_an_index_or_a_bad_one(raw: bytes) -> None:
         assert str(error)
 
 
-ROW = Entry(bytes(ID), 5, 1)
+ROW = DataEntry(bytes(ID), 5, 1)
 
 
-def rows(*entries: Entry) -> list[list[Any]]:
+def rows(*entries: DataEntry) -> list[list[Any]]:
     return [[entry.shard, entry.size, entry.upto] for entry in entries]
 
 
-def second(**changes: Any) -> Entry:
-    return dataclasses.replace(Entry(b"\1" * ID, 5, LAST), **changes)
+def second(**changes: Any) -> DataEntry:
+    return dataclasses.replace(DataEntry(b"\1" * ID, 5, LAST), **changes)
 
 
 @pytest.mark.parametrize(

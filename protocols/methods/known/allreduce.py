@@ -12,9 +12,10 @@ these sums (with one more residual) and offers them to the owners of the column'
 the sums of all groups, in their order, encodes the mean once and offers it to the others; each passes the bytes of the
 whole column on to its group. So the mean is that of all, and the same bits for all, however many groups there are.
 
-All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`growing.py`), so a cell is on
-its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced. The
-arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the others go on, a batch of cells at a time.
+All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`StreamingBuffer`): a cell is
+on its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced.
+The arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the others go on, a batch of cells at a
+time.
 
 Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
@@ -60,7 +61,7 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
-from swarmnode.protocols.transfer.streaming import Growing
+from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.outer import shares_of
 
@@ -237,8 +238,8 @@ class AllReduce:
         means = self._lend(attempt.roster, self._cells(column).size)
         self._offer(attempt, ("mean", index), means, [seat.peer for seat in attempt.group])
         offsets = (0, *accumulate(self._cells(part).size for part in column.parts))
-        pieces = [Growing(means.buffer[a:b]) for a, b in pairwise(offsets)]
-        sums: list[Growing] = []
+        pieces = [StreamingBuffer(means.buffer[a:b]) for a, b in pairwise(offsets)]
+        sums: list[StreamingBuffer] = []
         if any(seat.weight for seat in attempt.group):
             sums = [self._lend(attempt.roster, piece.size) for piece in pieces]
             for number, (part, growing) in enumerate(zip(column.parts, sums, strict=True)):
@@ -246,7 +247,7 @@ class AllReduce:
             self._reduction.sums.own(*column.stretches)
             outs = [(self._cells(part), growing) for part, growing in zip(column.parts, sums, strict=True)]
             yield partial(self._take_in, attempt, index, outs, self._reduction.sums, None)
-        checked: list[Growing] = []
+        checked: list[StreamingBuffer] = []
         for number, (part, piece) in enumerate(zip(column.parts, pieces, strict=True)):
             key = ("part", index, number)
             if part.owner == self._me:
@@ -256,7 +257,7 @@ class AllReduce:
                 yield partial(self._take_sums, attempt, (index, number), column, part, own, piece)
                 checked.append(piece)
             else:
-                checked.append(Growing(piece.buffer))
+                checked.append(StreamingBuffer(piece.buffer))
                 yield partial(self._take_mean, attempt, key, part, piece, checked[-1])
         yield partial(pass_on, checked, means, step=BATCH * self._codec.encoded_size(CELL))
 
@@ -264,7 +265,7 @@ class AllReduce:
         self,
         attempt: Attempt,
         index: int,
-        outs: Sequence[tuple[Cells, Growing]],
+        outs: Sequence[tuple[Cells, StreamingBuffer]],
         summing: Summing,
         into: Vector | None,
     ) -> None:
@@ -291,8 +292,8 @@ class AllReduce:
         place: tuple[int, int],
         column: Column,
         part: Part,
-        own: Growing | None,
-        out: Growing,
+        own: StreamingBuffer | None,
+        out: StreamingBuffer,
     ) -> None:
         """Fetch the other groups' sums of my part, `own` beside them; their sum is the mean."""
         groups = zip(column.owners, attempt.grid.groups, strict=True)
@@ -311,7 +312,7 @@ class AllReduce:
                 start(partial(self._add_up, attempt.roster, means, cells, sums, whole, out, attempt.mean, 0))
 
     async def _take_mean(
-        self, attempt: Attempt, key: tuple[str, int, int], part: Part, piece: Growing, checked: Growing
+        self, attempt: Attempt, key: tuple[str, int, int], part: Part, piece: StreamingBuffer, checked: StreamingBuffer
     ) -> None:
         """Fetch another owner's part of my column; what could be decoded is `checked`."""
         async with all_or_missing() as start:
@@ -323,9 +324,9 @@ class AllReduce:
         roster: Roster,
         summing: Summing,
         cells: Cells,
-        arriving: Mapping[PeerId, Growing],
+        arriving: Mapping[PeerId, StreamingBuffer],
         shares: Sequence[np.float32],
-        out: Growing,
+        out: StreamingBuffer,
         into: Vector | None,
         at: int,
     ) -> None:
@@ -355,7 +356,7 @@ class AllReduce:
                 start(partial(self._decode, attempt, cells, owner, arriving, None))
 
     async def _decode(
-        self, attempt: Attempt, cells: Cells, sender: PeerId, arriving: Growing, checked: Growing | None
+        self, attempt: Attempt, cells: Cells, sender: PeerId, arriving: StreamingBuffer, checked: StreamingBuffer | None
     ) -> None:
         done = 0
         while done < cells.count:
@@ -368,7 +369,9 @@ class AllReduce:
             if checked is not None:
                 checked.grow(cells.bytes_until(done))
 
-    async def _fetch(self, peer: PeerId, key: Key, into: Growing, until: float, *, measured: bool = False) -> None:
+    async def _fetch(
+        self, peer: PeerId, key: Key, into: StreamingBuffer, until: float, *, measured: bool = False
+    ) -> None:
         """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
 
         A peer may wait for others for as long as it lives; one that shows no sign of life is given up soon. `measured`:
@@ -441,22 +444,22 @@ class AllReduce:
 
     # -- memory and names
 
-    def _lend(self, roster: Roster, size: int) -> Growing:
+    def _lend(self, roster: Roster, size: int) -> StreamingBuffer:
         """Memory that is offered until the offers of `roster` are withdrawn."""
         memory = self._pool.take(size)
         self._lent.setdefault(roster.roster_id, []).append(memory)
-        return Growing(memory)
+        return StreamingBuffer(memory)
 
     def _give(self, *streams: Stream) -> None:
         for stream in streams:
             self._pool.give(stream.growing.buffer)
 
     @contextmanager
-    def _borrow(self, size: int, count: int) -> Iterator[list[Growing]]:
+    def _borrow(self, size: int, count: int) -> Iterator[list[StreamingBuffer]]:
         """Memory for the block alone."""
         taken = [self._pool.take(size) for _ in range(count)]
         try:
-            yield [Growing(memory) for memory in taken]
+            yield [StreamingBuffer(memory) for memory in taken]
         finally:
             for memory in taken:
                 self._pool.give(memory)
@@ -467,7 +470,9 @@ class AllReduce:
     def _weight_in(self, roster: Roster) -> int:
         return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
 
-    def _offer(self, attempt: Attempt, name: tuple[str | int, ...], growing: Growing, to: Iterable[PeerId]) -> None:
+    def _offer(
+        self, attempt: Attempt, name: tuple[str | int, ...], growing: StreamingBuffer, to: Iterable[PeerId]
+    ) -> None:
         peers = frozenset(to) - {self._me}
         if peers:
             self._bulk.offer(self._key(attempt.roster, *name), growing, dtype=self._codec.name, to=peers)

@@ -17,7 +17,7 @@ from swarmnode.protocols.methods.known.grid import Column, Grid
 from swarmnode.protocols.methods.known.reduction import Vector
 from swarmnode.protocols.methods.known.roster import Roster, Seat
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.streaming import Growing
+from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Stream:
     """Encoded cells on their way from a member to an owner, at one end of it."""
 
     cells: Cells
-    growing: Growing
+    growing: StreamingBuffer
 
     @classmethod
     def new(cls, cells: Cells, pool: Pool, name: bytes = b"") -> Stream:
         """One that begins, in memory of `pool`."""
-        return cls(cells, Growing(pool.take(cells.size), name=name))
+        return cls(cells, StreamingBuffer(pool.take(cells.size), name=name))
 
     def encoded_on(self, cells: Cells, pool: Pool) -> Stream:
         """At the sender: with these cells to be encoded, less those that are already. It takes this one's memory."""
         done = self.cells.bytes_until(self.cells.whole_in(self.growing.ready))
         memory, kept = self._in_hand(cells, pool, done)
-        stream = Stream(cells, Growing(memory, name=self.growing.name))
+        stream = Stream(cells, StreamingBuffer(memory, name=self.growing.name))
         stream.growing.grow(kept)
         return stream
 
@@ -59,7 +59,7 @@ class Stream:
         """At the owner: with these cells to be fetched, less what came. It takes this one's memory."""
         came = max(self.growing.ready, self.growing.kept) if self.growing.name else 0
         memory, kept = self._in_hand(cells, pool, came)
-        return Stream(cells, Growing(memory, name=self.growing.name, kept=kept))
+        return Stream(cells, StreamingBuffer(memory, name=self.growing.name, kept=kept))
 
     def _in_hand(self, cells: Cells, pool: Pool, good: int) -> tuple[memoryview, int]:
         kept = min(good, self.cells.begins_like(cells))

@@ -11,12 +11,12 @@ import trio
 from swarmnode.protocols.methods.known.chunks import BATCH, Cells
 from swarmnode.protocols.methods.outcomes import PartsMissing
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.streaming import Growing
+from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 
 logger = logging.getLogger(__name__)
 
 
-async def next_batch(cells: Cells, done: int, sources: Sequence[Growing], *, at: int = 0) -> range:
+async def next_batch(cells: Cells, done: int, sources: Sequence[StreamingBuffer], *, at: int = 0) -> range:
     """The cells after the first `done` that all sources have, BATCH of them or the rest, as soon as they do.
 
     The part begins `at` bytes into each of the sources.
@@ -27,7 +27,7 @@ async def next_batch(cells: Cells, done: int, sources: Sequence[Growing], *, at:
     return range(done, min(cells.whole_in(source.ready - at) for source in sources))
 
 
-async def pass_on(pieces: Sequence[Growing], whole: Growing, *, step: int) -> None:
+async def pass_on(pieces: Sequence[StreamingBuffer], whole: StreamingBuffer, *, step: int) -> None:
     """Let `whole` grow as the pieces do that its memory consists of, in their order, some `step` bytes at a time."""
     before = 0
     for piece in pieces:

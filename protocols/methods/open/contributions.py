@@ -19,7 +19,7 @@ import trio
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, leaf
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
 from swarmnode.training.codecs import CodecError
 from swarmnode.training.open_step import exact_norm
 
@@ -174,4 +174,4 @@ class Contributions:
 def id_of(raw: bytes) -> bytes:
     """The shard id of these bytes."""
     view = memoryview(raw)
-    return Manifest(len(raw), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(raw), CHUNK))).id
+    return ShardManifest(len(raw), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(raw), CHUNK))).id

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, leaf
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
 from swarmnode.protocols.wire import WireError, decode, encode
 from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -231,7 +231,7 @@ def open_header(payload: bytes, signature: bytes, *, run_id: str, verify: Verify
 def content_id(content: bytes) -> bytes:
     """The shard id of these bytes."""
     view = memoryview(content)
-    return Manifest(len(content), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(content), CHUNK))).id
+    return ShardManifest(len(content), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(content), CHUNK))).id
 
 
 def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:

@@ -18,8 +18,7 @@ from swarmnode.protocols.calls.server import RESTING
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.transfer.bulk import CHUNK, Bulk, Want
-from swarmnode.protocols.transfer.bulk_server import Desk
+from swarmnode.protocols.transfer.bulk import CHUNK, Bulk, BulkConnection, BulkWant
 from swarmnode.protocols.wire import decode, encode
 
 PATIENCE = 30.0  # seconds for a whole test
@@ -163,13 +162,13 @@ def test_a_peer_that_reads_no_answers_is_not_read_from_and_delays_nobody() -> No
 def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(3).randbytes(40 * CHUNK + 5)
     offsets = []
-    serve = Desk._serve
+    serve = BulkConnection._serve
 
-    async def recorded(desk: Desk, want: Want) -> None:
+    async def recorded(connection: BulkConnection, want: BulkWant) -> None:
         offsets.append(want.offset)
-        await serve(desk, want)
+        await serve(connection, want)
 
-    monkeypatch.setattr(Desk, "_serve", recorded)
+    monkeypatch.setattr(BulkConnection, "_serve", recorded)
 
     async def main() -> None:
         async with nodes(2) as (server, client), trio.open_nursery() as nursery:

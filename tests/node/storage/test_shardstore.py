@@ -20,8 +20,8 @@ from swarmnode.node.exitcodes import NO_SPACE
 from swarmnode.node.storage import shardindex
 from swarmnode.node.storage.shardfiles import StoreFull, Unreadable
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.protocols.transfer.shard_tree import CHUNK, Manifest, ShardId, leaf
-from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld, ShardError
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_wire import Holding, ShardError, ShardNotHeld
 
 
 def content(seed: int, size: int = 2 * CHUNK + 100) -> bytes:
@@ -32,8 +32,8 @@ def chunks_of(whole: bytes) -> list[bytes]:
     return [whole[at : at + CHUNK] for at in range(0, len(whole), CHUNK)]
 
 
-def manifest_of(whole: bytes) -> Manifest:
-    return Manifest(len(whole), b"".join(map(leaf, chunks_of(whole))))
+def manifest_of(whole: bytes) -> ShardManifest:
+    return ShardManifest(len(whole), b"".join(map(leaf, chunks_of(whole))))
 
 
 def put(store: ShardStore, whole: bytes) -> ShardId:
@@ -111,7 +111,7 @@ def test_wrong_bytes_are_never_read_even_where_they_were_written(store: ShardSto
     assert manifest.fit(1, memoryview(good[1] + good[2]))
     store.write(manifest.id, [(0, memoryview(good[1])), (1, memoryview(good[1]))])
     for _ in range(2):
-        with pytest.raises(NotHeld):
+        with pytest.raises(ShardNotHeld):
             chunk_of(store, manifest.id, 0)
         assert store.holding(manifest.id) == Holding()
     assert reopened(store).begin(manifest) == 0b010
@@ -121,9 +121,9 @@ def test_half_a_shard_is_served_now_and_continued_after_a_restart(store: ShardSt
     shard = fetched(store, content(1), chunks=2)
     assert store.holding(shard).bits() == 0b011
     assert chunk_of(store, shard, 1) == chunks_of(content(1))[1]
-    with pytest.raises(NotHeld):
+    with pytest.raises(ShardNotHeld):
         chunk_of(store, shard, 2)
-    with pytest.raises(NotHeld):
+    with pytest.raises(ShardNotHeld):
         store.path(shard)
     again = reopened(store)
     assert not again.holding(shard).bits()
@@ -150,7 +150,7 @@ def test_as_many_chunks_are_read_at_once_as_fit_and_are_here(store: ShardStore) 
         assert room[:size] == content(1 if shard == whole else 2, 4 * CHUNK + 100)[first * CHUNK :][:size]
     assert store.read(whole, 0, room[:CHUNK]) == CHUNK
     for shard, first in ((part, 0), (part, 3), (whole, 5)):
-        with pytest.raises(NotHeld):
+        with pytest.raises(ShardNotHeld):
             store.read(shard, first, room)
 
 
@@ -175,7 +175,7 @@ def test_only_what_was_verified_lately_is_read_without_a_hash(store: ShardStore)
     with store.path(shard).open("r+b") as file:
         file.write(b"rot")
     now[0] += 61
-    with pytest.raises(NotHeld):
+    with pytest.raises(ShardNotHeld):
         store.read(shard, 0, room)
     assert store.read_now(shard, 1, room[:CHUNK]) == 0
     store.collect()
@@ -268,7 +268,7 @@ def test_collection_frees_what_nobody_needs(store: ShardStore) -> None:
     assert {kept.shard for kept in store.kept()} == {pinned, busy}
     store.cap = 0
     assert store.collect().shards == ()
-    with pytest.raises(NotHeld):
+    with pytest.raises(ShardNotHeld):
         store.pin(loose)
 
 
@@ -308,7 +308,7 @@ def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStor
     with store.path(shard).open("r+b") as file:
         file.write(b"rot")
     assert chunk_of(store, shard, 1) == chunks_of(content(1))[1]
-    with pytest.raises(NotHeld):
+    with pytest.raises(ShardNotHeld):
         chunk_of(store, shard, 0)
     assert not store.holding(shard).complete
     assert store.begin(manifest_of(content(1))) == 0b110
@@ -326,7 +326,7 @@ def test_a_lost_or_false_tree_is_made_again_or_the_shard_forgotten(store: ShardS
     (store.folder / f"{b.hex()}.tree").unlink()
     (store.folder / f"{b.hex()}.shard").write_bytes(content(3))
     again = reopened(store)
-    with pytest.raises(NotHeld):
+    with pytest.raises(ShardNotHeld):
         again.manifest(b)
     assert [kept.shard for kept in again.kept()] == [a]
 

@@ -14,7 +14,7 @@ from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import PromiseChecks, Receipts
 from swarmnode.protocols.transfer.shard_tree import CHUNK
-from swarmnode.protocols.transfer.shard_wire import Holding, NotHeld, Piece, Want
+from swarmnode.protocols.transfer.shard_wire import Holding, Piece, ShardNotHeld, ShardWant
 from swarmnode.protocols.wire import encode
 
 EVIDENCE = SHARD[:16]
@@ -31,7 +31,7 @@ def told(receipts: Receipts, peer: str) -> tuple[Finding, ...]:
     return heard(receipts).found(peer)
 
 
-async def nothing(stream: Stream, _want: Want) -> None:
+async def nothing(stream: Stream, _want: ShardWant) -> None:
     """It does not have the chunk."""
     await stream.send_all(frame(encode(Piece())))
 
@@ -95,7 +95,7 @@ def test_who_drops_a_shard_while_it_is_fetched_breaks_no_promise(nodes: Callable
             return 0
 
         def read(shard: bytes, index: int, room: memoryview) -> int:
-            raise NotHeld("it is gone")
+            raise ShardNotHeld("it is gone")
 
         forgets.store.read_now, forgets.store.read = read_now, read  # type: ignore[method-assign]
         me = await swarm.start("me", gave=receipts.gave)

@@ -17,12 +17,12 @@ from swarmnode.protocols.transfer.bulk import (
     CHUNK,
     PROTOCOL,
     Bulk,
+    BulkHeader,
     BulkLimits,
+    BulkWant,
     Corrupt,
-    Growing,
-    Header,
     NotOffered,
-    Want,
+    StreamingBuffer,
 )
 from swarmnode.protocols.transfer.scheduler import Turns
 from swarmnode.protocols.wire import encode
@@ -239,7 +239,7 @@ def test_a_cancelled_fetch_leaves_the_next_one_unharmed(simulated: Simulated) ->
 def test_what_grows_is_handed_on_in_whole_chunks_while_the_rest_is_made(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        made, got = Growing(bytearray(CONTENT)), Growing(bytearray(len(CONTENT)))
+        made, got = StreamingBuffer(bytearray(CONTENT)), StreamingBuffer(bytearray(len(CONTENT)))
         bob.offer(("x",), made)
         nursery.start_soon(lambda: alice.fetch(peer, ("x",), into=got, max_size=got.size, stall=60.0))
         for ready in (100, CHUNK, 2 * CHUNK + 5, len(CONTENT) - 1):
@@ -257,7 +257,7 @@ def test_what_grows_is_handed_on_in_whole_chunks_while_the_rest_is_made(simulate
 def test_what_grows_is_resumed_where_it_broke_and_what_was_handed_on_stays(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        made, got = Growing(bytearray(CONTENT)), Growing(bytearray(len(CONTENT)))
+        made, got = StreamingBuffer(bytearray(CONTENT)), StreamingBuffer(bytearray(len(CONTENT)))
         bob.offer(("x",), made)
         made.grow(5 * CHUNK + 7)
 
@@ -282,10 +282,10 @@ def test_what_grows_under_one_name_is_fetched_on_from_what_is_kept_of_it(simulat
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
         for kept in (0, 1, 2 * CHUNK + 5, len(CONTENT)):
-            made = Growing(bytearray(CONTENT), name=b"one")
+            made = StreamingBuffer(bytearray(CONTENT), name=b"one")
             made.grow(3 * CHUNK)
             bob.offer(("x", kept), made)
-            got = Growing(bytearray(len(CONTENT)), name=b"one", kept=kept)
+            got = StreamingBuffer(bytearray(len(CONTENT)), name=b"one", kept=kept)
             seen: list[int] = []
             nursery.start_soon(made_whole_after, 5.0, made)
             await alice.fetch(peer, ("x", kept), into=got, max_size=got.size, stall=60.0, progress=seen.append)
@@ -296,7 +296,7 @@ def test_what_grows_under_one_name_is_fetched_on_from_what_is_kept_of_it(simulat
     simulated(main)
 
 
-async def made_whole_after(seconds: float, made: Growing) -> None:
+async def made_whole_after(seconds: float, made: StreamingBuffer) -> None:
     await trio.sleep(seconds)
     made.grow(made.size)
 
@@ -305,10 +305,10 @@ async def made_whole_after(seconds: float, made: Growing) -> None:
 def test_what_is_kept_of_something_else_is_fetched_anew(simulated: Simulated, name: bytes) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        made = Growing(bytearray(CONTENT), name=name)
+        made = StreamingBuffer(bytearray(CONTENT), name=name)
         made.grow(made.size)
         bob.offer(("x",), made)
-        got = Growing(bytearray(len(CONTENT)), name=b"one", kept=2 * CHUNK + 5)
+        got = StreamingBuffer(bytearray(len(CONTENT)), name=b"one", kept=2 * CHUNK + 5)
         ready: list[int] = []
         async with trio.open_nursery() as both:
             both.start_soon(lambda: alice.fetch(peer, ("x",), into=got, max_size=got.size))
@@ -324,7 +324,7 @@ def test_what_is_kept_of_something_else_is_fetched_anew(simulated: Simulated, na
 def test_an_offer_that_is_withdrawn_while_it_grows_ends_its_fetches(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        made = Growing(bytearray(CONTENT))
+        made = StreamingBuffer(bytearray(CONTENT))
         bob.offer(("x",), made)
         made.grow(CHUNK)
 
@@ -334,7 +334,7 @@ def test_an_offer_that_is_withdrawn_while_it_grows_ends_its_fetches(simulated: S
 
         nursery.start_soon(withdraw)
         with trio.fail_after(20), pytest.raises(NotOffered):
-            await alice.fetch(peer, ("x",), into=Growing(bytearray(made.size)), max_size=made.size, stall=60.0)
+            await alice.fetch(peer, ("x",), into=StreamingBuffer(bytearray(made.size)), max_size=made.size, stall=60.0)
         assert not await made.reach(made.size)
 
     simulated(main)
@@ -343,10 +343,10 @@ def test_an_offer_that_is_withdrawn_while_it_grows_ends_its_fetches(simulated: S
 def test_what_grows_is_fetched_only_into_what_grows_and_has_its_size(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        made = Growing(bytearray(CONTENT))
+        made = StreamingBuffer(bytearray(CONTENT))
         made.grow(made.size)
         bob.offer(("x",), made)
-        for into in (None, Growing(bytearray(made.size + 1)), Growing(bytearray(made.size - 1))):
+        for into in (None, StreamingBuffer(bytearray(made.size + 1)), StreamingBuffer(bytearray(made.size - 1))):
             with pytest.raises(Corrupt):
                 await alice.fetch(peer, ("x",), into=into, max_size=2 * made.size)
 
@@ -359,15 +359,15 @@ def test_what_grows_is_fetched_only_into_what_grows_and_has_its_size(simulated: 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (frame(encode(Header(True, 4, blake3(b"good").digest()))) + b"evil", Corrupt),
-        (frame(encode(Header(True, 4, blake3(b"good").digest()))) + b"goodmore", Corrupt),
-        (frame(encode(Header(True, 4, b""))) + b"good", Corrupt),
-        (frame(encode(Header(True, -1, bytes(32)))), Corrupt),
-        (frame(encode(Header(True, 4, b"short"))) + b"good", Corrupt),
-        (frame(encode(Header(True, 1 << 60, bytes(32)))), Corrupt),
+        (frame(encode(BulkHeader(True, 4, blake3(b"good").digest()))) + b"evil", Corrupt),
+        (frame(encode(BulkHeader(True, 4, blake3(b"good").digest()))) + b"goodmore", Corrupt),
+        (frame(encode(BulkHeader(True, 4, b""))) + b"good", Corrupt),
+        (frame(encode(BulkHeader(True, -1, bytes(32)))), Corrupt),
+        (frame(encode(BulkHeader(True, 4, b"short"))) + b"good", Corrupt),
+        (frame(encode(BulkHeader(True, 1 << 60, bytes(32)))), Corrupt),
         (b"\xff\xff\xff\xff\x7f", Corrupt),
         (b"\x05hello", Corrupt),
-        (frame(encode(Header(True, 400, bytes(32)))) + b"half", StreamBroken),
+        (frame(encode(BulkHeader(True, 400, bytes(32)))) + b"half", StreamBroken),
         (b"", StreamBroken),
     ],
 )
@@ -395,10 +395,10 @@ def test_a_server_that_lies_is_found_out(simulated: Simulated, answer: bytes, er
     [
         b"\xff\xff\xff\xff\x7f",
         b"\x05hello",
-        frame(encode(Want(("x",), -1))),
-        frame(encode(Want(("x",), len(CONTENT) + 1))),
-        frame(encode(Want(("y",), 0, float("nan")))),
-        frame(encode(Want(("y",), 0, 9.0))) * 2,
+        frame(encode(BulkWant(("x",), -1))),
+        frame(encode(BulkWant(("x",), len(CONTENT) + 1))),
+        frame(encode(BulkWant(("y",), 0, float("nan")))),
+        frame(encode(BulkWant(("y",), 0, 9.0))) * 2,
     ],
 )
 def test_a_fetcher_that_breaks_the_rules_loses_only_its_stream(simulated: Simulated, attack: bytes) -> None:
@@ -429,7 +429,7 @@ def test_a_fetcher_that_never_reads_is_dropped_and_streams_are_bounded(simulated
         for stream in streams[DEFAULT.serves :]:
             with pytest.raises(StreamBroken):
                 await stream.receive_some(1)
-        await streams[0].send_all(frame(encode(Want(("x",)))))
+        await streams[0].send_all(frame(encode(BulkWant(("x",)))))
         assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
         await trio.sleep(DEFAULT.serve_stall + 1)
         with pytest.raises(StreamBroken):

@@ -13,7 +13,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer import catchup
 from swarmnode.protocols.transfer.bulk import Bulk
-from swarmnode.protocols.transfer.catchup import CHUNK, STATES_KEPT, CatchUp, CatchUpFailed, Manifest
+from swarmnode.protocols.transfer.catchup import CHUNK, STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
@@ -154,7 +154,7 @@ def test_a_manifest_that_does_not_fit_the_model_takes_no_memory(
         wanted = serve(liar, 7, a_state(1))
         size = 8 * LAYOUT.parameters
         fields = {"round": 7, "layout": LAYOUT.digest, "size": size, "chunks": (b"\0" * 32,) * 5, "run_id": RUN}
-        liar.catch_up._served[wanted].manifest = Manifest(state_hash=wanted, **{**fields, **changes})  # type: ignore[arg-type]
+        liar.catch_up._served[wanted].manifest = StateManifest(state_hash=wanted, **{**fields, **changes})  # type: ignore[arg-type]
         with pytest.raises(CatchUpFailed, match="no member that answered has the state"):
             await late.catch_up.fetch([liar.me], state_hash=wanted)
 

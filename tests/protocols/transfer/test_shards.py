@@ -31,9 +31,9 @@ from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.runner import T, inline
-from swarmnode.protocols.transfer.shard_buffer import Shelf
+from swarmnode.protocols.transfer.shard_fetch import WriteBuffer
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
-from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, Manifest, leaf, parse_id, proves
+from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, ShardManifest, leaf, parse_id, proves
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MAX_MESSAGE,
@@ -46,8 +46,8 @@ from swarmnode.protocols.transfer.shard_wire import (
     NoRoom,
     Piece,
     ShardLimits,
+    ShardWant,
     Unavailable,
-    Want,
 )
 from swarmnode.protocols.wire import decode, encode
 from swarmnode.testing.simnet import SimNetwork
@@ -64,7 +64,7 @@ def test_every_chunk_verifies_alone_and_nothing_else_does(chunks: int, seed: int
     if chunks:
         leaves[-1] = leaf(last)
     size = max(0, (chunks - 1) * CHUNK + len(last)) if chunks else 0
-    manifest = Manifest(size, b"".join(leaves))
+    manifest = ShardManifest(size, b"".join(leaves))
     if not chunks:
         return
     proof = manifest.proof(chunks - 1)
@@ -91,7 +91,7 @@ def test_an_id_fixes_size_and_bytes() -> None:
             parse_id(wrong)
     for size, leaves in ((-1, b""), (1, b""), (CHUNK + 1, bytes(32)), (MAX_SIZE + 1, b""), (0, bytes(32))):
         with pytest.raises(ValueError):
-            Manifest(size, leaves)
+            ShardManifest(size, leaves)
 
 
 # -- fetching
@@ -121,7 +121,7 @@ def test_a_fast_provider_is_asked_for_several_chunks_at_once_and_a_slow_one_for_
 ) -> None:
     counts: list[int] = []
 
-    async def answer(stream: Stream, want: Want) -> None:
+    async def answer(stream: Stream, want: ShardWant) -> None:
         counts.append(want.count)
         await truth(stream, want)
 
@@ -170,13 +170,13 @@ def test_a_fetch_is_over_only_when_all_is_written(nodes: Callable[..., None]) ->
             await trio.sleep(1)
             return work()
 
-        shelf = Shelf(SHARD, store=me.store, runner=slow, written=written, failed=pytest.fail)
+        write_buffer = WriteBuffer(SHARD, store=me.store, runner=slow, written=written, failed=pytest.fail)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(shelf.run)
+            nursery.start_soon(write_buffer.run)
             async with trio.open_nursery() as putting:
                 for index in range(9):
                     view = memoryview(chunk(index))
-                    putting.start_soon(partial(shelf.put, index, view, view, last=index == 8))
+                    putting.start_soon(partial(write_buffer.put, index, view, view, last=index == 8))
             await trio.sleep(10)
             nursery.cancel_scope.cancel()
         assert told[-1] == (0, 9)
@@ -331,7 +331,7 @@ def test_one_chunk_can_be_read_alone(nodes: Callable[..., None]) -> None:
             with pytest.raises(Unavailable):
                 await me.shards.read(source.me, SHARD, index)
 
-        async def wrong_proof(stream: Stream, want: Want) -> None:
+        async def wrong_proof(stream: Stream, want: ShardWant) -> None:
             proof = (bytes(32), *MANIFEST_OF_CONTENT.proof(want.index)[1:])
             await stream.send_all(frame(encode(Piece(CHUNK, len(CONTENT), proof))) + chunk(want.index))
 
@@ -352,7 +352,7 @@ def test_of_chunks_asked_for_in_a_row_those_that_are_here_come(nodes: Callable[.
         stream = await swarm.world.node("hub").open_stream(half.me, PROTOCOL)
         reader = FrameReader(stream, limit=MAX_MESSAGE)
         for first, count in ((5, 2), (6, 1), (4, 0)):
-            await stream.send_all(frame(encode(Want(SHARD, first, count=RUN))))
+            await stream.send_all(frame(encode(ShardWant(SHARD, first, count=RUN))))
             raw = await reader.frame()
             assert raw is not None and decode(Piece, raw).size == (count * CHUNK or -1)
             got = b""
@@ -367,7 +367,7 @@ def test_of_chunks_asked_for_in_a_row_those_that_are_here_come(nodes: Callable[.
 
 
 def fetch_beside(nodes: Callable[..., None], bad: Answer, check: Callable[[Node, SimNetwork], None]) -> None:
-    """Fetch from an honest provider and one that answers as `bad`; then `check(me, bad one)`."""
+    """ShardFetch from an honest provider and one that answers as `bad`; then `check(me, bad one)`."""
 
     async def main(swarm: Nodes) -> None:
         source = await swarm.start("a", holds=CONTENT)
@@ -392,7 +392,7 @@ def test_a_provider_of_wrong_bytes_is_dropped_and_counted(nodes: Callable[..., N
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK + 1, 1 << 40, -2])
 def test_a_provider_of_wrong_sizes_is_dropped_and_no_memory_taken(nodes: Callable[..., None], size: int) -> None:
-    async def answer(stream: Stream, want: Want) -> None:
+    async def answer(stream: Stream, want: ShardWant) -> None:
         await stream.send_all(frame(encode(Piece(size))) + bytes(min(max(size, 0), CHUNK)))
 
     def check(me: Node, liar: SimNetwork) -> None:
@@ -402,14 +402,14 @@ def test_a_provider_of_wrong_sizes_is_dropped_and_no_memory_taken(nodes: Callabl
 
 
 def test_a_provider_of_rubbish_is_dropped(nodes: Callable[..., None]) -> None:
-    async def answer(stream: Stream, want: Want) -> None:
+    async def answer(stream: Stream, want: ShardWant) -> None:
         await stream.send_all(b"\xff" * 100)
 
     fetch_beside(nodes, answer, lambda me, liar: None if me.shards.offences.count(liar.me) == 1 else pytest.fail())
 
 
 def test_one_byte_a_second_delays_nobody(nodes: Callable[..., None]) -> None:
-    async def answer(stream: Stream, want: Want) -> None:
+    async def answer(stream: Stream, want: ShardWant) -> None:
         await stream.send_all(frame(encode(Piece(len(chunk(want.index))))))
         for byte in chunk(want.index):
             await trio.sleep(1)
@@ -429,7 +429,7 @@ def test_one_byte_a_second_delays_nobody(nodes: Callable[..., None]) -> None:
 
 
 def test_a_lone_provider_of_one_byte_a_second_is_given_up(nodes: Callable[..., None]) -> None:
-    async def answer(stream: Stream, want: Want) -> None:
+    async def answer(stream: Stream, want: ShardWant) -> None:
         await stream.send_all(frame(encode(Piece(len(chunk(want.index))))))
         while True:
             await trio.sleep(1)
@@ -470,7 +470,7 @@ def test_a_provider_that_dies_or_freezes_loses_its_chunks_to_others(nodes: Calla
 def test_broken_promises_are_borne_for_a_while_only(nodes: Callable[..., None]) -> None:
     asked: list[int] = []
 
-    async def has_not(stream: Stream, want: Want) -> None:
+    async def has_not(stream: Stream, want: ShardWant) -> None:
         asked.append(want.index)
         await stream.send_all(frame(encode(Piece())))
 
@@ -568,7 +568,7 @@ def test_asking_in_vain_a_hundred_thousand_times_is_bounded_and_counted(nodes: C
             stream = await attacker.open_stream(server.me, PROTOCOL)
             with pytest.raises(StreamBroken):
                 for _ in range(10_000):
-                    await stream.send_all(frame(encode(Want(draw.randbytes(32), 0))))
+                    await stream.send_all(frame(encode(ShardWant(draw.randbytes(32), 0))))
                     await stream.receive_some(100)
             nursery.cancel_scope.cancel()
         honest = await swarm.start("honest")
@@ -589,7 +589,7 @@ def test_streams_of_one_peer_and_in_all_are_bounded(nodes: Callable[..., None]) 
             for _ in range(10):
                 await greedy.open_stream(server.me, PROTOCOL)
             await trio.sleep(1)
-            assert server.shards.desk.streams <= 8
+            assert server.shards.server.streams <= 8
             assert server.shards.offences.count(greedy.me) == 6
         me = await swarm.start("me")
         await me.shards.fetch(SHARD, providers=[server.me])  # idle streams make room
@@ -603,14 +603,14 @@ def test_where_not_all_can_be_served_those_of_more_standing_are(nodes: Callable[
         server = await swarm.start("a", holds=CONTENT, limits=ShardLimits(streams=1, streams_in_all=2))
         standing = {"low": 0.25, "fair": 0.6, "good": 0.7, "better": 0.9}
         peers = {name: swarm.world.node(name) for name in standing}
-        server.shards.desk.prefer({peers[name].me: standing[name] for name in peers}.__getitem__)
+        server.shards.server.prefer({peers[name].me: standing[name] for name in peers}.__getitem__)
         streams = {}
         for name, network in peers.items():
             swarm._nursery.start_soon(network.run)
             await trio.sleep(0.01)
             streams[name] = await network.open_stream(server.me, PROTOCOL)
             for index in range(8):  # and reads nothing: it is being served
-                await streams[name].send_all(frame(encode(Want(SHARD, index))))
+                await streams[name].send_all(frame(encode(ShardWant(SHARD, index))))
             await trio.sleep(0.1)
         served = []
         for name, stream in streams.items():
@@ -632,9 +632,9 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
         await trio.sleep(0.01)
         stream = await sleeper.open_stream(server.me, PROTOCOL)
         for index in range(CHUNKS):
-            await stream.send_all(frame(encode(Want(SHARD, index))))
+            await stream.send_all(frame(encode(ShardWant(SHARD, index))))
         await trio.sleep(40)
-        assert not server.shards.desk.streams
+        assert not server.shards.server.streams
         assert server.shards.counts["chunks_served"] <= 3
         assert server.shards.offences.count(sleeper.me) == 1
 
@@ -646,11 +646,11 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
     [
         b"\xff" * 6,
         frame(bytes(50)),
-        frame(encode(Want(b"short", 0))),
-        frame(encode(Want(SHARD, -1))),
-        frame(encode(Want(SHARD, 0, count=0))),
-        frame(encode(Want(SHARD, 0, count=RUN + 1))),
-        frame(encode(Want(SHARD, 0, prove=True, count=2))),
+        frame(encode(ShardWant(b"short", 0))),
+        frame(encode(ShardWant(SHARD, -1))),
+        frame(encode(ShardWant(SHARD, 0, count=0))),
+        frame(encode(ShardWant(SHARD, 0, count=RUN + 1))),
+        frame(encode(ShardWant(SHARD, 0, prove=True, count=2))),
     ],
 )
 def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], raw: bytes) -> None:
