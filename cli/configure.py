@@ -9,17 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import ConfigOption, DataDirOption, JsonOption, print_json, say
-from swarmnode.cli.text import table
+from swarmnode.cli.terminal import ConfigOption, DataDirOption, JsonOption, group, say, show, table
 from swarmnode.node.config import as_toml, load_config, parse_node_table, read_toml
 
-config = typer.Typer(
-    help="Check a configuration or run file, or show the settings in force.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+config = group("Check a configuration or run file, or show the settings in force.")
 
 
 @config.command()
@@ -40,10 +33,7 @@ def check(
         values = parse_node_table(tables, source=str(file))
         answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
         text = f"{file}: a node configuration, in order. It sets {', '.join(values) or 'nothing'}"
-    if json_output:
-        print_json(answer)
-    else:
-        print(text)
+    show(answer, text, json_output)
 
 
 def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -59,8 +49,8 @@ def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
     }
 
 
-@config.command()
-def show(
+@config.command("show")
+def show_settings(
     file: ConfigOption = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
@@ -74,11 +64,10 @@ def show(
     for warning in found.warnings:
         say(f"warning: {warning}")
     values = {field.name: getattr(found.config, field.name) for field in dataclasses.fields(found.config)}
-    if json_output:
-        rows = {key: {"value": _json(value), "origin": found.origins[key]} for key, value in values.items()}
-        print_json({"settings": rows, "warnings": list(found.warnings)})
-        return
-    print(table(("KEY", "VALUE", "FROM"), [(key, as_toml(value), found.origins[key]) for key, value in values.items()]))
+    settings = {key: {"value": _json(value), "origin": found.origins[key]} for key, value in values.items()}
+    rows = [(key, as_toml(value), found.origins[key]) for key, value in values.items()]
+    answer = {"settings": settings, "warnings": list(found.warnings)}
+    show(answer, table(("KEY", "VALUE", "FROM"), rows), json_output)
 
 
 def _json(value: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, loaded, print_json, say
-from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.cli.terminal import DataDirOption, JsonOption, ask, loaded, say, show
+from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
     from swarmnode.node.storage.datadir import DataDir
@@ -48,7 +48,7 @@ def identify(
     identity_bits); some half a minute on one core. The node must not be running.
     """
     if join:
-        _print_join(directory(data_dir), json_output)
+        _print_join(data_dir, json_output)
         return
     from swarmnode.node.identity import load_or_create, read_passphrase, work_of
     from swarmnode.node.storage.datadir import DataDir
@@ -61,15 +61,12 @@ def identify(
     if mine is not None:
         _mine(home, passphrase, mine, replacing=replace)
     identity = load_or_create(home.identity, passphrase)
-    if json_output:
-        told = {"peer_id": identity.peer_id, "data_dir": str(home.path), "key": str(home.identity)}
-        print_json({**told, "work_bits": work_of(identity)})
-    else:
-        print(identity.peer_id)
+    told = {"peer_id": identity.peer_id, "data_dir": str(home.path), "key": str(home.identity)}
+    show({**told, "work_bits": work_of(identity)}, identity.peer_id, json_output)
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:
-    """Have a key of so many bits of work in the data directory, which no daemon may hold meanwhile."""
+    """Have a key of so many bits of work in the data which no daemon may hold meanwhile."""
     from swarmnode.node import identity
 
     home.open()
@@ -102,25 +99,16 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
         home.close()
 
 
-def _print_join(home: Path, json_output: bool) -> None:
-    answer = ControlClient(home).call("status", timeout=10.0)
+def _print_join(data_dir: Path | None, json_output: bool) -> None:
+    answer = ask(data_dir, "status", timeout=10.0)
     if not answer["join"]:
         raise ControlError(
             "the node has no address yet that others could dial. Wait a moment, or name one with --announce when it "
             "starts; swarmnode status says how it is reachable."
         )
-    if json_output:
-        run = answer["run"] or {}
-        print_json(
-            {
-                "join": answer["join"],
-                "addresses": answer["addresses"],
-                "run_id": run.get("run_id"),
-                "roster": run.get("roster"),
-            }
-        )
-    else:
-        print(answer["join"])
+    run = answer["run"] or {}
+    told = {"join": answer["join"], "addresses": answer["addresses"]}
+    show({**told, "run_id": run.get("run_id"), "roster": run.get("roster")}, answer["join"], json_output)
 
 
 def version(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
@@ -128,12 +116,11 @@ def version(data_dir: DataDirOption = None, json_output: JsonOption = False) -> 
     from swarmnode import __version__
 
     try:
-        daemon = ControlClient(directory(data_dir)).call("status", timeout=5.0)["version"]
+        daemon = ask(data_dir, "status", timeout=5.0)["version"]
     except (NotRunning, ControlError):
         daemon = None
-    if json_output:
-        print_json({"version": __version__, "python": platform.python_version(), "daemon": daemon})
-        return
-    print(f"swarmnode {__version__} (Python {platform.python_version()})")
+    python = platform.python_version()
+    text = f"swarmnode {__version__} (Python {python})"
     if daemon is not None and daemon != __version__:
-        print(f"the running daemon is {daemon}; restart it to use {__version__}")
+        text += f"\nthe running daemon is {daemon}; restart it to use {__version__}"
+    show({"version": __version__, "python": python, "daemon": daemon}, text, json_output)

@@ -1,4 +1,4 @@
-"""Commands that look at a running daemon and change nothing: status, peers, ping, logs."""
+"""Commands that look at a running daemon and change nothing: status, peers, netcheck, ping, metrics, sample, logs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json, say
-from swarmnode.cli.text import colours, duration, plain, style, table
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    ask,
+    colours,
+    directory,
+    duration,
+    plain,
+    print_json,
+    say,
+    short_peer,
+    show,
+    style,
+    table,
+)
+from swarmnode.cli.views import render_netcheck, render_status
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 
 PING_TIMEOUT = 10.0  # s for one ping, beside the time to connect
+SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
+BUSY = 300.0  # s; the trainer answers between two rounds' work
 LOG_LINES = 50
 
 
@@ -26,15 +42,10 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """Show what the node is doing: run, loss, peers, traffic."""
-    from swarmnode.cli.status_view import render
-
     client = ControlClient(directory(data_dir))
     if not watch:
         answer = client.call("status", timeout=10.0)
-        if json_output:
-            print_json(answer)
-        else:
-            print(render(answer, colour=colours()))
+        show(answer, render_status(answer, colour=colours()), json_output)
         return
     screen = sys.stdout.isatty() and not json_output
     if screen:
@@ -45,7 +56,7 @@ def status(
             if json_output:
                 print_json(answer)
             else:
-                _draw(render(answer, colour=colours()), screen)
+                _draw(render_status(answer, colour=colours()), screen)
             time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -64,9 +75,7 @@ def _draw(text: str, screen: bool) -> None:
 
 def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """List the connected peers and how far away they are."""
-    from swarmnode.cli.status_view import short_peer
-
-    answer = ControlClient(directory(data_dir)).call("peers", timeout=10.0)
+    answer = ask(data_dir, "peers", timeout=10.0)
     if json_output:
         print_json(answer)
         return
@@ -94,6 +103,15 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
     print(table(heads, rows, right=frozenset({1, 3, 4})))
 
 
+def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Tell how peers reach this node, and what to do about each problem.
+
+    The running node has found it out and goes on doing so; this asks nobody else.
+    """
+    answer = ask(data_dir, "netcheck", timeout=10.0)
+    show(answer, render_netcheck(answer, colour=colours()), json_output)
+
+
 def ping(
     peer: Annotated[
         str, typer.Argument(metavar="PEER", help="Peer id, the end of a connected peer's, or a multiaddr.")
@@ -108,10 +126,7 @@ def ping(
 
     Where the first one went through a relay, the node tries to connect directly before the next.
     """
-    from swarmnode.cli.status_view import short_peer
-
-    client = ControlClient(directory(data_dir))
-    answer = client.call("ping", timeout=PING_TIMEOUT * (count + 1), peer=peer, count=count)
+    answer = ask(data_dir, "ping", timeout=PING_TIMEOUT * (count + 1), peer=peer, count=count)
     if json_output:
         print_json(answer)
         return
@@ -122,6 +137,32 @@ def ping(
         print(f"{len(rtts)} of {count} answered, {answer['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms")
     else:
         raise ControlError(f"none of {count} pings to {peer} was answered. The peer may be gone: see swarmnode peers")
+
+
+def sample(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='How the text begins, such as "def main(".')],
+    length: Annotated[int, typer.Option(min=1, max=65536, help="Tokens to write; bytes, for byte-lm.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=10.0, help="0 takes the likeliest token; higher is more varied.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed: the same seed and model write the same text.")] = 0,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Let the model that the node is training continue PROMPT."""
+    patience = BUSY + SECONDS_A_TOKEN * length
+    chosen = {"prompt": prompt, "length": length, "temperature": temperature, "seed": seed}
+    answer = ask(data_dir, "sample", timeout=patience, **chosen)
+    show(answer, "\n".join(plain(line.replace("\t", "    ")) for line in answer["text"].split("\n")), json_output)
+
+
+def metrics(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Print the node's metrics, as Prometheus reads them.
+
+    docs/metrics.md lists them and says how to collect them.
+    """
+    answer = ask(data_dir, "metrics", timeout=10.0)
+    show(answer["metrics"], answer["text"].rstrip("\n"), json_output)
 
 
 def logs(

@@ -9,17 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, loaded, print_json
-from swarmnode.cli.text import plain, table
+from swarmnode.cli.terminal import DataDirOption, JsonOption, directory, group, loaded, plain, show, table
 from swarmnode.node.exitcodes import CONFIG, ERROR, USAGE, ExpectedError
 
-provenance = typer.Typer(
-    help="Export the trained model with a signed record of where it comes from, and verify one.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+provenance = group("Export the trained model with a signed record of where it comes from, and verify one.")
 
 
 class Unverified(ExpectedError):
@@ -68,11 +61,9 @@ def export(
     identity = load_or_create(home.identity, read_passphrase(named, os.environ))
     target = file.expanduser().absolute()
     beside, record = write(home, chosen, identity, target, with_momentum=momentum)
-    if json_output:
-        print_json({"model": str(target), "record": str(beside), **_summary(record)})
-        return
-    print(f"{target}: {record['name']} after {record['model']['round']} rounds")
-    print(f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors")
+    text = f"{target}: {record['name']} after {record['model']['round']} rounds\n"
+    text += f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors"
+    show({"model": str(target), "record": str(beside), **_summary(record)}, text, json_output)
 
 
 @provenance.command("verify")
@@ -97,24 +88,24 @@ def verify(
     if maker is not None:
         checks.append(Check("maker", record["maker"] == maker, f"{record['maker']} made it, {maker} was asked for"))
     failed = [check.what for check in checks if check.holds is False]
-    if json_output:
-        told = [{"what": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
-        print_json({"valid": not failed, "checks": told, **_summary(record)})
-    else:
-        words = {True: "holds", False: "FAILS", None: "unknown"}
-        print(table(["check", "", ""], [[c.what, words[c.holds], plain(c.detail)] for c in checks]))
-        made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record["made"]))
-        name, run, signer = (plain(str(record[key])) for key in ("name", "run", "maker"))
-        print(f"{name}, run {run}, made {made} by {signer}")
-        rows = [[plain(str(peer)), str(count)] for peer, count in _by_count(record)]
-        if rows:
-            print(table(["contributor", "rounds"], rows, right=frozenset({1})))
+    told = [{"what": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
+    show({"valid": not failed, "checks": told, **_summary(record)}, _found(record, told), json_output)
     if failed:
         raise Unverified(f"{file}: does not hold: {', '.join(failed)}")
 
 
-def _by_count(record: dict[str, Any]) -> list[tuple[str, int]]:
-    return sorted(record["contributors"].items(), key=lambda item: (-int(item[1]), item[0]))
+def _found(record: dict[str, Any], checks: list[dict[str, Any]]) -> str:
+    words = {True: "holds", False: "FAILS", None: "unknown"}
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record["made"]))
+    name, run, signer = (plain(str(record[key])) for key in ("name", "run", "maker"))
+    rows = [[check["what"], words[check["holds"]], plain(check["detail"])] for check in checks]
+    lines = [table(["check", "", ""], rows)]
+    lines.append(f"{name}, run {run}, made {made} by {signer}")
+    by_count = sorted(record["contributors"].items(), key=lambda item: (-int(item[1]), item[0]))
+    if by_count:
+        rows = [[plain(str(peer)), str(count)] for peer, count in by_count]
+        lines.append(table(["contributor", "rounds"], rows, right=frozenset({1})))
+    return "\n".join(lines)
 
 
 def _summary(record: dict[str, Any]) -> dict[str, Any]:

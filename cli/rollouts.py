@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
-from swarmnode.cli.status_view import learned, sampled, short_peer
-from swarmnode.cli.text import duration, plain, size, sparkline, table
-from swarmnode.node.control.client import ControlClient
-
-rollouts = typer.Typer(
-    help="Look at the answers that policies share with one another.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    age,
+    ask,
+    group,
+    number_of,
+    plain,
+    short_peer,
+    show,
+    size,
+    sparkline,
+    table,
 )
+from swarmnode.cli.views import learned, sampled
+
+rollouts = group("Look at the answers that policies share with one another.")
 
 
 @rollouts.command("ls")
@@ -31,10 +35,7 @@ def ls(
     json_output: JsonOption = False,
 ) -> None:
     """List the groups of answers that are here, own ones and others', the newest first."""
-    answer = ControlClient(directory(data_dir)).call("rollouts_ls", author=author, limit=limit)
-    if json_output:
-        print_json(answer)
-        return
+    answer = ask(data_dir, "rollouts_ls", author=author, limit=limit)
     rows = [
         [
             group["id"][:12],
@@ -42,46 +43,42 @@ def ls(
             plain(group["task"], 24),
             str(group["answers"]),
             str(group["version"]),
-            _age(group["made_at_ms"]),
+            age(group["made_at_ms"] / 1000),
             {None: "own", True: "looked at", False: ""}[group["used"]],
         ]
         for group in answer["groups"]
     ]
-    if rows:
-        print(table(["id", "author", "task", "answers", "version", "age", ""], rows))
-    more = f"; there are more (--limit {limit})" if answer["more"] else ""
-    print(f"{len(rows)} group{'' if len(rows) == 1 else 's'}{more}")
+    lines = [table(["id", "author", "task", "answers", "version", "age", ""], rows)] if rows else []
+    lines.append(number_of(len(rows), "group") + (f"; there are more (--limit {limit})" if answer["more"] else ""))
+    show(answer, "\n".join(lines), json_output)
 
 
 @rollouts.command("show")
-def show(
+def show_group(
     group: Annotated[str, typer.Argument(metavar="ID", help="The id of a group, or how it begins.")],
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Show a group: the question, the answers, and what they earn by this node's own check."""
-    answer = ControlClient(directory(data_dir)).call("rollouts_show", id=group)
-    if json_output:
-        print_json(answer)
-        return
-    print(f"{answer['id']}")
-    print(f"by {answer['author']}, policy {plain(answer['policy'], 12)} at version {answer['version']}")
-    print(f"{plain(answer['task'])}, difficulty {answer['difficulty']}, seed {answer['seed']}")
-    print(f"question  {plain(answer['question'], 200)}\nkey       {plain(answer['key'], 200)}\n")
+    answer = ask(data_dir, "rollouts_show", id=group)
     rows = [
         [plain(each["text"], 60), f"{each['reward']:.2f}", f"{each['advantage']:+.2f}", str(each["tokens"])]
         for each in answer["answers"]
     ]
-    print(table(["answer", "reward", "advantage", "tokens"], rows))
+    lines = [
+        answer["id"],
+        f"by {answer['author']}, policy {plain(answer['policy'], 12)} at version {answer['version']}",
+        f"{plain(answer['task'])}, difficulty {answer['difficulty']}, seed {answer['seed']}",
+        f"question  {plain(answer['question'], 200)}\nkey       {plain(answer['key'], 200)}\n",
+        table(["answer", "reward", "advantage", "tokens"], rows),
+    ]
+    show(answer, "\n".join(lines), json_output)
 
 
 @rollouts.command("pool")
 def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Show what is held of whom, and what of each was refused."""
-    answer = ControlClient(directory(data_dir)).call("rollouts_pool")
-    if json_output:
-        print_json(answer)
-        return
+    answer = ask(data_dir, "rollouts_pool")
     rows = [
         [
             short_peer(author["author"]),
@@ -94,41 +91,38 @@ def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> Non
         ]
         for author in answer["authors"]
     ]
-    if rows:
-        print(table(["author", "here", "size", "came", "looked at", "version", "refused"], rows))
+    lines = [table(["author", "here", "size", "came", "looked at", "version", "refused"], rows)] if rows else []
     held = answer["pool"]
-    print(f"others' groups: {held['groups']} of {held['authors']} authors, {size(held['bytes'])}, {held['unused']} new")
-    print(f"own groups: {held['own_groups']}, {size(held['own_bytes'])}")
+    lines += [
+        f"others' groups: {held['groups']} of {held['authors']} authors, {size(held['bytes'])}, {held['unused']} new",
+        f"own groups: {held['own_groups']}, {size(held['own_bytes'])}",
+    ]
+    show(answer, "\n".join(lines), json_output)
 
 
 @rollouts.command("stats")
 def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Show what sharing came to since the node started, and the course of the reward."""
-    answer = ControlClient(directory(data_dir)).call("rollouts_stats")
-    if json_output:
-        print_json(answer)
-        return
+    answer = ask(data_dir, "rollouts_stats")
     rewards = [reward for _, reward in answer["reward_history"]]
+    lines = []
     if rewards:
-        print(f"reward    {sum(rewards[-10:]) / len(rewards[-10:]):.3f} of 1   {sparkline(rewards, 40)}")
+        lines.append(f"reward    {sum(rewards[-10:]) / len(rewards[-10:]):.3f} of 1   {sparkline(rewards, 40)}")
     if answer["learned"]:
-        print(f"learned   {learned(answer['learned'])}")
+        lines.append(f"learned   {learned(answer['learned'])}")
     if answer["sampled"]:
-        print(f"samples   {sampled(answer['sampled'])}")
-    print(f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}")
+        lines.append(f"samples   {sampled(answer['sampled'])}")
+    lines.append(f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}")
     for each in answer["samplers"]:
         caught = f", not listened to any more: {plain(each['caught'], 24)}" if each["caught"] else ""
         came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"
         refused = f", refused: {_reasons(each['refused'])}" if each["refused"] else ""
-        print(f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}")
-    print(f"refused   {_reasons(answer['pool']['refused']) or 'nothing'}")
-    print(f"let go    {_reasons(answer['pool']['dropped']) or 'nothing'}")
+        lines.append(f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}")
+    lines.append(f"refused   {_reasons(answer['pool']['refused']) or 'nothing'}")
+    lines.append(f"let go    {_reasons(answer['pool']['dropped']) or 'nothing'}")
     for name, number in sorted(answer["events"].items()):
-        print(f"          {number} {plain(name)}")
-
-
-def _age(made_at: int) -> str:
-    return duration(max(0.0, time.time() - made_at / 1000))
+        lines.append(f"          {number} {plain(name)}")
+    show(answer, "\n".join(lines), json_output)
 
 
 def _reasons(counted: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import ConfigOption, JsonOption, say
+from swarmnode.cli.terminal import ConfigOption, JsonOption, say
 from swarmnode.node.config import NodeConfig, as_toml, load_config
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.training.options import describe

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
-from swarmnode.cli.text import duration, plain, table
-from swarmnode.node.control.client import ControlClient
+from swarmnode.cli.terminal import DataDirOption, JsonOption, age, ask, plain, short_peer, show, table
+
+NOTHING = "nothing was seen of anybody's work yet"
 
 
 def scores(
@@ -24,19 +23,17 @@ def scores(
 
     Every node has scores of its own: from what it measured itself, and where that is little, from what others attest.
     """
-    from swarmnode.cli.status_view import short_peer
+    answer = ask(data_dir, "scores", peer=peer, why=why)
+    show(answer, _explanations(answer) if why else _listing(answer), json_output)
 
-    answer = ControlClient(directory(data_dir)).call("scores", peer=peer, why=why)
-    if json_output:
-        print_json(answer)
-        return
-    peers = answer["peers"]
-    if not peers:
-        print("nothing was seen of anybody's work yet")
-        return
-    if why:
-        print("\n\n".join(_explained(each) for each in peers))
-        return
+
+def _explanations(answer: dict[str, Any]) -> str:
+    return "\n\n".join(_explained(each) for each in answer["peers"]) or NOTHING
+
+
+def _listing(answer: dict[str, Any]) -> str:
+    if not answer["peers"]:
+        return NOTHING
     rows = [
         (
             short_peer(each["peer_id"]),
@@ -49,12 +46,11 @@ def scores(
             str(each["attesters"]),
             _word(each),
         )
-        for each in peers
+        for each in answer["peers"]
     ]
     heads = ("PEER", "SCORE", "RANGE", "WORK", "WEIGHT", "SHARE", "HELPED", "ATTESTERS", "")
-    print(table(heads, rows, right=frozenset({1, 3, 4, 5, 7})))
-    if answer["more"]:
-        print("there are more; name one to see it")
+    more = "\nthere are more; name one to see it" if answer["more"] else ""
+    return table(heads, rows, right=frozenset({1, 3, 4, 5, 7})) + more
 
 
 def _word(each: dict[str, Any]) -> str:
@@ -66,8 +62,6 @@ def _word(each: dict[str, Any]) -> str:
 
 
 def _explained(each: dict[str, Any]) -> str:
-    from swarmnode.cli.status_view import short_peer
-
     lines = [
         each["peer_id"] + (f" ({_word(each)})" if _word(each) else ""),
         f"score {each['score']:.2f} ({each['low']:.2f} to {each['high']:.2f}), work {each['work']:.2f}, "
@@ -91,7 +85,7 @@ def _explained(each: dict[str, Any]) -> str:
                 f"{word['score']:.2f}",
                 f"{word['work']:.2f}",
                 str(word["rounds"]),
-                duration(max(0.0, time.time() - word["at_ms"] / 1000)),
+                age(word["at_ms"] / 1000),
                 ", ".join(_said(found) for found in word["found"]),
             )
             for word in each["words"]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
-from swarmnode.cli.text import duration, size, table
-from swarmnode.node.control.client import ControlClient
+from swarmnode.cli.terminal import DataDirOption, JsonOption, absolute, age, ask, group, number_of, show, size, table
 
 GET_TIMEOUT = 3600.0  # s that a fetch may take; what has arrived is kept
 PUT_TIMEOUT = 600.0  # s; the largest shard, 4 GiB, is hashed and copied in less on a slow disk
@@ -22,33 +19,19 @@ ShardArgument = Annotated[
 ]
 PinOption = Annotated[bool, typer.Option("--pin", help="Keep it whatever room is needed. [default: do not pin]")]
 
-shards = typer.Typer(
-    help="List, add, fetch, pin and delete shards: data named by its hash.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+shards = group("List, add, fetch, pin and delete shards: data named by its hash.")
 
 
 @shards.command("ls")
 def ls(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """List the shards that are here, the one used last first."""
-    answer = ControlClient(directory(data_dir)).call("shards_ls")
-    if json_output:
-        print_json(answer)
-        return
+    answer = ask(data_dir, "shards_ls")
     rows = [
-        [found["id"], size(found["size"]), _state(found), f"{duration(max(0.0, time.time() - found['used']))} ago"]
-        for found in answer["shards"]
+        [found["id"], size(found["size"]), _state(found), f"{age(found['used'])} ago"] for found in answer["shards"]
     ]
-    if rows:
-        print(table(["shard", "size", "state", "last used"], rows, right=frozenset({1})))
-    print(f"{_shards(len(rows))}, {size(answer['bytes'])} of {size(answer['cap'])}")
-
-
-def _shards(number: int) -> str:
-    return f"{number} shard{'' if number == 1 else 's'}"
+    lines = [table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))] if rows else []
+    lines.append(f"{number_of(len(rows), 'shard')}, {size(answer['bytes'])} of {size(answer['cap'])}")
+    show(answer, "\n".join(lines), json_output)
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -80,13 +63,11 @@ def get(
 
     Every chunk is verified. What arrived before an interruption is kept, and the next get goes on from there.
     """
-    answer = ControlClient(directory(data_dir)).call(
-        "shards_get",
-        timeout=timeout + GRACE,
-        **{"shard": shard, "to": _path(to), "pin": pin, "from": providers or [], "within": timeout},
-    )
+    copy = None if to is None else absolute(to)
+    wanted = {"shard": shard, "to": copy, "pin": pin, "from": providers or [], "within": timeout}
+    answer = ask(data_dir, "shards_get", timeout=timeout + GRACE, **wanted)
     place = f", copied to {answer['path']}" if answer["path"] else ""
-    _show(answer, f"{answer['id']}: {size(answer['size'])} in {answer['seconds']:.1f} s{place}", json_output)
+    show(answer, f"{answer['id']}: {size(answer['size'])} in {answer['seconds']:.1f} s{place}", json_output)
 
 
 @shards.command("put")
@@ -97,8 +78,8 @@ def put(
     json_output: JsonOption = False,
 ) -> None:
     """Add a file as a shard and offer it to peers. Prints the shard's id."""
-    answer = ControlClient(directory(data_dir)).call("shards_put", timeout=PUT_TIMEOUT, path=_path(file), pin=pin)
-    _show(answer, answer["id"], json_output)
+    answer = ask(data_dir, "shards_put", timeout=PUT_TIMEOUT, path=absolute(file), pin=pin)
+    show(answer, answer["id"], json_output)
 
 
 @shards.command("pin")
@@ -109,8 +90,8 @@ def pin(
     json_output: JsonOption = False,
 ) -> None:
     """Keep a shard that is here, whatever room is needed."""
-    answer = ControlClient(directory(data_dir)).call("shards_pin", shard=shard, pinned=not remove)
-    _show(answer, f"{answer['id']} is {'pinned' if answer['pinned'] else 'no longer pinned'}", json_output)
+    answer = ask(data_dir, "shards_pin", shard=shard, pinned=not remove)
+    show(answer, f"{answer['id']} is {'pinned' if answer['pinned'] else 'no longer pinned'}", json_output)
 
 
 @shards.command("gc")
@@ -125,25 +106,14 @@ def gc(
 
     Excess is what is over the cap; the shards used longest ago go first, pinned ones never.
     """
-    answer = ControlClient(directory(data_dir)).call("shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
-    _show(answer, f"{_shards(len(answer['deleted']))} deleted, {size(answer['bytes'])} freed", json_output)
+    answer = ask(data_dir, "shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
+    show(answer, f"{number_of(len(answer['deleted']), 'shard')} deleted, {size(answer['bytes'])} freed", json_output)
 
 
 @shards.command("providers")
 def providers(shard: ShardArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """List the peers that have a shard, or a part of it."""
-    answer = ControlClient(directory(data_dir)).call("shards_providers", timeout=ASK_TIMEOUT, shard=shard)
+    answer = ask(data_dir, "shards_providers", timeout=ASK_TIMEOUT, shard=shard)
     found = answer["providers"]
     rows = [[peer["peer_id"], "all" if peer["complete"] else f"{peer['chunks']} chunks"] for peer in found]
-    _show(answer, table(["peer", "has"], rows) if rows else "nobody who can be reached has it", json_output)
-
-
-def _path(path: Path | None) -> str | None:
-    return None if path is None else str(path.expanduser().absolute())
-
-
-def _show(answer: dict[str, Any], text: str, json_output: bool) -> None:
-    if json_output:
-        print_json(answer)
-    else:
-        print(text)
+    show(answer, table(["peer", "has"], rows) if rows else "nobody who can be reached has it", json_output)

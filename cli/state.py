@@ -9,8 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json
-from swarmnode.cli.text import duration, plain, size, table
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    absolute,
+    age,
+    ask,
+    directory,
+    duration,
+    group,
+    number_of,
+    plain,
+    print_json,
+    show,
+    size,
+    table,
+)
 from swarmnode.node.control.client import ControlClient
 
 FILE_TIMEOUT = 600.0  # s; importing verifies some 10 000 elements a second
@@ -21,13 +35,7 @@ AuthorOption = Annotated[
     str | None, typer.Option("--author", metavar="PEER", help="Only this peer's; me is this node. [default: all]")
 ]
 
-state = typer.Typer(
-    help="Look at, write, follow and copy what the swarm knows together.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+state = group("Look at, write, follow and copy what the swarm knows together.")
 
 
 @state.command("ls")
@@ -39,15 +47,14 @@ def ls(
     json_output: JsonOption = False,
 ) -> None:
     """List what is there, in order of key and author; deleted keys are shown until they expire."""
-    answer = ControlClient(directory(data_dir)).call("state_ls", prefix=prefix, author=author, limit=limit)
-    if json_output:
-        print_json(answer)
-        return
-    rows = [_row(element) for element in answer["elements"]]
-    if rows:
-        print(table(["key", "author", "written", "value"], rows))
-    more = f"; there are more (--limit {limit})" if answer["more"] else ""
-    print(f"{_count(len(rows), 'element')}{more}")
+    answer = ask(data_dir, "state_ls", prefix=prefix, author=author, limit=limit)
+    rows = [
+        [plain(each["key"]), each["author"], f"{age(each['written'])} ago", plain(_value_of(each), VALUE_WIDTH)]
+        for each in answer["elements"]
+    ]
+    lines = [table(["key", "author", "written", "value"], rows)] if rows else []
+    lines.append(number_of(len(rows), "element") + (f"; there are more (--limit {limit})" if answer["more"] else ""))
+    show(answer, "\n".join(lines), json_output)
 
 
 @state.command("get")
@@ -58,13 +65,10 @@ def get(
     json_output: JsonOption = False,
 ) -> None:
     """Print the value under a key: of one author, or of everyone who has one."""
-    answer = ControlClient(directory(data_dir)).call("state_get", key=key, author=author)
-    if json_output:
-        print_json(answer)
-        return
-    for element in answer["elements"]:
-        said = plain(_shown(element))
-        print(said if len(answer["elements"]) == 1 else f"{element['author']}  {said}")
+    answer = ask(data_dir, "state_get", key=key, author=author)
+    told = [(element["author"], plain(_value_of(element))) for element in answer["elements"]]
+    lines = [value if len(told) == 1 else f"{author}  {value}" for author, value in told]
+    show(answer, "\n".join(lines), json_output)
 
 
 @state.command("put")
@@ -83,9 +87,9 @@ def put(
     """
     if (value is None) != delete:
         raise typer.BadParameter("give a VALUE, or --delete, and not both", param_hint="VALUE")
-    answer = ControlClient(directory(data_dir)).call("state_put", key=key, value=_parsed(value), delete=delete)
+    answer = ask(data_dir, "state_put", key=key, value=_parsed(value), delete=delete)
     said = "deleted" if delete else f"written, for {duration(answer['expires'] - time.time())}"
-    _show(answer, f"{key}: {said}", json_output)
+    show(answer, f"{key}: {said}", json_output)
 
 
 @state.command("watch")
@@ -98,7 +102,7 @@ def watch(prefix: PrefixArgument = "", data_dir: DataDirOption = None, json_outp
                 continue
             if element["lost"]:
                 print(f"({element['lost']} changes came too fast to be shown)", flush=True)
-            print(f"{plain(element['key'])}  {element['author']}  {plain(_shown(element))}", flush=True)
+            print(f"{plain(element['key'])}  {element['author']}  {plain(_value_of(element))}", flush=True)
     except KeyboardInterrupt:
         return
 
@@ -110,8 +114,8 @@ def export(
     json_output: JsonOption = False,
 ) -> None:
     """Write everything into a file, signatures included."""
-    answer = ControlClient(directory(data_dir)).call("state_export", timeout=FILE_TIMEOUT, path=_path(file))
-    _show(answer, f"{_count(answer['elements'], 'element')} in {answer['path']}", json_output)
+    answer = ask(data_dir, "state_export", timeout=FILE_TIMEOUT, path=absolute(file))
+    show(answer, f"{number_of(answer['elements'], 'element')} in {answer['path']}", json_output)
 
 
 @state.command("import")
@@ -121,10 +125,10 @@ def import_(
     json_output: JsonOption = False,
 ) -> None:
     """Take in such a file. Every element is verified, so the file need not be trusted."""
-    answer = ControlClient(directory(data_dir)).call("state_import", timeout=FILE_TIMEOUT, path=_path(file))
+    answer = ask(data_dir, "state_import", timeout=FILE_TIMEOUT, path=absolute(file))
     others = ", ".join(f"{count} {what}" for what, count in sorted(answer["verdicts"].items()) if what != "stored")
-    new = _count(answer["stored"], "new element")
-    _show(answer, f"{new}{f'; {others}' if others else ''}", json_output)
+    new = number_of(answer["stored"], "new element")
+    show(answer, f"{new}{f'; {others}' if others else ''}", json_output)
 
 
 @state.command("stats")
@@ -140,32 +144,23 @@ def stats(
 
     Nodes that hold the same print the same hash for the same --cutoff.
     """
-    answer = ControlClient(directory(data_dir)).call("state_stats", cutoff=cutoff)
-    if json_output:
-        print_json(answer)
-        return
-    if answer["kinds"]:
-        print(table(["kind", "elements"], [[k, str(n)] for k, n in answer["kinds"].items()], right=frozenset({1})))
-    print(f"{_count(answer['elements'], 'element')} of {_count(answer['authors'], 'author')}, {size(answer['size'])}")
-    print(f"on disk {size(answer['disk'])}; not admitted {answer['pooled']}")
-    print(f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}")
+    answer = ask(data_dir, "state_stats", cutoff=cutoff)
+    kinds = [[kind, str(number)] for kind, number in answer["kinds"].items()]
+    lines = [table(["kind", "elements"], kinds, right=frozenset({1}))] if kinds else []
+    held = f"{number_of(answer['elements'], 'element')} of {number_of(answer['authors'], 'author')}"
+    lines += [
+        f"{held}, {size(answer['size'])}",
+        f"on disk {size(answer['disk'])}; not admitted {answer['pooled']}",
+        f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}",
+    ]
     if answer["clock_ahead_s"] > 1:
-        print(f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's")
+        lines.append(f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's")
     if answer["warning"]:
-        print(f"warning: {answer['warning']}")
+        lines.append(f"warning: {answer['warning']}")
+    show(answer, "\n".join(lines), json_output)
 
 
-def _row(element: dict[str, Any]) -> list[str]:
-    said = plain(_shown(element), VALUE_WIDTH)
-    age = duration(max(0.0, time.time() - element["written"]))
-    return [plain(element["key"]), element["author"], f"{age} ago", said]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _shown(element: dict[str, Any]) -> str:
+def _value_of(element: dict[str, Any]) -> str:
     """A value for a person: text as it is, anything else as JSON."""
     if element["deleted"]:
         return "(deleted)"
@@ -180,14 +175,3 @@ def _parsed(value: str | None) -> Any:
         return json.loads(value)
     except ValueError:
         return value
-
-
-def _path(path: Path) -> str:
-    return str(path.expanduser().absolute())
-
-
-def _show(answer: dict[str, Any], text: str, json_output: bool) -> None:
-    if json_output:
-        print_json(answer)
-    else:
-        print(text)

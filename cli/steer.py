@@ -1,4 +1,6 @@
-"""Commands that change what a node does: pause, resume, stop, leave."""
+"""Commands that change what a node does: pause, resume, stop, leave; and what becomes of its run: `successor …`, with
+which a run's owner ends it, or publishes the run that continues it.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,27 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import DataDirOption, JsonOption, directory, print_json, say
+from swarmnode.cli.terminal import DataDirOption, JsonOption, absolute, ask, directory, group, plain, say, show
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir, DataDirError, explain
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
+PUBLISH_TIMEOUT = 120.0  # s; a state is written to disk
 POLL = 0.1  # s between two looks at the lock while a daemon ends
 
 
 def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Stop training and keep the node in the swarm; resume goes on."""
-    ControlClient(directory(data_dir)).call("pause")
-    _done(
-        {"paused": True},
-        "paused: the node stays connected and trains no more. Go on with: swarmnode resume",
-        json_output,
-    )
+    ask(data_dir, "pause")
+    text = "paused: the node stays connected and trains no more. Go on with: swarmnode resume"
+    show({"paused": True}, text, json_output)
 
 
 def resume(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Train again after a pause."""
-    ControlClient(directory(data_dir)).call("resume")
-    _done({"paused": False}, "resumed", json_output)
+    ask(data_dir, "resume")
+    show({"paused": False}, "resumed", json_output)
 
 
 def stop(
@@ -49,7 +49,7 @@ def stop(
     ControlClient(home).call("stop")
     if wait:
         _wait_for_end(DataDir(home), timeout)
-    _done({"stopped": wait}, "stopped" if wait else "stopping", json_output)
+    show({"stopped": wait}, "stopped" if wait else "stopping", json_output)
 
 
 def _wait_for_end(home: DataDir, timeout: float) -> None:
@@ -84,7 +84,7 @@ def leave(
         answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
     except NotRunning:
         answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
-    _done(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}", json_output)
+    show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}", json_output)
 
 
 def _choose(home: DataDir, wanted: str | None) -> str:
@@ -144,8 +144,51 @@ def _delete_tree(path: Path) -> list[str]:
     return [str(path)]
 
 
-def _done(answer: dict[str, Any], text: str, json_output: bool) -> None:
-    if json_output:
-        print_json(answer)
+# -- the run's owner
+
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Told to everybody, at most 400 characters. [default: none]")
+]
+
+successor = group("For a run's owner: end the run, or publish the one that continues it.")
+
+
+@successor.command("show")
+def show_successor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Print what the owner of this node's run said about how it goes on."""
+    _told(ask(data_dir, "successor_show"), json_output)
+
+
+@successor.command("publish")
+def publish(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, with other settings than now.")],
+    reason: ReasonOption = "",
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Publish the run that continues this node's run, from the state that it has now.
+
+    [model] and [task] must be the same, the data are where the file names none; everything else may change. Every node
+    is told in its status and goes over when its owner says so: swarmnode run --run ID. The word lasts a week; publish
+    again to renew it, which begins from the state of then.
+    """
+    answer = ask(data_dir, "successor_publish", timeout=PUBLISH_TIMEOUT, path=absolute(file), reason=reason)
+    _told(answer, json_output)
+
+
+@successor.command("end")
+def end(reason: ReasonOption = "", data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Tell every node that the run has ended; each goes on until its owner stops it. The word lasts a week."""
+    _told(ask(data_dir, "successor_end", reason=reason), json_output)
+
+
+def _told(answer: dict[str, Any], json_output: bool) -> None:
+    why = f" ({plain(answer['reason'])})" if answer["reason"] else ""
+    if answer["successor"]:
+        text = f"continued after round {answer['round']}{why}: swarmnode run --run {plain(answer['successor'])}"
+    elif answer["ended"]:
+        text = f"ended after round {answer['round']}{why}"
     else:
-        print(text)
+        owner = answer["owner"]
+        text = f"nothing said by the owner, {plain(owner)}" if owner else "the run has no owner who could say anything"
+    show(answer, text, json_output)

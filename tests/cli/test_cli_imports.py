@@ -18,7 +18,7 @@ from importlib import import_module
 from swarmnode.cli.main import COMMANDS
 for module, attribute in COMMANDS.values():
     getattr(import_module(module), attribute)
-import swarmnode.cli.status_view, swarmnode.node.logs, swarmnode.node.identity
+import swarmnode.cli.views, swarmnode.node.logs, swarmnode.node.identity
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 

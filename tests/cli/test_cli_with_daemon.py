@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.cli.status_view import HEIGHT, WIDTH, render
-from swarmnode.cli.text import bar, duration, plain, size, sparkline
+from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
+from swarmnode.cli.views import HEIGHT, WIDTH, render_status
 from swarmnode.node.exitcodes import ERROR, OK
 
 
@@ -49,8 +49,8 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
         {**answer, "run": {**run, "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}},
     )
     for status in (answer, wild, *others):
-        lines = render(status).split("\n")
-        coloured = render(status, colour=True)
+        lines = render_status(status).split("\n")
+        coloured = render_status(status, colour=True)
         assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).split("\n") == lines
         assert len(lines) <= HEIGHT
         assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
@@ -59,13 +59,13 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
 
 def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
     fetching = {**answer["run"], "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}
-    assert "43.0 MB of 400 MB fetched" in render({**answer, "run": fetching})
-    assert "the trainer is starting" in render({**answer, "run": {**answer["run"], "parameters": None}})
+    assert "43.0 MB of 400 MB fetched" in render_status({**answer, "run": fetching})
+    assert "the trainer is starting" in render_status({**answer, "run": {**answer["run"], "parameters": None}})
 
 
 def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:
     def shown(**sandbox: Any) -> str:
-        return render(
+        return render_status(
             {**answer, "trainer": {**answer["trainer"], "sandbox": {**answer["trainer"]["sandbox"], **sandbox}}}
         )
 

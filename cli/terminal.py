@@ -1,4 +1,4 @@
-"""Words, numbers and lines for a terminal: sizes, durations, a sparkline, colours where they are wanted.
+"""What the commands share: their options, asking the daemon, and words, numbers and lines for a terminal.
 
 Colours are off where the output is no terminal, where NO_COLOR is set (no-color.org), and for a dumb terminal. Text
 that came from peers passes through `plain`, so that nobody's escape sequences reach the terminal.
@@ -6,11 +6,91 @@ that came from peers passes through `plain`, so that nobody's escape sequences r
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.node.config import Loaded, default_data_dir, load_config
+from swarmnode.node.control.client import ControlClient
+
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        show_default=False,
+        help="The node's data directory. [default: SWARMNODE_DATA_DIR, else ~/.local/share/swarmnode]",
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON on standard output. [default: text]", show_default=False),
+]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"),
+]
+
+
+def loaded(data_dir: Path | None) -> Loaded:
+    """The configuration that a command without settings of its own works with."""
+    return load_config(None, os.environ, {} if data_dir is None else {"data_dir": str(data_dir)})
+
+
+def directory(data_dir: Path | None) -> Path:
+    """The data directory that --data-dir, the environment or the default names; its files are not read."""
+    if data_dir is not None:
+        return data_dir.expanduser().absolute()
+    return Path(os.environ.get("SWARMNODE_DATA_DIR") or default_data_dir(os.environ)).expanduser().absolute()
+
+
+def group(help: str) -> typer.Typer:
+    """A command that has commands of its own, such as `swarmnode shards`."""
+    return typer.Typer(
+        help=help,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+def ask(data_dir: Path | None, method: str, *, timeout: float = 30.0, **params: Any) -> Any:
+    """What the running daemon answers. Raises NotRunning; ControlError where it fails or takes over `timeout` s."""
+    return ControlClient(directory(data_dir)).call(method, timeout=timeout, **params)
+
+
+def show(answer: Any, text: str, json_output: bool) -> None:
+    """A result: for a person, or as JSON."""
+    if json_output:
+        print_json(answer)
+    else:
+        print(text)
+
+
+def absolute(path: Path) -> str:
+    """A path as the daemon, which runs in another directory, understands it."""
+    return str(path.expanduser().absolute())
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line, at once, so that a program that reads a pipe gets it when it happens."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def say(text: str) -> None:
+    """A remark that is no result: on standard error."""
+    print(text, file=sys.stderr)
+
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -92,3 +172,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
         "  ".join(c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)).rstrip()
         for row in cells
     )
+
+
+def number_of(count: int, what: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def age(since: float) -> str:
+    """How long ago a time in seconds since 1970 is, by this machine's clock."""
+    return duration(max(0.0, time.time() - since))
+
+
+def short_peer(peer_id: str) -> str:
+    """A peer id that fits a line and can still be told from others: its end, as all of them begin alike."""
+    clean = plain(peer_id)
+    return clean if len(clean) <= 16 else f"{clean[:8]}…{clean[-6:]}"

@@ -7,18 +7,20 @@
     next      in 12 s   (a round takes 31 s)
     loss      2.412 bits per byte   █▇▆▅▄▃▃▂▂▁   -0.041 last round
 
-Built from plain values, so that a test reads it; `inspect` prints it.
+Below it, how `swarmnode netcheck` looks. Built from plain values, so that a test reads it; `inspect` prints it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from swarmnode.cli.text import bar, count, duration, plain, size, sparkline, style
+from swarmnode.cli.terminal import bar, count, duration, number_of, plain, short_peer, size, sparkline, style
 
 WIDTH = 80
 HEIGHT = 24
 LABEL = 10  # characters of a line's label
+WIDE_LABEL = 14  # of a line of netcheck
 SPARK = 32  # characters of the loss's course
 WARNINGS = 5  # shown at the most; `logs` has all of them
 
@@ -35,9 +37,20 @@ REACHABILITY = {
     "relayed": "relayed: peers reach this node through relays",
     "unknown": "not known yet: no peer has tried to dial this node",
 }
+NAT = {
+    "none": "none: this machine's own address is seen from outside",
+    "endpoint-independent": "endpoint-independent (a cone): holes can be punched through it",
+    "address-dependent": "address-dependent (symmetric): holes cannot be punched to others like it",
+    "unknown": "not known: fewer than two peers outside have looked",
+}
+FILTERING = {
+    "open": "open: who dials this node gets through",
+    "port-dependent": "port-dependent: only answers from where this node sent something come in",
+    "unknown": "not known: nobody has dialled back yet",
+}
 
 
-def render(status: dict[str, Any], *, colour: bool = False) -> str:
+def render_status(status: dict[str, Any], *, colour: bool = False) -> str:
     """The screen for a `status` answer, without a closing newline."""
 
     def line(label: str, text: str, *, limit: int = WIDTH - LABEL) -> str:
@@ -57,7 +70,7 @@ def render(status: dict[str, Any], *, colour: bool = False) -> str:
     if trainer is not None:
         restarts = trainer["restarts"]
         again = "" if not restarts else f", restarted {restarts} time{'s' if restarts > 1 else ''}"
-        threads = f"{trainer['threads']} thread{'' if trainer['threads'] == 1 else 's'}"
+        threads = number_of(trainer["threads"], "thread")
         held = sandboxed(trainer.get("sandbox"))
         lines.append(line("trainer", f"{trainer['device']}, {threads}, {held}, pid {trainer['pid']}{again}"))
     lines += _warning_lines(status.get("warnings", []), colour)
@@ -144,7 +157,7 @@ def _reward(run: dict[str, Any], colour: bool) -> str:
 
 def learned(told: dict[str, Any]) -> str:
     """What the last update was made of: one sentence for a person."""
-    peers = f"{told['authors']} peer{'' if told['authors'] == 1 else 's'}"
+    peers = number_of(told["authors"], "peer")
     if told.get("sampled"):
         text = f"from {told['sampled']} groups of its samplers, {told['staleness']:.1f} updates old"
         text += f", and {told['taken']} of {peers}" if told["taken"] else ""
@@ -204,7 +217,62 @@ def _warning_lines(warnings: list[str], colour: bool) -> list[str]:
     return lines
 
 
-def short_peer(peer_id: str) -> str:
-    """A peer id that fits a line and can still be told from others: its end, as all of them begin alike."""
-    clean = plain(peer_id)
-    return clean if len(clean) <= 16 else f"{clean[:8]}…{clean[-6:]}"
+# -- netcheck
+
+
+def render_netcheck(answer: dict[str, Any], *, colour: bool = False) -> str:
+    """The text for a `netcheck` answer, without a closing newline."""
+    lines = []
+    for label, texts in _facts(answer):
+        for number, text in enumerate(texts or ["none"]):
+            lines.append(style(("" if number else label).ljust(WIDE_LABEL), "dim", on=colour) + plain(text, 240))
+    if not answer["problems"]:
+        return "\n".join([*lines, "", style("nothing to mend", "green", on=colour)])
+    for problem in answer["problems"]:
+        lines += ["", style(plain(f"! {problem['problem']}", 240), "yellow", on=colour)]
+        lines.append(f"  {plain(problem['advice'], 240)}")
+    return "\n".join(lines)
+
+
+def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    reached, failed = answer["reached_by"], answer["failed_for"]
+    tried = f"{number_of(reached + failed, 'host')} tried to dial in lately, {reached} got through"
+    yield "reachability", [REACHABILITY.get(answer["reachability"], answer["reachability"]), tried]
+    yield "listens on", [_place(address) for address in answer["listens"]]
+    yield "announces", [_place(address) for address in answer["announces"]]
+    yield "seen at", [_place(place) for place in answer["observed"]] or ["not known yet"]
+    yield "NAT", [NAT.get(answer["nat"], answer["nat"])]
+    yield "filtering", [FILTERING.get(answer["filtering"], answer["filtering"])]
+    mapping = answer["port_mapping"]
+    yield (
+        "port mapping",
+        [f"{mapping['address']}, by {mapping['way']}" if mapping["way"] else f"none: {mapping['state']}"],
+    )
+    yield "relays", [f"{short_peer(r['peer_id'])}  {_milliseconds(r['rtt_ms'])}" for r in answer["relays"]]
+    peers = answer["peers"]
+    punched = f"; {answer['punched']} of {answer['punched'] + answer['not_punched']} holes punched"
+    yield "peers", [f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed{punched}"]
+    rates = answer["rates"]
+    yield (
+        "rate",
+        [
+            f"now in {size(rates['in'])}/s, out {size(rates['out'])}/s; "
+            f"at the most in {size(rates['most_in'])}/s, out {size(rates['most_out'])}/s"
+        ],
+    )
+    serves = answer["serves"]
+    yield (
+        "relays for",
+        [f"{serves['reservations']} peers, {serves['circuits']} circuits now, {size(serves['bytes'])} so far"],
+    )
+
+
+def _place(address: str) -> str:
+    """An address short enough to read: the relay's name for one through a relay."""
+    place, circuit, _ = address.partition("/p2p-circuit")
+    place, _, relay = place.partition("/p2p/")
+    return f"{place} through {short_peer(relay)}" if circuit else place
+
+
+def _milliseconds(rtt: float | None) -> str:
+    return "not measured yet" if rtt is None else f"{rtt:.0f} ms"
