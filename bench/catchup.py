@@ -40,7 +40,7 @@ def swarmnode_node(chosen: argparse.Namespace) -> None:
     import numpy as np
     import trio
 
-    from swarmnode.node.heap import rest_what_stays
+    from swarmnode.node.process import rest_what_stays
     from swarmnode.protocols.calls.rpc import Rpc
     from swarmnode.protocols.peers.liveness import Liveness
     from swarmnode.protocols.runner import in_thread

@@ -186,7 +186,7 @@ def swarmnode_serve(network: Any, *protocols: Any) -> None:
     """Run a node and protocols on it, and say where it is, until killed."""
     import trio
 
-    from swarmnode.node.heap import rest_what_stays
+    from swarmnode.node.process import rest_what_stays
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:

@@ -106,7 +106,7 @@ def swarmnode_server() -> None:
 def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     import trio
 
-    from swarmnode.node.heap import rest_what_stays
+    from swarmnode.node.process import rest_what_stays
     from swarmnode.protocols.calls.rpc import Rpc
     from swarmnode.protocols.runner import in_thread
     from swarmnode.protocols.transfer.bulk import Bulk

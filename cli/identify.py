@@ -89,7 +89,7 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
             if sys.stderr.isatty():
                 print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
 
-        key = identity.mined(bits, progress)
+        key = identity.mine(bits, progress=progress)
         if sys.stderr.isatty():
             print(file=sys.stderr)
         aside = identity.replace(home.identity, passphrase, key)

@@ -21,10 +21,8 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings
 from swarmnode.node.session import Session, SessionSettings
-from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History
 from swarmnode.node.storage.datasets import DataSet
-from swarmnode.node.storage.history import NAME as HISTORY
-from swarmnode.node.storage.history import History
 from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore

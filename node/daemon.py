@@ -27,7 +27,6 @@ from typing import Any
 import trio
 
 from swarmnode import __version__
-from swarmnode.node import sdnotify
 from swarmnode.node.assembly import (
     check_admitted,
     host_settings,
@@ -43,7 +42,6 @@ from swarmnode.node.config import NodeConfig
 from swarmnode.node.control.api import Api
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
-from swarmnode.node.heap import rest_what_stays
 from swarmnode.node.host.hardening import harden
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import Libp2pNetwork
@@ -51,7 +49,8 @@ from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.reasons import reason_of
+from swarmnode.node.process import READY, STOPPING, notify, reason_of, rest_what_stays
+from swarmnode.node.provenance import SuccessorWatch, parent_state
 from swarmnode.node.reputation import feed, make_watching
 from swarmnode.node.session import Session
 from swarmnode.node.storage.checkpoints import newest_round
@@ -61,7 +60,6 @@ from swarmnode.node.storage.datashards import publish, release_forgotten
 from swarmnode.node.storage.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.node.successors import SuccessorWatch, parent_state
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.method import Place
@@ -209,7 +207,7 @@ class Daemon:
                     await self._start_parts(stack)
                     with self._life:
                         await self._take_part()
-                    sdnotify.notify(sdnotify.STOPPING)
+                    notify(STOPPING)
                     self.left.set()
                 nursery.cancel_scope.cancel()
         unsaved = self.session.unsaved if self.session is not None and not self.forgetting else None
@@ -474,7 +472,7 @@ class Daemon:
                 "join": self.join_line(),
             }
         )
-        sdnotify.notify(sdnotify.READY, status=f"peer {self.network.me}")
+        notify(READY, status=f"peer {self.network.me}")
         if self.options.json_events:
             return
         lines = [f"swarmnode {__version__} is ready: peer {self.network.me}, role {self.config.role}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 PASSPHRASE_VARIABLE = "SWARMNODE_PASSPHRASE"
+BATCH = 4096  # keys that a process tries before it is heard of: a tenth of a second or two
+
+Progress = Callable[[int, float], None]  # keys tried, and keys a second
 
 
 class IdentityError(ExpectedError):
@@ -63,11 +67,44 @@ def work_of(identity: Identity) -> int:
     return work_of_key(identity.raw_public)
 
 
-def mined(bits: int, progress: Callable[[int, float], None]) -> Ed25519PrivateKey:
-    """A new key with so many bits of work; `progress` is told how many were tried, and how many a second."""
-    from swarmnode.node.mining import mine
+def mine(bits: int, *, processes: int = 0, progress: Progress = lambda tried, rate: None) -> Ed25519PrivateKey:
+    """A new key with at least so many bits of work, after 2^bits tries on average: for runs that admit no others.
 
-    return mine(bits, progress=progress)
+    `processes`: that look for it at the same time, 0 for one on each core. `progress` is told now and then.
+    """
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    began, tried = time.monotonic(), 0
+    workers = processes or os.cpu_count() or 1
+    with ProcessPoolExecutor(workers) as pool:
+        searching: set[Future[bytes | None]] = {pool.submit(_search, bits, BATCH) for _ in range(workers)}
+        try:
+            while True:
+                done, searching = wait(searching, return_when=FIRST_COMPLETED)
+                tried += BATCH * len(done)
+                for found in done:
+                    seed = found.result()
+                    if seed is not None:
+                        return Ed25519PrivateKey.from_private_bytes(seed)
+                    searching.add(pool.submit(_search, bits, BATCH))
+                progress(tried, tried / max(time.monotonic() - began, 1e-9))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _search(bits: int, tries: int) -> bytes | None:
+    """The seed of a key with the work, if one is among so many."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from swarmnode.protocols.state.admission import work_of_key
+
+    for _ in range(tries):
+        seed = os.urandom(32)
+        if work_of_key(Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()) >= bits:
+            return seed
+    return None
 
 
 def _base58(raw: bytes) -> str:

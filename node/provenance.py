@@ -1,7 +1,7 @@
-"""Where a model comes from: a copy of it as safetensors, and a record beside it that its maker signed.
+"""Where a model comes from, and how its run goes on: provenance records, and successors of a run.
 
-    NAME.safetensors        the tensors of the model under their own names, float32
-    NAME.provenance.json    {"record": {…}, "signature": hex}
+    HISTORY.safetensors        the tensors of the model under their own names, float32
+    HISTORY.provenance.json    {"record": {…}, "signature": hex}
 
 The record names the run and its whole specification, hashes of the data, the round, the hash of the shared state, the
 sha-256 of the file beside it, and each round that its maker saw end: state hash, id of the roster where the exchange
@@ -13,31 +13,50 @@ that the specification is that of the run, and the data hashes are in it; that t
 (where the outer momentum is zero or in the file, since the hash covers it). It does not prove that the rounds went as
 told: for that, compare the records of several makers, a node's own history, or the rosters that electors signed in
 the run's state.
+
+A run goes on as another one where its owner (`RunSpec.owner`) says so, in the record `note/successor` of the run's
+replicated state; nobody else's counts. It says `end`, or the id of a run whose specification names this run and the
+hash of one of its states as parent. Notes live for a week, so an owner who is to be heard by late comers says it again.
+
+A node changes nothing by itself: its `status` tells what the owner said, and the person decides (`swarmnode run --run
+ID`). The successor begins at round 0 from the parent's state: parameters, outer momentum, and each node's own residual
+move over, whatever the exchange method; what only the parent's method understands is left behind. Who has that state
+as a checkpoint of the parent begins from it; who has not fetches the run's state from members, like any joiner.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trio
 
-from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.crdt.record import Element
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import Identity
-from swarmnode.node.storage.checkpoints import Manifest, newest_whole
+from swarmnode.node.storage.checkpoints import (
+    HISTORY,
+    CheckpointManifest,
+    Checkpoints,
+    PastRound,
+    newest_whole,
+    read_history,
+)
 from swarmnode.node.storage.datadir import DataDir, write_atomic
-from swarmnode.node.storage.history import NAME, Entry, read_history
-from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState, state_hash
@@ -47,6 +66,12 @@ TAG = b"swarmnode/provenance/1\0"  # no signature over anything else can pass fo
 FORMAT = 1
 MOMENTUM = "outer_momentum"  # name of the optional tensor (P,) beside those of the model
 MAX_RECORD = 1 << 28  # bytes; a million rounds
+KEY = "note/successor"
+PARENT = "parent"  # folder within the run's: the state that it begins from, as a checkpoint of round 0
+MAX_REASON = 400  # characters
+LOOK_EVERY = 60.0  # seconds, beside what the state tells at once: notes expire
+
+logger = logging.getLogger(__name__)
 
 
 class NoModel(ExpectedError):
@@ -94,10 +119,8 @@ def export(
         spec,
         manifest,
         saved,
-        tuple(e for e in read_history(folder / NAME) if e.round < saved.round),
-        file=target.name,
-        sha256=sha256,
-        momentum=momentum,
+        tuple(e for e in read_history(folder / HISTORY) if e.round < saved.round),
+        file={"file": target.name, "sha256": sha256, "momentum": momentum},
         maker=identity.peer_id,
         made=int(time.time()),
     )
@@ -119,17 +142,18 @@ def canonical(record: dict[str, Any]) -> bytes:
 
 def make_record(
     spec: RunSpec,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
     saved: Saved,
-    history: tuple[Entry, ...],
+    history: tuple[PastRound, ...],
     *,
-    file: str,
-    sha256: str,
-    momentum: str,
+    file: dict[str, str],
     maker: str,
     made: int,
 ) -> dict[str, Any]:
-    """The record without its signature; no value is a float. `made` is in seconds since 1970."""
+    """The record without its signature; no value is a float. `made` is in seconds since 1970.
+
+    `file`: what the record says of the file beside it: `file` (its name), `sha256` and `momentum`.
+    """
     peers = sorted({peer for entry in history for peer in entry.counted})
     number = {peer: index for index, peer in enumerate(peers)}
     return {
@@ -139,12 +163,10 @@ def make_record(
         "spec": base64.b64encode(encode(spec)).decode(),
         "data": {"index": spec.data.index, "heldout_sha256": spec.task.heldout_sha256},
         "model": {
-            "file": file,
-            "sha256": sha256,
+            **file,
             "round": saved.round,  # rounds that are in it
             "state_hash": manifest.state_hash,
             "layout": [[slot.name, list(slot.shape)] for slot in manifest.table.slots],
-            "momentum": momentum,
         },
         "peers": peers,
         "rounds": [[e.round, e.state_hash, e.roster, e.at, [number[p] for p in e.counted]] for e in history],
@@ -154,7 +176,7 @@ def make_record(
     }
 
 
-def _accepted(history: tuple[Entry, ...]) -> Counter[str]:
+def _accepted(history: tuple[PastRound, ...]) -> Counter[str]:
     """In how many rounds the work of each peer counted."""
     return Counter(peer for entry in history for peer in set(entry.counted))
 
@@ -172,7 +194,7 @@ def verify(file: Path, *, runs: Path | None = None) -> tuple[dict[str, Any], lis
     try:
         checks = list(_checks(record, signature, beside))
         if runs is not None:
-            checks += _compared(record, read_history(runs / Path(str(record["run"])).name / NAME))
+            checks += _compared(record, read_history(runs / Path(str(record["run"])).name / HISTORY))
         return record, checks
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise NoModel(f"{beside}: is no provenance record of this format: {error!r}") from error
@@ -189,7 +211,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         return record, signature
     except OSError as error:
         raise NoModel(
-            f"{path}: cannot be read: {error.strerror}; a model's record lies beside it, NAME.provenance.json"
+            f"{path}: cannot be read: {error.strerror}; a model's record lies beside it, HISTORY.provenance.json"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NoModel(f"{path}: is no provenance record: {error}") from error
@@ -207,7 +229,8 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
         yield Check("data", same, "hashes as in the specification" if same else "other hashes than the specification's")
     model = record["model"]
     rounds = [
-        Entry(r, h, tuple(record["peers"][i] for i in who), roster, at) for r, h, roster, at, who in record["rounds"]
+        PastRound(r, h, tuple(record["peers"][i] for i in who), roster, at)
+        for r, h, roster, at, who in record["rounds"]
     ]
     yield from _history(record, tuple(rounds))
     path = beside.with_name(Path(str(model["file"])).name)
@@ -232,7 +255,7 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
         yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")
 
 
-def _compared(record: dict[str, Any], own: tuple[Entry, ...]) -> Iterator[Check]:
+def _compared(record: dict[str, Any], own: tuple[PastRound, ...]) -> Iterator[Check]:
     """Whether what the record tells is what this node saw."""
     seen = {entry.round: entry.state_hash for entry in own}
     both = [(round, hash) for round, hash, *_ in record["rounds"] if round in seen]
@@ -260,7 +283,7 @@ def _spec_of(record: dict[str, Any]) -> RunSpec | None:
         return None
 
 
-def _history(record: dict[str, Any], rounds: tuple[Entry, ...]) -> Iterator[Check]:
+def _history(record: dict[str, Any], rounds: tuple[PastRound, ...]) -> Iterator[Check]:
     """Whether the rounds are in order, lead to the model, and give the contributors' counts."""
     done = int(record["model"]["round"])
     numbers = [entry.round for entry in rounds]
@@ -275,3 +298,145 @@ def _history(record: dict[str, Any], rounds: tuple[Entry, ...]) -> Iterator[Chec
     counts = dict(_accepted(rounds)) == record["contributors"]
     told = f"{len(record['contributors'])} peers" if counts else "the counts are not those of the rounds"
     yield Check("contributors", counts, told)
+
+
+# --- successors -----------------------------------------------------------------------------------------------------
+
+
+class ParentMissing(ExpectedError):
+    """This node is to begin a run from its parent's state, and does not have that."""
+
+    exit_code = RUN_UNAVAILABLE
+
+
+@dataclass(frozen=True)
+class Succession:
+    """What a run's owner said: the run that follows, or "" where this one just ends."""
+
+    run_id: str
+    round: int  # rounds of the parent that are in the successor, or that were done when it ended
+    reason: str
+
+    def value(self) -> dict[str, Any]:
+        """As it is written into the state."""
+        return {"run": self.run_id, "round": self.round, "reason": self.reason[:MAX_REASON]}
+
+
+def read(element: Element | None, spec: RunSpec) -> Succession | None:
+    """What an element says about the run `spec`; None where it is not the owner's word, or no word."""
+    if element is None or element.key != KEY or element.author != spec.owner or not spec.owner:
+        return None
+    value = element.value
+    if element.tombstone or not isinstance(value, dict):
+        return None
+    run_id, round, reason = value.get("run"), value.get("round"), value.get("reason")
+    if not isinstance(run_id, str) or type(round) is not int or not isinstance(reason, str):
+        return None
+    if run_id and (len(run_id) != 64 or not set(run_id) <= set("0123456789abcdef") or run_id == spec.run_id):
+        return None
+    return Succession(run_id, round, "".join(c for c in reason[:MAX_REASON] if c.isprintable()))
+
+
+class SuccessorWatch:
+    """Keeps up with what the owner of one run says."""
+
+    def __init__(self, state: StateBackend, spec: RunSpec) -> None:
+        self._state = state
+        self._spec = spec
+        self.said: Succession | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """What the person at this node should know; None where nothing was said."""
+        if self.said is None:
+            return None
+        why = f": {self.said.reason}" if self.said.reason else ""
+        if not self.said.run_id:
+            return f"the run's owner ended it after round {self.said.round}{why}. This node goes on until it is stopped"
+        return (
+            f"the run's owner published a successor{why}. This node stays here; to go over: swarmnode stop, then "
+            f"swarmnode run --run {self.said.run_id}"
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        if not self._spec.owner:
+            return
+        with self._state.watch(KEY) as changes:
+            while True:
+                self.said = read(await self._state.get(self._spec.owner, KEY), self._spec)
+                with trio.move_on_after(LOOK_EVERY):
+                    await changes.receive()
+
+
+# --- publishing -----------------------------------------------------------------------------------------------------
+
+
+def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSpec:
+    """The successor's specification: `spec` as its owner wrote it, with what follows from the parent filled in.
+
+    Raises SettingError where it could not go on from the parent's state.
+    """
+    for table in ("model", "task"):
+        ours, theirs = getattr(spec, table), getattr(parent, table)
+        if table == "task":
+            ours = replace(ours, heldout_sha256=theirs.heldout_sha256)
+        if ours != theirs:
+            raise SettingError(
+                f"[{table}] differs from that of the run it continues, so its state does not fit; keep [{table}] as it "
+                "is there, or begin a new run"
+            )
+    run = replace(spec.run, owner=spec.run.owner or parent.owner, parent=parent.run_id, parent_state=state_hash)
+    spec = replace(spec, run=run)
+    if not spec.data.index:
+        spec = spec.resolved(heldout_sha256=parent.task.heldout_sha256, index=parent.data.index)
+    return spec.begun_by(me)
+
+
+def keep_parent(store: RunStore, spec: RunSpec, layout: Layout, saved: Saved) -> None:
+    """Keep the successor `spec` and the state that it begins from. Blocking. Raises NoSpace or DataDirError."""
+    store.keep(spec)
+    _parent_of(store, spec, layout).save(replace(saved, round=0, members=(), extra=b""))
+
+
+def parent_state(store: RunStore, chosen: ChosenRun, layout: Layout) -> Saved | None:
+    """What the chosen run begins from where it continues another one, as a checkpoint of its round 0. Blocking.
+
+    None where it continues none, or where the state has to come from members. Raises ParentMissing, NoSpace or
+    DataDirError.
+    """
+    spec = chosen.spec
+    if not spec.run.parent:
+        return None
+    kept = _parent_of(store, spec, layout).newest()
+    if kept is not None:
+        return _as_first_checkpoint(store, spec, layout, kept)
+
+    def is_it(manifest: Any) -> bool:
+        named = (manifest.run_id, manifest.state_hash, manifest.table)
+        return bool(named == (spec.run.parent, spec.run.parent_state, layout))
+
+    found = newest_whole(store.folder(spec.run.parent) / "checkpoints", is_it)
+    if found is not None:
+        keep_parent(store, spec, layout, found[1])
+        return parent_state(store, chosen, layout)
+    if chosen.creator:
+        raise ParentMissing(
+            f"run {spec.run.name} continues run {spec.run.parent[:12]}…, whose state {spec.run.parent_state[:12]}… is "
+            "not on this machine. Join a node that has it (--join), or begin where that run was trained."
+        )
+    logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
+    return None
+
+
+def _as_first_checkpoint(store: RunStore, spec: RunSpec, layout: Layout, parent: Saved) -> Saved:
+    """A node that has no checkpoint of the run yet finds its place as one that comes back to round 0."""
+    folder = store.folder(spec.run_id) / "checkpoints"
+    if newest_whole(folder, lambda manifest: manifest.run_id == spec.run_id) is None:
+        Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec)).save(parent)
+    return parent
+
+
+def _parent_of(store: RunStore, spec: RunSpec, layout: Layout) -> Checkpoints:
+    folder: Path = store.folder(spec.run_id) / PARENT
+    return Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))

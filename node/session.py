@@ -18,9 +18,8 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
+from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter, History, PastRound
 from swarmnode.node.storage.datadir import DataDirError
-from swarmnode.node.storage.history import Entry, History
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.method import (
     Begin,
@@ -252,7 +251,7 @@ class Session:
         if self._history is None:
             return
         history, at = self._history, int(time.time())
-        entry = Entry(result.round, result.state_hash, result.counted, result.roster, at)
+        entry = PastRound(result.round, result.state_hash, result.counted, result.roster, at)
         try:
             await self._runner(lambda: history.append(entry))
         except DataDirError as error:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pair
 
-from swarmnode.node.heap import rest_what_stays
+from swarmnode.node.process import rest_what_stays
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings, Position
 from swarmnode.protocols.methods.known.allreduce import AllReduce

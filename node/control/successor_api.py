@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.storage.datadir import DataDirError
-from swarmnode.node.successors import KEY, Succession, follow, keep_parent, read
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.training.options import SettingError

@@ -85,9 +85,9 @@ async def until_input_ends() -> None:
 
 
 async def defended(hasty: bool) -> None:
-    from swarmnode.node.heap import rest_what_stays
     from swarmnode.node.host.limits import Limits, RateLimits
     from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+    from swarmnode.node.process import rest_what_stays
     from swarmnode.protocols.peers.scoring import ConductLimits
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.transfer.bulk import Bulk

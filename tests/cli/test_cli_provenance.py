@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History, PastRound
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.history import NAME, Entry, History
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
@@ -29,7 +28,7 @@ def run(home: Path) -> RunSpec:
     store.keep(spec)
     state = OuterState(np.ones(8, np.float32), np.zeros(8, np.float32))
     folder = store.folder(spec.run_id)
-    History(folder / NAME).append(Entry(0, state_hash(1, LAYOUT, state), ("someone\x1b[2J",)))
+    History(folder / HISTORY).append(PastRound(0, state_hash(1, LAYOUT, state), ("someone\x1b[2J",)))
     kept = Checkpoints(folder / "checkpoints", run_id=spec.run_id, layout=LAYOUT, keep=1)
     kept.save(Saved(1, state, np.zeros(8, np.float32), ("someone",)))
     return spec

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file, save_file
 from swarmnode.node import provenance
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.provenance import NoModel, canonical, export, verify
-from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History, PastRound
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.history import NAME, Entry, History
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
@@ -40,13 +39,13 @@ ME = identity()
 def trained(folder: Path, *, rounds: int = 6, momentum: float = 0.0, missed: tuple[int, ...] = ()) -> Path:
     """A run's folder after so many rounds."""
     kept = Checkpoints(folder / "checkpoints", run_id=SPEC.run_id, layout=LAYOUT, keep=3, spec=encode(SPEC))
-    history = History(folder / NAME)
+    history = History(folder / HISTORY)
     for round in range(rounds):
         parameters = np.arange(16, dtype=np.float32) + np.float32(round)
         state = OuterState(parameters, np.full(16, momentum, np.float32))
         if round not in missed:
             counted = ("a", "b") if round % 2 else ("a",)
-            history.append(Entry(round, state_hash(round + 1, LAYOUT, state), counted, at=1_700_000_000 + round))
+            history.append(PastRound(round, state_hash(round + 1, LAYOUT, state), counted, at=1_700_000_000 + round))
         kept.save(Saved(round + 1, state, np.ones(16, np.float32), ("a", "b")))
     return folder
 
@@ -85,12 +84,12 @@ def test_what_cannot_be_told_is_said_and_is_no_failure(tmp_path: Path) -> None:
 
 def test_a_node_that_took_part_compares_what_it_saw_itself(tmp_path: Path) -> None:
     model = made(tmp_path)
-    own = tmp_path / "runs" / SPEC.run_id / NAME
+    own = tmp_path / "runs" / SPEC.run_id / HISTORY
     assert "own history" not in {check.what for check in verify(model, runs=tmp_path / "runs")[1]}
     own.parent.mkdir(parents=True)
-    own.write_bytes((tmp_path / "home" / "runs" / SPEC.run_id / NAME).read_bytes())
+    own.write_bytes((tmp_path / "home" / "runs" / SPEC.run_id / HISTORY).read_bytes())
     assert {check.holds for check in verify(model, runs=tmp_path / "runs")[1]} == {True}
-    History(own).append(Entry(5, "00" * 32, ()))
+    History(own).append(PastRound(5, "00" * 32, ()))
     failed = [check for check in verify(model, runs=tmp_path / "runs")[1] if check.holds is False]
     assert [check.what for check in failed] == ["own history"] and "1 of 6 rounds" in failed[0].detail
 

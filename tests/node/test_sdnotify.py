@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from swarmnode.node.sdnotify import READY, notify
+from swarmnode.node.process import READY, notify
 
 
 def test_readiness_is_sent_to_the_socket_that_systemd_names(tmp_path: Path) -> None:

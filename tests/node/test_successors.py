@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import trio
 
+from swarmnode.node.provenance import KEY, ParentMissing, SuccessorWatch, follow, keep_parent, parent_state
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore
-from swarmnode.node.successors import KEY, ParentMissing, SuccessorWatch, follow, keep_parent, parent_state
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import SimWorld, run_simulation

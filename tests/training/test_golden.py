@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarmnode.node.reasons import DaemonError, reason_of
+from swarmnode.node.process import DaemonError, reason_of
 from swarmnode.training import golden, open_step, outer
 from swarmnode.training.codecs import CODECS
 from swarmnode.training.codecs.topk import TopK

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.node.storage.checkpoints import History, PastRound, read_history
 from swarmnode.node.storage.datadir import DataDirError
-from swarmnode.node.storage.history import Entry, History, read_history
 
 
-def entry(round: int, *counted: str, history: int = 0) -> Entry:
-    return Entry(
+def entry(round: int, *counted: str, history: int = 0) -> PastRound:
+    return PastRound(
         round, f"{history}{round:063d}", counted, roster="r" * 64 if round % 2 else "", at=1_700_000_000 + round
     )
 
