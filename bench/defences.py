@@ -33,6 +33,9 @@ from typing import Any
 
 import numpy as np
 
+from swarmnode.protocols.methods.trainer import Capabilities, Trainer
+from swarmnode.training.layout import Layout
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "attacks")]
 
@@ -159,10 +162,10 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     }
 
 
-class InProcess:
-    """As much of a `JudgingTrainer` as a bench needs: one task in this process."""
+class InProcess(Trainer):
+    """A trainer that judges: one task in this process."""
 
-    pid = None
+    capabilities = Capabilities(judges=True)
 
     def __init__(self, batch: int) -> None:
         import torch
@@ -177,10 +180,14 @@ class InProcess:
         spec = load_runspec(ROOT / "examples" / "open.toml")
         spec = replace(spec, inner=replace(spec.inner, batch=batch))
         self.task, self._no_grad = ByteLM(spec, Assignment("ab" * 32, "bench")), torch.no_grad
-        self.layout = layout_of(self.task.model)
-        self._vector = torch.empty(self.layout.parameters)
+        self._layout = layout_of(self.task.model)
+        self._vector = torch.empty(self._layout.parameters)
         flatten_into(self.task.model, self._vector, keep=False)
         self.loop = InnerLoop(spec, self.task, peer_id="bench", vector=self._vector, keep=True)
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
 
     def parameters(self) -> np.ndarray:
         return self._vector.numpy().copy()

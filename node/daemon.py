@@ -64,14 +64,12 @@ from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.method import Place
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
-from swarmnode.protocols.methods.rollouts.sampler import Sampler
-from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.network import Address, PeerId
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.ledger import Reputation
-from swarmnode.protocols.reputation.receipts import AuditWork, PromiseChecks, Receipts, RolloutWork
+from swarmnode.protocols.reputation.receipts import PromiseChecks, Receipts
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership, RunListing, serve_runs
 from swarmnode.protocols.state.sync import StateSync
@@ -368,10 +366,7 @@ class Daemon:
                 emit=self.emit,
             )
             self.session.method.measure(self.metrics)
-            if isinstance(self.session.method, (Sapo, Sampler)):
-                self.network.conduct.watch(self.session.method.rollouts.offences)
-            if isinstance(self.session.method, Sapo) and self.session.method.broadcast is not None:
-                self.network.conduct.watch(self.session.method.broadcast.offences)
+            self.network.conduct.watch(*self.session.method.violations)
             self._feed_ledger(self.session)
             self._ready()
             await self.session.run(expect_members=bool(self.config.join) or bool(self._book.entries()))
@@ -384,14 +379,11 @@ class Daemon:
     def _feed_ledger(self, session: Session) -> None:
         """Have what is seen of peers in this run count."""
         assert self.watching is not None and self.sync is not None
-        self.watching.sources.append(self.receipts)
+        self.watching.sources += [self.receipts, *session.method.sources]
         self.shards.server.prefer(self.watching.ledger.standing)
         self.nat.prefer(self.watching.ledger.standing)
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
-        if isinstance(session.method, Sapo):
-            told.append(session.method.rollouts.offences)
-            self.watching.sources += [RolloutWork(session.method.rollouts.pool), AuditWork(session.method.samplers)]
-        feed(self.watching.ledger, *told)
+        feed(self.watching.ledger, *told, *session.method.violations)
 
     def _forget_state(self) -> None:
         """The state closes next: from now on nobody can ask for it."""

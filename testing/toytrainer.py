@@ -10,7 +10,16 @@ import math
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.trainer import Batches, Marked, Replayed, Slice, Vector, Worked
+from swarmnode.protocols.methods.trainer import (
+    Batches,
+    Capabilities,
+    Marked,
+    Replayed,
+    Slice,
+    Trainer,
+    TrainStats,
+    Vector,
+)
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.layout import Layout
 from swarmnode.training.verify.distance import Distance, distance
@@ -20,8 +29,10 @@ from swarmnode.training.verify.trace import State
 _NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
 
 
-class SimTrainer:
-    """Implements `Trainer`. With `seconds_per_step` 0 training takes no time at all, only a checkpoint."""
+class SimTrainer(Trainer):
+    """With `seconds_per_step` 0 training takes no time at all, only a checkpoint."""
+
+    capabilities = Capabilities(judges=True, draws=True, replays=True)
 
     def __init__(self, toy: ToyModel, *, seconds_per_step: float = 0.0) -> None:
         self.toy = toy
@@ -33,17 +44,13 @@ class SimTrainer:
     def layout(self) -> Layout:
         return self.toy.layout
 
-    @property
-    def pid(self) -> int | None:
-        return None
-
     def parameters(self) -> Vector:
         return self.toy.vector.copy()
 
     def load(self, vector: Vector) -> None:
         np.copyto(self.toy.vector, vector, casting="no")
 
-    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         """As in `Trainer`; the steps are taken at once, at the end of their virtual time."""
         if self.seconds_per_step > 0:
             steps = min(steps, math.ceil(seconds / self.seconds_per_step)) if math.isfinite(seconds) else steps
@@ -60,7 +67,7 @@ class SimTrainer:
             await trio.sleep_until(started + steps * self.seconds_per_step)  # the step in hand
         loss = self.toy.step(round=round, steps=steps)
         samples = steps * self.toy.batch
-        return Worked(steps, samples, samples, loss, steps * self.seconds_per_step)
+        return TrainStats(steps, samples, samples, loss, steps * self.seconds_per_step)
 
     def _taken_since(self, started: float) -> int:
         return int((trio.current_time() - started) / self.seconds_per_step) if self.seconds_per_step > 0 else 0

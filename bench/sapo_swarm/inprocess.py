@@ -1,4 +1,4 @@
-"""The product's task by rollouts as a `RolloutTrainer` of this process, for nodes of the simulated network.
+"""The product's task by rollouts as a `Trainer` of this process, for nodes of the simulated network.
 
 trainer = InProcess(DigitsRL(spec, Assignment("", peer)), sampling=0.5, update=0.2)
 """
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 import trio
 
-from swarmnode.protocols.methods.trainer import Answered, Learned, Vector, Worked
+from swarmnode.protocols.methods.trainer import Answered, Capabilities, Learned, Trainer, TrainStats, Vector
 from swarmnode.training.inner import layout_of
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
@@ -20,8 +20,10 @@ from swarmnode.training.rl.trainee import DigitsRL
 BATCH = 8  # questions that take `sampling` seconds
 
 
-class InProcess:
-    """A `RolloutTrainer` of the product's task, in this process; calls take virtual time."""
+class InProcess(Trainer):
+    """Calls take virtual time."""
+
+    capabilities = Capabilities(rollouts=True)
 
     def __init__(self, task: DigitsRL, *, sampling: float, update: float, cheats: bool = False) -> None:
         self.task, self._sampling, self._update, self._cheats = task, sampling, update, cheats
@@ -30,10 +32,6 @@ class InProcess:
     @property
     def layout(self) -> Layout:
         return layout_of(self.task.model)
-
-    @property
-    def pid(self) -> int | None:
-        return None
 
     def parameters(self) -> Vector:
         with torch.no_grad():
@@ -71,7 +69,7 @@ class InProcess:
         self.learned.append(Learned(**told))
         return self.learned[-1]
 
-    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         raise AssertionError("a policy has no batches")
 
     async def interrupt(self) -> None:

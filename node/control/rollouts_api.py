@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.control import Declined
 from swarmnode.protocols.methods.rollouts import Rollouts, SignedGroup
-from swarmnode.protocols.methods.rollouts.sampler import Sampler
-from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.training.rl.groups import RefusedGroup, score
 
 if TYPE_CHECKING:
@@ -87,13 +85,13 @@ class RolloutsApi:
         """What sharing and learning came to since this node started."""
         session = self._daemon.session
         last = session.last if session is not None else None
-        method = session.method if session is not None else None
         return {
             **asdict(self._rollouts().stats()),
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
             "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
-            "samplers": [asdict(tally) for tally in method.samplers.tallies()] if isinstance(method, Sapo) else [],
+            "samplers": [],
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
+            **(session.method.status() if session is not None else {}),
         }
 
     def _judged(self) -> bool:
@@ -104,7 +102,7 @@ class RolloutsApi:
         session = self._daemon.session
         if session is None:
             raise Declined("this node takes part in no run yet; swarmnode run --task digits-rl begins one by rollouts")
-        if not isinstance(session.method, (Sapo, Sampler)):
+        if session.method.rollouts is None:
             raise Declined(
                 "the run of this node shares no rollouts; swarmnode run --task digits-rl begins one that does"
             )

@@ -27,13 +27,15 @@ from swarmnode.protocols.methods.trainer import (
     NOTHING,
     Answered,
     Batches,
+    Capabilities,
     Learned,
     Marked,
     Replayed,
     Slice,
+    Trainer,
     TrainerDied,
+    TrainStats,
     Vector,
-    Worked,
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.training.layout import Layout
@@ -77,8 +79,10 @@ class TrainerSettings:
     memory: int = 0  # bytes of its own at the most; 0 is no cap
 
 
-class TrainerProcess:
-    """A `Trainer` in a child process. Its other methods work once `run` has said that it started."""
+class TrainerProcess(Trainer):
+    """A trainer in a child process. Its other methods work once `run` has said that it started."""
+
+    capabilities = Capabilities(judges=True, draws=True, replays=True, rollouts=True)
 
     def __init__(
         self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = TrainerSettings()
@@ -136,7 +140,7 @@ class TrainerProcess:
     def load(self, vector: Vector) -> None:
         np.copyto(self._shared(), vector, casting="no")
 
-    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         self._interrupted = False
         while (child := self._child) is None:
             await self._ready.wait()
@@ -144,7 +148,7 @@ class TrainerProcess:
                 return NOTHING
         answer = await child.call("train", round=round, steps=steps, seconds=seconds)
         self._note(answer.pop("spent"))
-        return Worked(**answer)
+        return TrainStats(**answer)
 
     async def interrupt(self) -> None:
         self._interrupted = True

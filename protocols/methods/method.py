@@ -10,8 +10,9 @@ choices of `[exchange] method` in the RunSpec. A session (node/session.py) drive
 
 and runs `method.watch()` beside it for as long as it takes part. To pause, it sets `method.paused`, cancels what waits
 or trains, and calls `leave`; afterwards it clears `paused` and calls `regain_place`. A method answers its peers from
-the moment it is built. The conformance suite (tests/protocols/methods/test_exchange_conformance.py) holds every method
-to what stands here:
+the moment it is built. What else the daemon needs of it are attributes that every method has (`violations`, `sources`,
+`rollouts`) and `status()` for the control API; nobody asks which method it is. The conformance suite
+(tests/protocols/methods/test_exchange_conformance.py) holds every method to what stands here:
 
 - every round ends, whoever dies, freezes, lies or leaves, and at whichever message;
 - nodes whose results name the same round and `state_hash` hold the same bits;
@@ -23,20 +24,22 @@ to what stands here:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
 from swarmnode.protocols.methods.outcomes import Outcome
-from swarmnode.protocols.methods.rollouts import RolloutLimits
-from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, Vector, Worked
+from swarmnode.protocols.methods.rollouts import RolloutLimits, Rollouts
+from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.reputation.ledger import Ledger, Source
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.state.membership import Membership
@@ -92,7 +95,7 @@ class RoundResult:
     outcome: Outcome
     state_hash: str  # of the shared state after the round
     loss: float  # held-out loss of that state, bits per byte; nan where that is not what is measured
-    worked: Worked
+    worked: TrainStats
     seconds: float  # wall time from the end of the round before
     members: int
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
@@ -155,29 +158,43 @@ class Parts:
 Build = Callable[[Parts], "Method"]
 
 
-class Method(Protocol):
-    """One node's part in a run."""
+class Method(ABC):
+    """One node's part in a run. What is not abstract a method may lack, and then has nothing of it, as stands here."""
 
     name: str
+    violations: Sequence[Offences] = ()  # what peers did against its rules: for bans and the ledger
+    sources: Sequence[
+        Source
+    ] = ()  # of what it learns about the work of peers: for the ledger, at the end of each epoch
+    rollouts: Rollouts | None = None  # its exchange of rollouts, for the owner to look at
 
-    def measure(self, metrics: Metrics) -> None:
+    def measure(self, metrics: Metrics) -> None:  # noqa: B027 (most methods count nothing)
         """Show what this method counts, if anything."""
 
+    def status(self) -> Mapping[str, Any]:
+        """What this method alone can tell its owner, by the names under which the control API shows it."""
+        return {}
+
     @property
+    @abstractmethod
     def phase(self) -> str:
         """waiting, catching-up, training or exchanging."""
 
     @property
+    @abstractmethod
     def place(self) -> Place | None:
         """None before `find_place` knew one; then never None again."""
 
     @property
+    @abstractmethod
     def paused(self) -> bool: ...
 
     @paused.setter
+    @abstractmethod
     def paused(self, paused: bool) -> None:
         """Whether this node takes no part for now, and says so to others."""
 
+    @abstractmethod
     async def find_place(self, begin: Begin) -> None:
         """Stand on a state and have a place: from members, from `begin.saved`, or by beginning the run.
 
@@ -185,18 +202,22 @@ class Method(Protocol):
         over first, whatever else happens. Raises OtherHistory where members show none that contains `begin.roster`.
         """
 
+    @abstractmethod
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises LostPlace; ends early only so or by cancellation."""
 
+    @abstractmethod
     async def regain_place(self) -> None:
         """After LostPlace or a pause: catch up with the members and be one of them again.
 
         Ends also where nobody answers or nobody is better off: this node then goes on from where it stands.
         """
 
+    @abstractmethod
     async def watch(self) -> None:
         """Answer others and notice better histories, until cancelled."""
 
+    @abstractmethod
     async def leave(self) -> None:
         """Tell the others not to wait for this node, and put what it trained since the last round into the residual.
 
@@ -204,6 +225,7 @@ class Method(Protocol):
         node has a place.
         """
 
+    @abstractmethod
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
         """The trainer, for its owner to ask the model: `evaluate` and `sample` are to answer for the shared state.
 
@@ -212,6 +234,7 @@ class Method(Protocol):
         shared ones between two rounds and after the last.
         """
 
+    @abstractmethod
     def saved(self) -> Saved:
         """What a checkpoint of this moment contains. The arrays are never written to afterwards.
 

@@ -5,9 +5,9 @@ Implementations: `node.trainer.TrainerProcess` (a child process that owns torch)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class TrainerDied(Exception):
 
 
 @dataclass(frozen=True)
-class Worked:
+class TrainStats:
     """What one `train` call did."""
 
     steps: int  # inner steps completed
@@ -37,7 +37,7 @@ class Worked:
     seconds: float  # wall time inside inner steps
 
 
-NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
+NOTHING = TrainStats(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -83,57 +83,6 @@ class Sampled:
     refused: Mapping[str, int]  # by reason, by the trainer's word
 
 
-class Trainer(Protocol):
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the child; None in process."""
-
-    def parameters(self) -> Vector:
-        """A copy of the local parameters, shape (P,). Not while `train` runs."""
-
-    def load(self, vector: Vector) -> None:
-        """Overwrite the local parameters, shape (P,). The inner optimizer keeps its state. Not while `train` runs."""
-
-    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
-        """Run inner steps until `steps` are done or `seconds` of wall time have passed, whichever is first.
-
-        Cancelling stops after the step in hand. Raises TrainerDied; the parameters then are those of the last step.
-        """
-
-    async def interrupt(self) -> None:
-        """Have the `train` that runs, if one does, end after the step in hand and tell what it did."""
-
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
-        """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`.
-
-        With `seed` on a few sequences that it draws, the same ones on every node. Raises TrainerDied; without `wait`
-        also where it died before and is not back yet.
-        """
-
-    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        """Let the model continue `prompt` by `length` bytes."""
-
-
-@runtime_checkable
-class JudgingTrainer(Trainer, Protocol):
-    """A trainer that measures on some of the held-out sequences that a seed draws, the same ones on every node.
-
-    No `train` may run meanwhile.
-    """
-
-    async def heldout(self, *, seed: int, sequences: int) -> float:
-        """Held-out loss of the local parameters, bits per byte, on the first so many. Raises TrainerDied."""
-
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
-        """Loss and its gradient (P,) on the sequences from `first` to before `last`. Raises TrainerDied.
-
-        None where the task gives no gradient. The local parameters are afterwards what they were.
-        """
-
-
 @dataclass(frozen=True)
 class Batches:
     """What somebody trains on in some steps of a round, and the text that these are drawn from."""
@@ -143,20 +92,6 @@ class Batches:
     steps: tuple[int, ...]
     size: int = 0  # bytes of that text; 0: the task reads none
     pieces: tuple[tuple[int, bytes], ...] = ()  # of it, by offset: what `places` names
-
-
-@runtime_checkable
-class DrawingTrainer(Trainer, Protocol):
-    """A trainer that draws the batches of others, as they follow from who trains and when. No `train` may run."""
-
-    async def places(self, batches: Batches) -> list[tuple[int, int]]:
-        """Which bytes of a text of `size` these are drawn from, (start, stop) each. Raises TrainerDied."""
-
-    async def drawn(self, batches: Batches) -> float | None:
-        """Loss of the local parameters on them, in the unit of training; None where this trainer draws none of others.
-
-        Raises TrainerDied.
-        """
 
 
 @dataclass(frozen=True)
@@ -187,26 +122,109 @@ class Replayed:
     seconds: float
 
 
-@runtime_checkable
-class AuditedTrainer(DrawingTrainer, Protocol):
-    """A trainer whose work can be repeated by others, and that repeats theirs. No `train` may run meanwhile."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What a trainer can do besides training. A method of `Trainer` that it cannot do raises NotImplementedError."""
+
+    judges: bool = False  # `heldout` and `slope`
+    draws: bool = False  # `places` and `drawn`
+    replays: bool = False  # `mark`, `kept`, `replay` and `calibrate`; such a trainer draws as well
+    rollouts: bool = False  # `rollouts`, `answer` and `learn`: it trains a policy
+
+
+class Trainer(ABC):
+    """One model that trains. Every trainer has the abstract methods; `capabilities` tells which of the others it has.
+
+    Judging, drawing and replaying use the local parameters and moments: no `train` may run meanwhile.
+    """
+
+    capabilities = Capabilities()
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout: ...
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None in process."""
+        return None
+
+    @abstractmethod
+    def parameters(self) -> Vector:
+        """A copy of the local parameters, shape (P,). Not while `train` runs."""
+
+    @abstractmethod
+    def load(self, vector: Vector) -> None:
+        """Overwrite the local parameters, shape (P,). The inner optimizer keeps its state. Not while `train` runs."""
+
+    @abstractmethod
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
+        """Run inner steps until `steps` are done or `seconds` of wall time have passed, whichever is first.
+
+        Cancelling stops after the step in hand. Raises TrainerDied; the parameters then are those of the last step.
+        """
+
+    @abstractmethod
+    async def interrupt(self) -> None:
+        """Have the `train` that runs, if one does, end after the step in hand and return what it did."""
+
+    @abstractmethod
+    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+        """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`.
+
+        With `seed` on a few sequences that it draws, the same ones on every node. Raises TrainerDied; without `wait`
+        also where it died before and is not back yet.
+        """
+
+    @abstractmethod
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        """Let the model continue `prompt` by `length` bytes."""
+
+    # --- judging: held-out sequences that a seed draws, the same ones on every node -----------------------------------
+
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        """Held-out loss of the local parameters, bits per byte, on the first so many. Raises TrainerDied."""
+        raise self._cannot("judge")
+
+    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+        """Loss and its gradient (P,) on the sequences from `first` to before `last`. Raises TrainerDied.
+
+        None where the task gives no gradient. The local parameters are afterwards what they were.
+        """
+        raise self._cannot("judge")
+
+    # --- drawing the batches of others, which follow from who trains and when -----------------------------------------
+
+    async def places(self, batches: Batches) -> list[tuple[int, int]]:
+        """Which bytes of a text of `size` these are drawn from, (start, stop) each. Raises TrainerDied."""
+        raise self._cannot("draw the batches of others")
+
+    async def drawn(self, batches: Batches) -> float | None:
+        """Loss of the local parameters on them, in the unit of training; None where this trainer draws none of others.
+
+        Raises TrainerDied.
+        """
+        raise self._cannot("draw the batches of others")
+
+    # --- audits: others repeat this trainer's work, and it repeats theirs ---------------------------------------------
 
     async def mark(self) -> Marked:
         """The stretches since the last mark. To be called before the parameters are touched. Raises TrainerDied."""
+        raise self._cannot("be audited")
 
     async def kept(self, id: bytes) -> Vector | None:
         """A vector of a state between two stretches, while it is kept. Raises TrainerDied."""
+        raise self._cannot("be audited")
 
     async def replay(self, slice: Slice) -> Replayed:
         """Repeat somebody's steps. The own parameters and moments are afterwards what they were. Raises TrainerDied."""
+        raise self._cannot("repeat steps")
 
     async def calibrate(self) -> Replayed:
         """Repeat the newest own stretch, as other machines might: none where it is kept no more. Raises TrainerDied."""
+        raise self._cannot("repeat steps")
 
-
-@runtime_checkable
-class RolloutTrainer(Trainer, Protocol):
-    """A trainer of a policy, in a run by rollouts."""
+    # --- a policy, in a run by rollouts -------------------------------------------------------------------------------
 
     async def rollouts(
         self, *, version: int, count: int | None = None, policy: str = ""
@@ -216,9 +234,11 @@ class RolloutTrainer(Trainer, Protocol):
         `version`: updates that the policy has seen. `count`: so many questions, None: as the run says. With `policy`,
         the hash of the parameters, they are remembered for audits. Raises TrainerDied.
         """
+        raise self._cannot("train a policy")
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         """Answers to these questions with proofs, for whoever trains the policy. Raises TrainerDied."""
+        raise self._cannot("train a policy")
 
     async def learn(
         self,
@@ -231,3 +251,7 @@ class RolloutTrainer(Trainer, Protocol):
         `sampled`: groups that others wrote with remembered weights; a share of each author's is audited. `probation`:
         authors in the pool who have a part of the update together, however many they are.
         """
+        raise self._cannot("train a policy")
+
+    def _cannot(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} cannot {what}, and its `capabilities` say so")

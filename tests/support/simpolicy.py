@@ -1,4 +1,4 @@
-"""A `RolloutTrainer` for simulations: a policy that knows, for each rule about digits, a share of the answers.
+"""A trainer of a policy for simulations: a policy that knows, for each rule about digits, a share of the answers.
 
 trainer = SimPolicy(peer_id, seconds=0.2)
 """
@@ -12,7 +12,15 @@ from dataclasses import replace
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.trainer import Answered, Learned, TrainerDied, Vector, Worked
+from swarmnode.protocols.methods.trainer import (
+    Answered,
+    Capabilities,
+    Learned,
+    Trainer,
+    TrainerDied,
+    TrainStats,
+    Vector,
+)
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
@@ -22,8 +30,10 @@ OWN, EXTERNAL, ANSWERS = 4, 4, 8
 STEP = 0.01  # of a rule's share, for each informative group
 
 
-class SimPolicy:
+class SimPolicy(Trainer):
     """Asking takes `seconds` of virtual time, learning none. `dies` makes the next call raise TrainerDied."""
+
+    capabilities = Capabilities(rollouts=True)
 
     def __init__(self, peer_id: str, *, seconds: float = 0.2, knows: float = 0.2) -> None:
         self._peer_id, self._seconds = peer_id, seconds
@@ -35,10 +45,6 @@ class SimPolicy:
     @property
     def layout(self) -> Layout:
         return Layout.of([("shares", (len(NAMES),))])
-
-    @property
-    def pid(self) -> int | None:
-        return None
 
     def parameters(self) -> Vector:
         return self._shares.copy()
@@ -118,7 +124,7 @@ class SimPolicy:
             self.dies = False
             raise TrainerDied("the simulation says so")
 
-    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         raise AssertionError("a policy has no batches")
 
     async def interrupt(self) -> None:

@@ -21,9 +21,8 @@ from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.place import DilocoPlace
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds, DilocoSettings
-from swarmnode.protocols.methods.method import Begin, LostPlace, Overtaken, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.codecs import codec
 
@@ -35,8 +34,8 @@ def build(parts: Parts) -> Diloco:
     return Diloco(parts)
 
 
-class Diloco:
-    """Implements `Method`. Its parts are public, for tests that look at what DiLoCo alone promises."""
+class Diloco(Method):
+    """Its parts are public, for tests that look at what DiLoCo alone promises."""
 
     name = "diloco"
 
@@ -105,9 +104,6 @@ class Diloco:
             patience=exchange.deadline_ceiling,
             group_size=exchange.group_size,
         )
-
-    def measure(self, metrics: Metrics) -> None:
-        """It counts nothing of its own: calls, bytes and peers are counted where they are."""
 
     @property
     def phase(self) -> str:

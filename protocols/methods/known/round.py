@@ -31,7 +31,7 @@ from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.roster import Roster
 from swarmnode.protocols.methods.method import RoundResult
 from swarmnode.protocols.methods.outcomes import Completed, Outcome, Partial, PartsMissing
-from swarmnode.protocols.methods.trainer import Trainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
@@ -41,7 +41,6 @@ from swarmnode.training.outer import OuterState, outer_step, state_hash
 logger = logging.getLogger(__name__)
 
 LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
-NOTHING = Worked(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class DilocoRounds:
         await self._return_work(await self._unsettled())
         self._begin_anew()
 
-    async def _train(self, here: Position) -> Worked:
+    async def _train(self, here: Position) -> TrainStats:
         """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
 
         Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
@@ -259,7 +258,7 @@ class DilocoRounds:
             raise PartsMissing(others)
         self._propose(round, hash, state)
 
-    async def _apply(self, decision: Decision, gradient: Vector, worked: Worked) -> Outcome:
+    async def _apply(self, decision: Decision, gradient: Vector, worked: TrainStats) -> Outcome:
         """Move to the decided state; keep this node's work for later where it is not in it."""
         # whether the work counted is settled before the state is here: fetching it may fail
         counted = self._allreduce.commit(decision.roster)

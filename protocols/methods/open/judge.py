@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from swarmnode.protocols.chain.statements import FULL_STANDING, JUDGED, MALFORMED, MAX_GAIN, PREFIX, Score
 from swarmnode.protocols.methods.open.contributions import Contribution
 from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.trainer import JudgingTrainer, Trainer, Vector
+from swarmnode.protocols.methods.trainer import Trainer, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.judging import SEQUENCES, Draw, draw_for, gain_of, quieting, trial
@@ -122,7 +122,7 @@ class Bench:
 
     async def _slope(self, trainer: Trainer, first: int, last: int) -> tuple[float, Vector] | None:
         """Loss and gradient on these of the sequences; None where the trainer or its task gives no gradient."""
-        if not isinstance(trainer, JudgingTrainer):
+        if not trainer.capabilities.judges:
             return None
         return await trainer.slope(seed=self._seed, first=first, last=last)
 
@@ -142,7 +142,7 @@ class Bench:
         return measured if ground.correction is None else gain_of(measured, linear, corrected)
 
     async def _loss(self, trainer: Trainer, sequences: int) -> float:
-        if isinstance(trainer, JudgingTrainer):
+        if trainer.capabilities.judges:
             return await trainer.heldout(seed=self._seed, sequences=sequences)
         return await trainer.evaluate(thorough=False, seed=self._seed)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
@@ -45,7 +45,7 @@ class Offer:
 
     parent: bytes  # the roster that the round builds on
     local: Vector  # (P,), θ_c; the pseudo-gradient is φ - e − θ_c
-    worked: Worked  # since the offer before
+    worked: TrainStats  # since the offer before
     root: bytes = b""  # id of the contribution
 
 
@@ -188,7 +188,7 @@ class Work:
             self.offer = replace(self.offer, root=root)
 
     @property
-    def offered_work(self) -> Worked:
+    def offered_work(self) -> TrainStats:
         """What the offer was made of."""
         return self.offer.worked if self.offer is not None else NOTHING
 
@@ -318,7 +318,7 @@ class Work:
         self.base, self._away = state, None if start is state.parameters else start
 
 
-def _together(one: Worked, other: Worked) -> Worked:
+def _together(one: TrainStats, other: TrainStats) -> TrainStats:
     steps = one.steps + other.steps
     losses = [(w.loss, w.steps) for w in (one, other) if w.steps]
     return replace(

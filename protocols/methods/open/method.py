@@ -45,6 +45,7 @@ from swarmnode.protocols.chain.lineage import settled
 from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,
+    Method,
     OtherHistory,
     Overtaken,
     Parts,
@@ -69,7 +70,7 @@ from swarmnode.protocols.methods.open.store import AWAY, Held
 from swarmnode.protocols.methods.open.sync import Keeper
 from swarmnode.protocols.methods.open.timeouts import Waits
 from swarmnode.protocols.methods.open.turn import RoundSettings, Voice
-from swarmnode.protocols.methods.trainer import AuditedTrainer, DrawingTrainer, Trainer
+from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.transfer.catchup import CatchUp
@@ -89,8 +90,8 @@ def build(parts: Parts) -> Open:
     return Open(parts)
 
 
-class Open:
-    """Implements `Method`. Its parts are public, for tests that look at what it alone promises."""
+class Open(Method):
+    """Its parts are public, for tests that look at what it alone promises."""
 
     name = "open"
 
@@ -213,7 +214,7 @@ class Open:
         spec, trainer, codec_name = parts.spec, parts.trainer, parts.spec.exchange.codec
         carries = spec.outer.momentum > 0
         longest = stretch_steps(spec.inner.steps, trainer.layout.parameters) if spec.trust.audit_share > 0 else 0
-        if not longest or not isinstance(trainer, AuditedTrainer):
+        if not longest or not trainer.capabilities.replays:
             if spec.trust.audit_share > 0:
                 logger.warning("the model is too large for audits, or this trainer cannot take part in them")
             return Work(trainer, parts.runner, codec_name=codec_name, steps=spec.inner.steps, carries=carries)
@@ -244,7 +245,7 @@ class Open:
     def _make_tests(self, parts: Parts) -> UniqueWork | None:
         """Whether others work on their own data; nothing, where nobody keeps what comes of it or the trainer cannot."""
         spec, trainer, ledger = parts.spec, parts.trainer, parts.ledger
-        if ledger is None or not isinstance(trainer, DrawingTrainer):
+        if ledger is None or not trainer.capabilities.draws:
             return None
         return UniqueWork(
             me=parts.me,

@@ -22,8 +22,9 @@ from hashlib import sha256
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.methods.outcomes import Completed
+from swarmnode.protocols.methods.rollouts import Rollouts
 from swarmnode.protocols.methods.rollouts.signed import MAX_COUNTER
 from swarmnode.protocols.methods.rollouts.start import sharing
 from swarmnode.protocols.methods.rollouts.weights import (
@@ -35,7 +36,7 @@ from swarmnode.protocols.methods.rollouts.weights import (
     open_weights,
     serve_fresh,
 )
-from swarmnode.protocols.methods.trainer import Answered, RolloutTrainer, Sampled, Trainer, TrainerDied, Vector, Worked
+from swarmnode.protocols.methods.trainer import Answered, Sampled, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.shard_wire import ShardError
@@ -56,13 +57,15 @@ def build(parts: Parts) -> Sampler:
     return Sampler(parts)
 
 
-class Sampler:
-    """Implements `Method`. `rollouts`, `trainer` and `weights` are public, to be looked at."""
+class Sampler(Method):
+    """`trainer` and `weights` are public, to be looked at."""
 
     name = "sapo"
+    phase = "waiting"
+    paused = False
 
     def __init__(self, parts: Parts) -> None:
-        if not isinstance(parts.trainer, RolloutTrainer):
+        if not parts.trainer.capabilities.rollouts:
             raise TypeError(f"{type(parts.trainer).__name__} has no policy")
         if parts.shards is None:
             raise TypeError("without shards there are no weights")
@@ -82,14 +85,13 @@ class Sampler:
         self._news = trio.Event()  # newer weights were named
         self._given = 0
         self._counter = 0
-        self.rollouts = sharing(parts)(
+        self.rollouts: Rollouts = sharing(parts)(
             peers=self._to,
             limits=replace(parts.rollouts, copies=2),  # this node's and the trainer's
             takes=False,
         )
         serve_fresh(parts.rpc, run_id=parts.run_id, told=self._on_fresh)
-        self.paused = False
-        self.phase = "waiting"
+        self.violations = (self.rollouts.offences,)
         self._place: Place | None = None
         self._began = trio.current_time()
 
@@ -129,7 +131,7 @@ class Sampler:
             outcome=Completed(2),
             state_hash=stands.state_hash,
             loss=float("nan"),
-            worked=Worked(1, len(answered.groups), tokens, float("nan"), answered.seconds),
+            worked=TrainStats(1, len(answered.groups), tokens, float("nan"), answered.seconds),
             seconds=self._began - began,
             members=2,
             sampled=self._told_of(weights, answered),

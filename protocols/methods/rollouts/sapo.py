@@ -16,23 +16,26 @@ each round (`rollouts/weights.py`), and what they write is learned from like its
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.method import Begin, LostPlace, Parts, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.methods.outcomes import Completed
-from swarmnode.protocols.methods.rollouts import SignedGroup
+from swarmnode.protocols.methods.rollouts import Rollouts, SignedGroup
 from swarmnode.protocols.methods.rollouts.checks import informative
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.methods.rollouts.start import sharing
 from swarmnode.protocols.methods.rollouts.weights import Broadcast, hash_of
-from swarmnode.protocols.methods.trainer import Learned, RolloutTrainer, Trainer, TrainerDied, Worked
+from swarmnode.protocols.methods.trainer import Learned, Trainer, TrainerDied, TrainStats
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.reputation.receipts import AuditWork, RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup, score
@@ -49,16 +52,18 @@ def build(parts: Parts) -> Sapo:
     return Sapo(parts)
 
 
-class Sapo:
-    """Implements `Method`. `rollouts` and `samplers` are public, to be looked at."""
+class Sapo(Method):
+    """Its `samplers` are public, to be looked at."""
 
     name = "sapo"
+    phase = "waiting"
+    paused = False
 
     def __init__(self, parts: Parts) -> None:
-        if not isinstance(parts.trainer, RolloutTrainer):
+        if not parts.trainer.capabilities.rollouts:
             raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
         self._me, self._runner, self._warn = parts.me, parts.runner, parts.observer.warn
-        self._trainer: RolloutTrainer = parts.trainer
+        self._trainer = parts.trainer
         self._pace = parts.spec.rollouts.pace
         self._wanted = CANDIDATES * parts.spec.rollouts.batch
         self._rng = parts.rng
@@ -73,20 +78,23 @@ class Sapo:
             staleness=parts.spec.rollouts.staleness,
         )
         self.broadcast = _broadcast(parts, self.samplers)
-        self.rollouts = sharing(parts)(
+        self.rollouts: Rollouts = sharing(parts)(
             peers=parts.membership.connected,
             limits=parts.rollouts,
             standing=self._standing,
             check=partial(_check, parts.spec.rollouts.difficulty, self._judged),
             sampled=self.samplers.add,
         )
-        self.paused = False
-        self.phase = "waiting"
+        self.violations = (self.rollouts.offences, *([self.broadcast.offences] if self.broadcast is not None else []))
+        self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
         self._place: Place | None = None
         self._began = trio.current_time()
 
     def measure(self, metrics: Metrics) -> None:
         self.rollouts.measure(metrics)
+
+    def status(self) -> Mapping[str, Any]:
+        return {"samplers": [asdict(tally) for tally in self.samplers.tallies()]}
 
     def _standing(self, author: PeerId) -> float:
         """How much of its share an author has here: nothing once it was caught lying, or while it is contained.
@@ -251,8 +259,8 @@ def _broadcast(parts: Parts, samplers: Samplers) -> Broadcast | None:
     )
 
 
-def _worked(learned: Learned, sampling: float) -> Worked:
-    return Worked(
+def _worked(learned: Learned, sampling: float) -> TrainStats:
+    return TrainStats(
         steps=1,
         samples=learned.own + learned.taken + learned.sampled,
         tokens=learned.tokens,

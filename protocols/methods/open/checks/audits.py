@@ -27,7 +27,7 @@ from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
 from swarmnode.protocols.methods.open.checks.traces import TracedWork
 from swarmnode.protocols.methods.open.checks.verification import Audit, Desk, NotShown, ShowQuery, Verdict
 from swarmnode.protocols.methods.open.store import Held
-from swarmnode.protocols.methods.trainer import AuditedTrainer, Batches, Slice, TrainerDied, Vector
+from swarmnode.protocols.methods.trainer import Batches, Slice, Trainer, TrainerDied, Vector
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
@@ -89,7 +89,7 @@ class Audits:
         codec_name: str,
         held: Held,
         work: TracedWork,
-        trainer: AuditedTrainer,
+        trainer: Trainer,
         texts: Texts,
         runner: Runner,
         desk: Callable[..., Desk],

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.trainer import AuditedTrainer, TrainerDied, Vector
+from swarmnode.protocols.methods.trainer import Trainer, TrainerDied, Vector
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.outer import OuterState
 from swarmnode.training.verify.trace import MAX_LEGS, Leg, Origin, Trace, gap, vector_id
@@ -43,7 +43,7 @@ class TracedWork(Work):
 
     def __init__(
         self,
-        trainer: AuditedTrainer,
+        trainer: Trainer,
         runner: Runner,
         *,
         codec_name: str,

@@ -35,7 +35,7 @@ from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
 from swarmnode.protocols.methods.open.local import Work
 from swarmnode.protocols.methods.open.store import Held
-from swarmnode.protocols.methods.trainer import Batches, DrawingTrainer, TrainerDied, Vector
+from swarmnode.protocols.methods.trainer import Batches, Trainer, TrainerDied, Vector
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
@@ -78,7 +78,7 @@ class UniqueWork:
         codec_name: str,
         held: Held,
         work: Work,
-        trainer: DrawingTrainer,
+        trainer: Trainer,
         texts: Texts,
         runner: Runner,
         told: Told,

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from swarmnode.protocols.methods.open import local as open_work
 from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.trainer import TrainerDied, Worked
+from swarmnode.protocols.methods.trainer import TrainerDied, TrainStats
 from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -63,7 +63,7 @@ def test_a_step_that_does_not_end_holds_up_no_round() -> None:
 
 
 class Broken(SimTrainer):
-    async def train(self, *, round: int, steps: int, seconds: float) -> Worked:
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         raise ValueError("it cannot")
 
 
