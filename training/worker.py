@@ -63,7 +63,7 @@ class Closed(Exception):
 class SandboxError(Exception):
     """The sandbox lacks a part, and this node's owner wants all of it."""
 
-    def __init__(self, report: sandbox.Report) -> None:
+    def __init__(self, report: sandbox.SandboxReport) -> None:
         lacking = "; ".join(f"{part.part}: {part.why}" for part in report.missing)
         super().__init__(
             f"sandbox = 'require', and this machine cannot enforce all of the trainer's sandbox ({lacking}). Run on a "
@@ -74,7 +74,7 @@ class SandboxError(Exception):
 class Worker:
     """One task, its inner loop, and the answers to commands."""
 
-    def __init__(self, commands: socket.socket, memory_fd: int, confined: sandbox.Report) -> None:
+    def __init__(self, commands: socket.socket, memory_fd: int, confined: sandbox.SandboxReport) -> None:
         self._socket = commands
         self._confined = confined
         self._memory_fd = memory_fd
@@ -388,7 +388,7 @@ def _device(wanted: str, has_cuda: bool) -> str:
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 
-def serve(socket_fd: int, memory_fd: int, confined: sandbox.Report) -> None:
+def serve(socket_fd: int, memory_fd: int, confined: sandbox.SandboxReport) -> None:
     """Answer the daemon on the socket until it has no more to say."""
     commands = socket.socket(fileno=socket_fd)
     commands.setblocking(True)  # the daemon's end of the pair is trio's, which made both non-blocking

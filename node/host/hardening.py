@@ -8,7 +8,6 @@ import resource
 import sys
 
 from swarmnode.training.sandbox import system
-from swarmnode.training.sandbox.limits import PR_SET_NO_NEW_PRIVS
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ def harden() -> None:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the node's key
     if sys.platform == "linux":
-        system.prctl(PR_SET_NO_NEW_PRIVS, 1)
+        system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
     if runs_as_root():
         logger.warning("%s", AS_ROOT)
 

@@ -33,7 +33,7 @@ from swarmnode.training import sandbox
 import escapes
 if not os.geteuid():  # limits of processes do not hold root
     os.setgid(65534); os.setuid(65534)
-sandbox.limits.MORE_THREADS = int(sys.argv[3])
+sandbox.system.MORE_THREADS = int(sys.argv[3])
 sandbox.enter(sandbox.Rules(mode=sys.argv[1]))
 print(escapes.fork_bomb(int(sys.argv[2])))
 """

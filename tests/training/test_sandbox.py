@@ -17,7 +17,7 @@ import msgpack
 import pytest
 from escapes import PERMITTED
 
-from swarmnode.training.sandbox import Missing, Report, landlock, seccomp
+from swarmnode.training.sandbox import MissingPart, SandboxReport, landlock, seccomp
 from swarmnode.training.worker import Worker
 
 ESCAPES = Path(__file__).parents[1] / "support" / "escapes.py"
@@ -146,7 +146,7 @@ import os, sys
 import escapes
 if not os.geteuid():  # limits of processes do not hold root
     os.setgid(65534); os.setuid(65534)
-sandbox.limits.MORE_THREADS = 20
+sandbox.system.MORE_THREADS = 20
 sandbox.enter(sandbox.Rules(mode=sys.argv[1]))
 print(escapes.fork_bomb(200))
 """
@@ -201,9 +201,9 @@ def test_a_crash_leaves_no_core_dump(tmp_path: Path) -> None:
 def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        lacking = Report("require", ("limits",), (Missing("files", "this kernel has no Landlock"),))
+        lacking = SandboxReport("require", ("limits",), (MissingPart("files", "this kernel has no Landlock"),))
         worker = Worker(theirs, -1, lacking)
         worker._reply({"id": 0, "op": "init", "nice": 0}, worker._init)
         answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
     assert answer["fault"] and "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
-    assert not Report("auto", missing=lacking.missing).falls_short
+    assert not SandboxReport("auto", missing=lacking.missing).falls_short

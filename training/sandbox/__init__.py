@@ -4,7 +4,7 @@
 
 A trainer reads peers' parameters, rollouts and run files through torch, numpy and transformers, millions of lines that
 nobody here wrote. So before it reads a byte of them it gives up, for good, what it does not need: rights that a program
-could win back (`limits`), the files of the machine but for those named (`landlock`), and other programs, sockets,
+could win back (`system`), the files of the machine but for those named (`landlock`), and other programs, sockets,
 signals to others and changes of owner and mode (`seccomp`). Only ctypes and the standard library, so that it comes
 before everything else; the process has one thread then, and those that follow inherit.
 
@@ -17,10 +17,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnode.training.sandbox import landlock, limits, places, seccomp
-from swarmnode.training.sandbox.limits import cap_files
+from swarmnode.training.sandbox import landlock, seccomp, system
+from swarmnode.training.sandbox.system import cap_files
 
-__all__ = ["Missing", "Report", "Rules", "cap_files", "enter"]
+__all__ = ["MissingPart", "Rules", "SandboxReport", "cap_files", "enter"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPart:
     """A part of the sandbox that is not in force."""
 
     part: str
@@ -42,12 +42,12 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Report:
+class SandboxReport:
     """What holds this process now."""
 
     mode: str
     enforced: tuple[str, ...] = ()
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingPart, ...] = ()
 
     @property
     def falls_short(self) -> bool:
@@ -62,30 +62,30 @@ class Report:
         }
 
 
-def enter(rules: Rules) -> Report:
+def enter(rules: Rules) -> SandboxReport:
     """Put this process under `rules`, for good. Called once, by a process with one thread.
 
     A part that fails is reported as missing, and the others are tried all the same. With mode `off` nothing happens.
     """
     if rules.mode == "off":
-        return Report("off", missing=(Missing("sandbox", "turned off by this node's settings"),))
+        return SandboxReport("off", missing=(MissingPart("sandbox", "turned off by this node's settings"),))
     enforced: list[str] = []
-    missing: list[Missing] = []
+    missing: list[MissingPart] = []
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        missing.append(Missing("threads", f"{threads - 1} began before the sandbox and are outside of it"))
+        missing.append(MissingPart("threads", f"{threads - 1} began before the sandbox and are outside of it"))
     parts = (
-        ("privileges", limits.give_up_privileges),
-        ("core dumps", limits.leave_no_core),
-        ("limits", lambda: limits.set_limits(memory=rules.memory)),
-        ("files", lambda: landlock.restrict(places.rights(scratch=rules.scratch, readable=rules.readable))),
+        ("privileges", system.give_up_privileges),
+        ("core dumps", system.leave_no_core),
+        ("limits", lambda: system.set_limits(memory=rules.memory)),
+        ("files", lambda: landlock.restrict(landlock.rights(scratch=rules.scratch, readable=rules.readable))),
         ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid())),
     )
     for part, put_in_force in parts:
         try:
             lacking = put_in_force()
         except OSError as error:
-            missing.append(Missing(part, str(error.strerror or error)))
+            missing.append(MissingPart(part, str(error.strerror or error)))
         else:
             enforced.append(part)
-            missing += [Missing(part, why) for why in lacking]
-    return Report(rules.mode, tuple(enforced), tuple(missing))
+            missing += [MissingPart(part, why) for why in lacking]
+    return SandboxReport(rules.mode, tuple(enforced), tuple(missing))

@@ -1,19 +1,22 @@
 """Landlock: which files a process may read and write, by directory (Linux 5.13; landlock(7)).
 
 What is not named is refused. Nothing at all may be executed; shared libraries are read. Since Linux 6.7 TCP is refused
-as well, since 6.12 signals to, and abstract sockets of, processes outside.
+as well, since 6.12 signals to, and abstract sockets of, processes outside. `rights` names what a Python program with
+torch needs: neither a home directory nor the node's key.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from swarmnode.training.sandbox import system
+from swarmnode.training.sandbox.system import call
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _VERSION_FLAG = 1
@@ -52,7 +55,7 @@ class _PathBeneath(ctypes.Structure):
 def version() -> int:
     """The kernel's version of Landlock, from 1; 0 where there is none."""
     try:
-        return system.call(_CREATE_RULESET, None, 0, _VERSION_FLAG)
+        return call(_CREATE_RULESET, None, 0, _VERSION_FLAG)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES):
             return 0
@@ -76,11 +79,11 @@ def restrict(rights: Sequence[Right]) -> list[str]:
         _SIGNALS_AND_ABSTRACT_SOCKETS if known >= 6 else 0,
     )
     size = 8 if known < 4 else 16 if known < 6 else 24  # bytes of the structure that this version reads
-    descriptor = system.call(_CREATE_RULESET, ruleset, size, 0)
+    descriptor = call(_CREATE_RULESET, ruleset, size, 0)
     try:
         for right in rights:
             _allow(descriptor, right, handled)
-        system.call(_RESTRICT_SELF, descriptor, 0)
+        call(_RESTRICT_SELF, descriptor, 0)
     finally:
         os.close(descriptor)
     return [] if known >= 3 else ["files that it may read can be emptied before Linux 6.2"]
@@ -98,6 +101,62 @@ def _allow(ruleset: int, right: Right, handled: int) -> None:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             access &= _OF_FILES
         rule = _PathBeneath(access, place)
-        system.call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+        call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(place)
+
+
+# -- what a trainer needs
+
+LIBRARIES = ("/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/run/opengl-driver")
+SETTINGS = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/passwd",  # names of users; no passwords have been there for decades
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/os-release",
+    "/etc/nvidia",
+    "/etc/OpenCL",
+)
+SYSTEM = (
+    "/sys",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/devices",
+    "/proc/driver",
+    "/proc/filesystems",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/stat",
+    "/proc/sys",
+    "/proc/uptime",
+    "/proc/version",
+)
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Of NVIDIA, AMD, WSL and Jetson.
+ACCELERATORS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri/render*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
+
+
+def rights(*, scratch: str, readable: Sequence[str]) -> list[Right]:
+    """Everything that a trainer may open: libraries, devices, `readable`, and `scratch` for writing."""
+    given = [Right(path, READ) for path in (*LIBRARIES, *SETTINGS, *SYSTEM, *_interpreter(), *readable)]
+    given += [Right(path, DEVICE) for path in DEVICES]
+    for pattern in ACCELERATORS:
+        for path in glob.glob(pattern):
+            given.append(Right(path, DEVICE | READ))
+    if scratch:
+        given.append(Right(scratch, WRITE))
+    return given
+
+
+def _interpreter() -> Iterator[str]:
+    """Where this Python, what is installed for it, and this package are."""
+    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    yield from (path for path in sys.path if os.path.isabs(path))
+    for name in ("swarmnode", "swarmnode.training"):
+        yield from sys.modules[name].__path__
+    yield from (path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(path))

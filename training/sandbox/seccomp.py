@@ -12,7 +12,7 @@ import errno
 import platform
 import struct
 
-from swarmnode.training.sandbox import system
+from swarmnode.training.sandbox.system import prctl
 
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -136,7 +136,7 @@ def refuse(pid: int) -> list[str]:
     filter = program(machine, pid)
     held = ctypes.create_string_buffer(filter, len(filter))
     told = _Program(len(filter) // 8, ctypes.addressof(held))
-    system.prctl(_PR_SET_SECCOMP, _FILTER, told)
+    prctl(_PR_SET_SECCOMP, _FILTER, told)
     return []
 
 

@@ -1,9 +1,14 @@
-"""System calls by number, for what the C library has no function for. Raises OSError as `os` does."""
+"""System calls by number, for what the C library has no function for, and what a process gives up or bounds with them:
+privileges, core dumps, memory, threads, files (prctl(2), getrlimit(2)). All raise OSError as `os` does.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import resource
+from contextlib import suppress
 from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,3 +36,74 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+# -- what a process may win back or use up
+
+_PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION = 0x20080522  # two words of 32 capabilities
+
+OPEN_FILES = 4096
+MORE_THREADS = 4096  # of this user, beyond those that there are: the limit counts all of the user's
+SCRATCH_FILE = 1 << 30  # bytes of a file in the end
+UNLIMITED = resource.RLIM_INFINITY
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _CapWords(ctypes.Structure):
+    _fields_ = [("words", ctypes.c_uint32 * 6)]  # effective, permitted, inheritable; of the low and the high 32
+
+
+def give_up_privileges() -> list[str]:
+    """No program that it starts gains rights, and it keeps none of root's (capabilities(7))."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    number = _CAPSET.get(platform.machine())
+    if number is not None:
+        call(number, _CapHeader(_CAPABILITY_VERSION, 0), _CapWords())
+        return []
+    return [] if os.geteuid() else [f"root's capabilities cannot be given up on {platform.machine()}"]
+
+
+def leave_no_core() -> list[str]:
+    """A crash leaves no image of its memory. A zero limit does not keep it from a program such as systemd-coredump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    prctl(_PR_SET_DUMPABLE, 0)
+    return []
+
+
+def set_limits(*, memory: int) -> list[str]:
+    """`memory`: bytes of its own (private, writable) at the most, 0 for no cap; files that it maps do not count."""
+    _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    _lower(resource.RLIMIT_NPROC, _threads_of(os.getuid()) + MORE_THREADS)
+    # The parameters are a file to the kernel, and their size is not known yet: `cap_files` follows.
+    _lower(resource.RLIMIT_FSIZE, max(SCRATCH_FILE, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    if memory:
+        _lower(resource.RLIMIT_DATA, memory)
+    return []
+
+
+def cap_files() -> None:
+    """From now on no file may grow beyond SCRATCH_FILE: the memory of the parameters has its size."""
+    _lower(resource.RLIMIT_FSIZE, SCRATCH_FILE)
+
+
+def _lower(which: int, to: int) -> None:
+    """Set soft and hard limit to `to`, or leave them lower than that."""
+    soft, hard = (to if limit == UNLIMITED else min(to, limit) for limit in resource.getrlimit(which))
+    resource.setrlimit(which, (soft, hard))
+
+
+def _threads_of(uid: int) -> int:
+    """Threads of all processes of a user; of those that can be seen."""
+    threads = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    threads += len(os.listdir(f"/proc/{name}/task"))
+    return threads
