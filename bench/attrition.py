@@ -17,11 +17,21 @@ import random
 from dataclasses import replace
 from statistics import mean
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, Worked, genesis
-from swarmnode.protocols.chain.electorate import judges, leaders, majority, quorum
-from swarmnode.protocols.chain.seats import next_silent, places_of, reseated
+from swarmnode.protocols.chain.rules import advance_empty
+from swarmnode.protocols.chain.state import (
+    ChainRules,
+    ChainState,
+    Worked,
+    genesis,
+    judges,
+    leaders,
+    majority,
+    next_silent,
+    places_of,
+    quorum,
+    reseated,
+)
 from swarmnode.protocols.chain.statements import Cut, Said
-from swarmnode.protocols.chain.validity import advance_empty
 
 RULES = ChainRules()
 ACCEPTED = 0.9  # of those who are there, whose work counts in a round

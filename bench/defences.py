@@ -265,8 +265,7 @@ def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> flo
 
 def judged(nodes: int) -> tuple[int, int]:
     """Judges of a round, and contributions, where all contribute and all are electors who may be."""
-    from swarmnode.protocols.chain.chainstate import ChainRules, genesis
-    from swarmnode.protocols.chain.electorate import ELECTORS_SHARE, judges
+    from swarmnode.protocols.chain.state import ELECTORS_SHARE, ChainRules, genesis, judges
 
     rules = ChainRules()
     electors = min(nodes, max(4, rules.participants * ELECTORS_SHARE // 1_000_000))

@@ -13,7 +13,7 @@ waits are over, and chooses how long they are.
     reveal   when a quorum has cut, and one of them lists the commit
     judge    every opened contribution that the cuts list
     seal     when all of them are measured, or the wait for them is over: what is not here is said to be missing
-    open     when a quorum has sealed. `validity.check` cannot see in which order judges spoke: a liar may open after it
+    open     when a quorum has sealed. `rules.check` cannot see in which order judges spoke: a liar may open after it
              read the others, which gains it nothing while a quorum has to vouch (`derive`)
     lead     when its attempt runs and all judges have opened, or the wait for them is over and a quorum has. It quotes
              all that it holds: every cut whose commits are all here, every opened score that was sealed
@@ -28,10 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
-from swarmnode.protocols.chain.derive import NotHeld, Quoted, derive, listed_commits
-from swarmnode.protocols.chain.electorate import judges, leaders, participates, quorum, ticket
 from swarmnode.protocols.chain.forks import Tree
+from swarmnode.protocols.chain.rules import Derived, NotHeld, Quoted, derive, empty_id, listed_commits
+from swarmnode.protocols.chain.state import ChainRules, ChainState, judges, leaders, participates, quorum, ticket
 from swarmnode.protocols.chain.statements import (
     MAX_COMMITS,
     MISSING,
@@ -45,7 +44,6 @@ from swarmnode.protocols.chain.statements import (
     nonce_hash,
     opens,
 )
-from swarmnode.protocols.chain.validity import empty_id
 
 
 @dataclass(frozen=True)
@@ -132,10 +130,11 @@ class Fetch:
 
 @dataclass(frozen=True)
 class WriteRoster:
-    """Lead: make the roster of these quotes with `validity.compose`."""
+    """Lead: make the roster of these quotes with `rules.compose`."""
 
     attempt: int
     quoted: Quoted
+    derived: Derived  # what the quotes make of the round
 
 
 Action = WriteCommit | WriteCut | WriteReveal | Judge | WriteSeal | WriteScores | Fetch | WriteRoster
@@ -222,9 +221,8 @@ def _judging(
     chain: ChainState, rules: ChainRules, view: View, cuts: tuple[Said[Cut], ...], enough: bool
 ) -> Iterable[Action]:
     own, timers = view.own, view.timers
-    opened = {id for id, said in view.commits.items() if _opened(chain, view, said)}
     if own.cut is None:
-        if timers.commits or enough or opened:
+        if timers.commits or enough or any(_opened(chain, view, id) for id in view.reveals):
             yield WriteCut(commits_to_cut(chain, view.commits.values()))
         return
     if own.sealed is not None:
@@ -238,7 +236,7 @@ def _judging(
     left = [id for id in listed if id not in view.judged]
     if timers.contributions or (not left and len({cut.author for cut in cuts}) == len(judges(chain, rules))):
         yield WriteSeal(tuple(_score(view, id) for id in listed))
-    elif wanted := tuple(id for id in left if id in opened):
+    elif wanted := tuple(id for id in left if _opened(chain, view, id)):
         yield Judge(wanted)
 
 
@@ -249,11 +247,9 @@ def _leading(chain: ChainState, rules: ChainRules, view: View, cuts: tuple[Said[
     if len(quoted.scores) < len(judges(chain, rules)) and not view.timers.scores:
         return
     try:
-        derive(chain, rules, quoted)
+        yield WriteRoster(view.timers.attempt, quoted, derive(chain, rules, quoted))
     except NotHeld as error:
         yield Fetch(error.commit)
-    else:
-        yield WriteRoster(view.timers.attempt, quoted)
 
 
 def _cuts(chain: ChainState, rules: ChainRules, view: View) -> tuple[Said[Cut], ...]:
@@ -266,9 +262,9 @@ def _of_round(chain: ChainState, said: Said[Cut] | Said[Scores]) -> bool:
     return (said.what.round, said.what.parent) == (chain.round, chain.tip)
 
 
-def _opened(chain: ChainState, view: View, said: Said[Commit]) -> bool:
-    reveal = view.reveals.get(said.id)
-    return reveal is not None and opens(reveal, said, chain.run_id)
+def _opened(chain: ChainState, view: View, id: bytes) -> bool:
+    commit, reveal = view.commits.get(id), view.reveals.get(id)
+    return commit is not None and reveal is not None and opens(reveal, commit, chain.run_id)
 
 
 def _to_score(cuts: tuple[Said[Cut], ...]) -> tuple[bytes, ...]:

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.rules import advance_empty, empty_id, empty_id_after
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Head, Roster
-from swarmnode.protocols.chain.validity import advance_empty, empty_id, empty_id_after
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -41,6 +41,7 @@ class Tree:
     def __init__(self, root: ChainState) -> None:
         self._root = root.tip
         self._blocks = {root.tip: Block(root.tip, b"", root, None)}
+        self._ways: dict[bytes, tuple[bytes, ...]] = {root.tip: (root.tip,)}  # from the root to each block
         self._children: dict[bytes, list[bytes]] = {root.tip: []}
 
     def __contains__(self, id: bytes) -> bool:
@@ -57,6 +58,7 @@ class Tree:
         if block.id not in self._blocks:
             self._children[block.parent].append(block.id)
             self._blocks[block.id] = block
+            self._ways[block.id] = (*self._ways[block.parent], block.id)
             self._children[block.id] = []
 
     def add_empties(self, head: Head) -> bool:
@@ -83,12 +85,11 @@ class Tree:
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each elector follows; heads that are not here do not count."""
-        paths = {head: self.ancestry(head) for head in set(heads.values())}
         at = found = self._root
         level = 0
         while True:
             level += 1
-            if votes := self._votes(at, level, heads, paths):
+            if votes := self._votes(at, level, heads):
                 most = max(votes.values())
                 at = found = min(child for child, count in votes.items() if count == most)
             elif (empty := empty_id(self._blocks[at].chain)) in self._blocks:
@@ -98,22 +99,21 @@ class Tree:
 
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
         """How many electors of the round that made this block follow it or what builds on it."""
-        path = self.ancestry(id)
-        paths = {head: self.ancestry(head) for head in set(heads.values())}
-        return self._votes(path[-2], len(path) - 1, heads, paths)[id] if len(path) > 1 else 0
+        way = self.ancestry(id)
+        return self._votes(way[-2], len(way) - 1, heads)[id] if len(way) > 1 else 0
 
     def path(self, id: bytes) -> list[Block]:
         """From the root's child to the block, oldest first. Raises KeyError where it is not here."""
-        return [self._blocks[one] for one in self._trace(id)[1:]]
+        return [self._blocks[one] for one in self._ways[id][1:]]
 
     def ancestry(self, id: bytes) -> tuple[bytes, ...]:
         """Ids from the root to this one, both included, oldest first; nothing where it is not here."""
-        return self._trace(id) if id in self._blocks else ()
+        return self._ways.get(id, ())
 
     def fork_point(self, one: bytes, other: bytes) -> bytes:
         """The last roster that both build on. Raises KeyError where one is not here."""
         shared = self._root
-        for mine, theirs in zip(self._trace(one), self._trace(other), strict=False):
+        for mine, theirs in zip(self._ways[one], self._ways[other], strict=False):
             if mine != theirs:
                 break
             shared = mine
@@ -121,32 +121,20 @@ class Tree:
 
     def prune(self, tip: bytes) -> None:
         """Forget what is not needed to decide forks of the last DEPTH rounds of `tip`."""
-        path = self._trace(tip)
-        if len(path) <= DEPTH + 1:
+        way = self._ways[tip]
+        gone = len(way) - DEPTH - 1
+        if gone <= 0:
             return
-        self._root = path[-DEPTH - 1]
-        keep: set[bytes] = set()
-        left = [self._root]
-        while left:
-            id = left.pop()
-            keep.add(id)
-            left.extend(self._children[id])
-        self._blocks = {id: block for id, block in self._blocks.items() if id in keep}
-        self._children = {id: children for id, children in self._children.items() if id in keep}
+        self._root = way[gone]
+        self._ways = {id: way[gone:] for id, way in self._ways.items() if self._root in way}
+        self._blocks = {id: block for id, block in self._blocks.items() if id in self._ways}
+        self._children = {id: children for id, children in self._children.items() if id in self._ways}
 
-    def _votes(
-        self, at: bytes, level: int, heads: Mapping[str, bytes], paths: Mapping[bytes, tuple[bytes, ...]]
-    ) -> Counter[bytes]:
+    def _votes(self, at: bytes, level: int, heads: Mapping[str, bytes]) -> Counter[bytes]:
         """Heads of the electors at `at`, which is `level - 1` blocks above the root, under each of its children."""
         votes: Counter[bytes] = Counter()
         for elector in self._blocks[at].chain.electors:
-            path = paths[heads[elector]] if elector in heads else ()
-            if len(path) > level and path[level - 1] == at:
-                votes[path[level]] += 1
+            way = self._ways.get(heads.get(elector, b""), ())
+            if len(way) > level and way[level - 1] == at:
+                votes[way[level]] += 1
         return votes
-
-    def _trace(self, id: bytes) -> tuple[bytes, ...]:
-        trace = [id]
-        while trace[-1] != self._root:
-            trace.append(self._blocks[trace[-1]].parent)
-        return tuple(reversed(trace))

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, decode
-from swarmnode.protocols.chain.derive import Quoted, derive
-from swarmnode.protocols.chain.electorate import majority, quorum
 from swarmnode.protocols.chain.forks import Block, empty_block
+from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, check_quotes, derive
+from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
 from swarmnode.protocols.chain.statements import HASH, Roster, Said
-from swarmnode.protocols.chain.validity import InvalidRoster, advance, check_quotes
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
         made.window,
     ):
         raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
-    return _light(advance(chain, rules, roster.id, made, unmeasured))
+    return _light(advance(chain, rules, roster, unmeasured, derived))
 
 
 def empty(chain: ChainState) -> ChainState:

@@ -57,8 +57,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
 
-from swarmnode.protocols.chain.chainstate import ChainState
-from swarmnode.protocols.chain.derive import UNITS, Quoted
+from swarmnode.protocols.chain.rules import UNITS, Quoted
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     JUDGED,

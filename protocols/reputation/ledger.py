@@ -33,7 +33,7 @@ from typing import Any
 import trio
 
 from swarmnode.crdt.record import Element, Evidence, Record
-from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
 from swarmnode.protocols.methods.open.checks.verification import Audit, Verdict
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics

@@ -20,7 +20,7 @@ from clusters import PEERS, Task
 from harness import Outcome
 from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
-from swarmnode.protocols.chain.electorate import most_electors
+from swarmnode.protocols.chain.state import most_electors
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.open_step import norm_of
 

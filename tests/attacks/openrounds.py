@@ -17,10 +17,17 @@ from chains import RUN, Offer, block, cut, quote, row, scores
 from chains import offer as offered
 from clusters import PARAMETERS, SEQUENCE, Floats, Task
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
-from swarmnode.protocols.chain.derive import Quoted, longest_norm
-from swarmnode.protocols.chain.electorate import judges, leaders, quorum
-from swarmnode.protocols.chain.seats import SILENCE, next_silent
+from swarmnode.protocols.chain.rules import Quoted, longest_norm
+from swarmnode.protocols.chain.state import (
+    SILENCE,
+    ChainRules,
+    ChainState,
+    genesis,
+    judges,
+    leaders,
+    next_silent,
+    quorum,
+)
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.methods.open.contributions import id_of
 from swarmnode.protocols.methods.open.judge import MICRO, batch_seed

@@ -20,8 +20,8 @@ from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record
 from swarmnode.crdt.record import write as write_record
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.state import leaders
 from swarmnode.protocols.chain.statements import VERDICTS, Roster
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.state.wire import Push, Pushed

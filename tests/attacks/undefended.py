@@ -18,10 +18,11 @@ from typing import Any
 from unittest.mock import patch
 
 from swarmnode.crdt.record import write as write_record
-from swarmnode.protocols.chain import derive, duty, electorate, statements, validity
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
+from swarmnode.protocols.chain import duty, state, statements
+from swarmnode.protocols.chain import rules as chain_rules
 from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
+from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
 from swarmnode.protocols.methods.known import ballots
 from swarmnode.protocols.methods.open import contributions as open_contributions
@@ -88,8 +89,8 @@ def _first_seen(
 ) -> bytes:
     """The roster after `tip` that came first, whatever others follow."""
     after = tree._children[tip]
-    over = attempt >= len(electorate.leaders(tree[tip].chain, rules))
-    return after[0] if after else validity.empty_id(tree[tip].chain) if over else tip
+    over = attempt >= len(state.leaders(tree[tip].chain, rules))
+    return after[0] if after else chain_rules.empty_id(tree[tip].chain) if over else tip
 
 
 FIRST_SEEN = Lacking(
@@ -103,24 +104,27 @@ FIRST_SEEN = Lacking(
 
 ONE_LEADER = Lacking(
     "the same leads every round",
-    ((electorate, "_drawn", lambda chain, purpose, peers: sorted(peers)),),
+    ((state, "_drawn", lambda chain, purpose, peers: sorted(peers)),),
 )
 
-BELIEVED_LEADER = Lacking("rosters are not checked", ((open_examine, "check", lambda *args, **more: None),))
+BELIEVED_LEADER = Lacking(
+    "rosters are not checked",
+    ((open_examine, "check", lambda chain, rules, said, quoted, **more: chain_rules.derive(chain, rules, quoted)),),
+)
 
 
 def _one_wants_it(chain: ChainState, rules: ChainRules, scores: Any) -> bool:
     return chain.undoable and any((said.what.undo or 0) > rules.revert_above for said in scores)
 
 
-ONE_REVERTS = Lacking("one judge can undo a round", ((derive, "_reverts", _one_wants_it),))
+ONE_REVERTS = Lacking("one judge can undo a round", ((chain_rules, "_reverts", _one_wants_it),))
 
 
 def _seed_of_commits(*given: Any) -> ChainState:
-    """As `validity.advance`; the next seed is drawn from what was committed."""
-    chain, _, _, roster, quoted = given
-    bindings = sorted(quoted.commits[entry.commit].what.binding for entry in roster.entries)
-    return replace(validity.advance(*given), seed=seed_of(chain.seed, bindings))
+    """As `rules.advance`; the next seed is drawn from what was committed."""
+    chain, _, roster, quoted, _ = given
+    bindings = sorted(quoted.commits[entry.commit].what.binding for entry in roster.what.entries)
+    return replace(chain_rules.advance(*given), seed=seed_of(chain.seed, bindings))
 
 
 def seed_of(seed: bytes, bindings: list[bytes]) -> bytes:
@@ -174,7 +178,7 @@ def _reveal_at_once(chain: ChainState, rules: ChainRules, view: View) -> tuple[A
     """As `duty.duties`; who has committed reveals, and judges cut no earlier for it."""
     actions = list(duty.duties(chain, rules, view))
     cuts = {cut.author for cut in view.cuts}
-    if not view.timers.commits and len(cuts) < electorate.quorum(chain, rules):
+    if not view.timers.commits and len(cuts) < state.quorum(chain, rules):
         actions = [action for action in actions if not isinstance(action, WriteCut)]
     if view.own.commit is not None and not view.own.revealed:
         actions = [*(action for action in actions if not isinstance(action, WriteReveal)), WriteReveal()]
@@ -188,11 +192,11 @@ def _one_judge(chain: ChainState, rules: ChainRules, id: bytes, author: str, row
     given = [row.get(id[:PREFIX]) for row in rows.values()]
     gains = [score.gain for score in given if score is not None and score.found == JUDGED]
     if gains and max(gains) > rules.gain_floor:
-        return derive._Verdict(ACCEPTED, max(gains), FULL_STANDING)
+        return chain_rules._Verdict(ACCEPTED, max(gains), FULL_STANDING)
     return _judge(chain, rules, id, author, rows)
 
 
-_judge = derive._judge
+_judge = chain_rules._judge
 
 
 async def _keep_own(self: Contributions, raw: bytes, round: int) -> bytes:
@@ -209,12 +213,12 @@ def _serve_own(self: Contributions, id: bytes) -> None:
 _keep, _serve = Contributions.keep, Contributions.serve
 ONE_JUDGES_WORD = Lacking(
     "one judge's word is enough, and only its author has a contribution",
-    ((derive, "_judge", _one_judge), (Contributions, "keep", _keep_own), (Contributions, "serve", _serve_own)),
+    ((chain_rules, "_judge", _one_judge), (Contributions, "keep", _keep_own), (Contributions, "serve", _serve_own)),
 )
 
 BELIEVED_AUTHOR = Lacking(
     "what was committed counts unseen",
-    ((derive, "_judge", lambda *given: derive._Verdict(ACCEPTED, SOME_GAIN, FULL_STANDING)),),
+    ((chain_rules, "_judge", lambda *given: chain_rules._Verdict(ACCEPTED, SOME_GAIN, FULL_STANDING)),),
 )
 
 UNCAPPED = Lacking("claims are believed", ((ballots, "capped_weights", lambda samples, cap: dict(samples)),))

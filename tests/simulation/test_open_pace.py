@@ -8,7 +8,7 @@ import pytest
 import trio
 from simswarm import RUN, SimSwarm
 
-from swarmnode.protocols.chain.chainstate import decode
+from swarmnode.protocols.chain.state import decode
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.wire import TipQuery
 from swarmnode.testing.simnet import SimWorld, run_simulation

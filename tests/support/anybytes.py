@@ -26,7 +26,8 @@ from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, Reade
 from swarmnode.crdt.record import InvalidRecord, Record, open_element
 from swarmnode.protocols import wire
 from swarmnode.protocols.calls import frames as rpc_frames
-from swarmnode.protocols.chain import chainstate, statements
+from swarmnode.protocols.chain import state as chainstate
+from swarmnode.protocols.chain import statements
 from swarmnode.protocols.chain.statements import InvalidStatement
 from swarmnode.protocols.dht import records as dht_records
 from swarmnode.protocols.methods.known import messages

@@ -32,8 +32,6 @@ from typing import Any, NamedTuple
 
 from chains import RULES, STATE, Offer, chain_of, cut, nonce_of, offer, row, say, start
 
-from swarmnode.protocols.chain.chainstate import ChainState
-from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.duty import (
     Action,
     Fetch,
@@ -50,8 +48,9 @@ from swarmnode.protocols.chain.duty import (
     duties,
     follow,
 )
-from swarmnode.protocols.chain.electorate import leaders, quorum
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.rules import Derived, Quoted, advance, check, compose, derive
+from swarmnode.protocols.chain.state import ChainState, leaders, quorum
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     JUDGED,
@@ -64,7 +63,6 @@ from swarmnode.protocols.chain.statements import (
     Scores,
     Seal,
 )
-from swarmnode.protocols.chain.validity import advance, check, compose
 
 EXCHANGES = 12  # of everything in a round: each kind of statement, a roster, heads until they agree, and some more
 NOTHING = 0  # the log of who has said nothing
@@ -413,14 +411,14 @@ class Model:
                 return self._speak(node, say(me, Seal(chain.round, chain.tip, scores.what.seal)))
             case WriteScores() if own.sealed is not None:
                 return self._speak(node, self._scores[own.sealed.seal])
-            case WriteRoster(attempt, quoted):
-                return self._lead(node, attempt, quoted)
+            case WriteRoster(attempt, quoted, derived):
+                return self._lead(node, attempt, quoted, derived)
             case Judge() | Fetch():
                 raise Broken(f"{me} lacks what is fetched and measured at once here")
         raise Broken(f"{me} is to do {action}, and cannot")
 
-    def _lead(self, node: Node, attempt: int, quoted: Quoted) -> Node:
-        honest = self._roster(node, attempt, quoted)
+    def _lead(self, node: Node, attempt: int, quoted: Quoted, derived: Derived) -> Node:
+        honest = self._roster(node, attempt, quoted, derived)
         if self.names[node.number] != self.liar:
             self._check_fair(honest.what, quoted)
             return self._speak(node, honest)
@@ -428,20 +426,22 @@ class Model:
         scores = sorted(quoted.scores, key=lambda said: said.id)[:needed]
         authors = {said.author for said in scores}
         cuts = [said for said in quoted.cuts if said.author in authors]
-        least = self._roster(node, attempt, replace(quoted, cuts=tuple(cuts), scores=tuple(scores)))
+        few = replace(quoted, cuts=tuple(cuts), scores=tuple(scores))
+        least = self._roster(node, attempt, few, derive(self._chain(node), RULES, few))
         told = tuple(honest.id if j % 2 else least.id for j in range(len(self.names)))
         return node._replace(said=self._logs.add(node.said, told))
 
-    def _roster(self, node: Node, attempt: int, quoted: Quoted) -> Said[Roster]:
+    def _roster(self, node: Node, attempt: int, quoted: Quoted, derived: Derived) -> Said[Roster]:
         """What a leader makes of these quotes, which everybody finds valid."""
         chain = self._chain(node)
         me = self.names[node.number]
         preimage = chain_of(me).preimage(chain.anchors[me]) if me in chain.anchors else b""
-        made = compose(chain, RULES, quoted, attempt=attempt, preimage=preimage, state=STATE)
+        made = compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=STATE)
         roster = say(me, made)
-        check(chain, RULES, roster, quoted, state=STATE)
+        if check(chain, RULES, roster, quoted, state=STATE) != derived:
+            raise Broken("a leader and who follows it make different things of the same quotes")
         self._said[roster.id] = roster
-        self._add(Block(roster.id, chain.tip, advance(chain, RULES, roster.id, made, quoted), made))
+        self._add(Block(roster.id, chain.tip, advance(chain, RULES, roster, quoted, derived), made))
         return roster
 
     def _add(self, block: Block) -> None:

@@ -10,12 +10,18 @@ from typing import Any
 
 from swarmnode.crdt.kinds import KINDS, kind_of
 from swarmnode.crdt.record import Record
-from swarmnode.protocols.chain.beacon import HashChain
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState, genesis
-from swarmnode.protocols.chain.derive import Quoted
-from swarmnode.protocols.chain.electorate import judges, leaders, quorum
 from swarmnode.protocols.chain.forks import Block, empty_block
-from swarmnode.protocols.chain.seats import places_of
+from swarmnode.protocols.chain.rules import Quoted, advance, compose, derive
+from swarmnode.protocols.chain.state import (
+    ChainRules,
+    ChainState,
+    HashChain,
+    genesis,
+    judges,
+    leaders,
+    places_of,
+    quorum,
+)
 from swarmnode.protocols.chain.statements import (
     FULL_STANDING,
     JUDGED,
@@ -30,7 +36,6 @@ from swarmnode.protocols.chain.statements import (
     binding_of,
     nonce_hash,
 )
-from swarmnode.protocols.chain.validity import advance, compose
 
 RUN = "ab" * 32
 STATE = bytes(32)  # state hash of every round: nothing here has parameters
@@ -146,12 +151,13 @@ def lead(
     leader = leaders(chain, rules)[attempt]
     if preimage is None:
         preimage = chain_of(leader).preimage(chain.anchors[leader]) if leader in chain.anchors else b""
-    return say(leader, compose(chain, rules, quoted, attempt=attempt, preimage=preimage, state=STATE))
+    derived = derive(chain, rules, quoted)
+    return say(leader, compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=STATE))
 
 
 def block(chain: ChainState, rules: ChainRules, quoted: Quoted, *, attempt: int = 0) -> Block:
     roster = lead(chain, rules, quoted, attempt=attempt)
-    return Block(roster.id, chain.tip, advance(chain, rules, roster.id, roster.what, quoted), roster.what)
+    return Block(roster.id, chain.tip, advance(chain, rules, roster, quoted, derive(chain, rules, quoted)), roster.what)
 
 
 def after_rounds(

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import trio
 
-from swarmnode.protocols.chain.derive import NotHeld
 from swarmnode.protocols.chain.duty import (
     Action,
     Fetch,
@@ -27,7 +26,8 @@ from swarmnode.protocols.chain.duty import (
     WriteScores,
     WriteSeal,
 )
-from swarmnode.protocols.chain.seats import places_of
+from swarmnode.protocols.chain.rules import compose
+from swarmnode.protocols.chain.state import places_of
 from swarmnode.protocols.chain.statements import (
     SALT,
     Commit,
@@ -39,7 +39,6 @@ from swarmnode.protocols.chain.statements import (
     binding_of,
     nonce_hash,
 )
-from swarmnode.protocols.chain.validity import compose
 from swarmnode.protocols.methods.open.local import Work
 from swarmnode.protocols.methods.open.sync import Keeper
 from swarmnode.protocols.methods.open.turn import Turn, Voice
@@ -180,18 +179,14 @@ class Duties:
 
     async def lead(self, turn: Turn, action: WriteRoster) -> None:
         """Make the roster of an attempt."""
-        chain, rules, voice = turn.chain, self._held.rules, self._voice
+        chain, voice = turn.chain, self._voice
         turn.own = replace(turn.own, led=turn.own.led | {action.attempt})
         anchor = chain.anchors.get(self._me)
         preimage = voice.beacon.preimage(anchor) if anchor is not None else b""
         state = bytes.fromhex(self._held.states.hashes[chain.tip])
-        try:
-            roster = await self._runner(
-                lambda: compose(chain, rules, action.quoted, attempt=action.attempt, preimage=preimage, state=state)
-            )
-        except NotHeld as error:
-            logger.warning("round %d cannot be led from here: %s", chain.round, error)
-            return
+        quoted, derived = action.quoted, action.derived
+        roster = compose(chain, quoted, derived, attempt=action.attempt, preimage=preimage, state=state)
+        turn.book.derived[roster.cuts, roster.scores] = derived
         await voice.say(roster)
 
     async def fetch(self, turn: Turn) -> None:

@@ -21,10 +21,9 @@ from functools import partial
 import trio
 
 from swarmnode.crdt.record import Element
-from swarmnode.protocols.chain.derive import NotHeld
 from swarmnode.protocols.chain.forks import Block, empty_block
+from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.statements import Head, Roster, Said
-from swarmnode.protocols.chain.validity import InvalidRoster, advance, check, empty_id
 from swarmnode.protocols.methods.open.roundlog import Book
 from swarmnode.protocols.methods.open.sources import Lost, Sources
 from swarmnode.protocols.methods.open.states import NoState
@@ -127,11 +126,15 @@ class Examiner:
             if lacking:
                 await self._obtain_records(book, said, lacking)
                 continue
+            quotes = said.what.cuts, said.what.scores
             quoted = book.quoted(said.what.cuts, said.what.scores, held.norms(book))
             try:
                 hash = await held.hash_at(book.chain.tip)
-                check(book.chain, held.rules, said, quoted, state=bytes.fromhex(hash))
-                chain = advance(book.chain, held.rules, said.id, said.what, quoted)
+                derived = check(
+                    book.chain, held.rules, said, quoted, state=bytes.fromhex(hash), derived=book.derived.get(quotes)
+                )
+                book.derived[quotes] = derived
+                chain = advance(book.chain, held.rules, said, quoted, derived)
                 await self._add(Block(said.id, book.chain.tip, chain, said.what))
                 return
             except NotHeld as error:

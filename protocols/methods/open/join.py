@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
-from swarmnode.protocols.chain.chainstate import ChainState, decode, genesis
 from swarmnode.protocols.chain.forks import DEPTH
 from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.chain.state import ChainState, decode, genesis
 from swarmnode.protocols.methods.method import Begin, Observer, OtherHistory
 from swarmnode.protocols.methods.open.lineage import (
     CannotTell,

@@ -17,10 +17,10 @@ from typing import Any
 
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.chain import lineage
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
-from swarmnode.protocols.chain.derive import NotHeld, Quoted
 from swarmnode.protocols.chain.forks import DEPTH
 from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, Quoted, empty_id
+from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import (
     Commit,
     Cut,
@@ -31,7 +31,6 @@ from swarmnode.protocols.chain.statements import (
     Scores,
     read,
 )
-from swarmnode.protocols.chain.validity import InvalidRoster, empty_id
 from swarmnode.protocols.methods.open.sources import Lost, Sources
 from swarmnode.protocols.methods.open.wire import MAX_ASKED, Tip
 from swarmnode.protocols.network import PeerId

@@ -39,9 +39,9 @@ from functools import partial
 
 import trio
 
-from swarmnode.protocols.chain.chainstate import rules_of
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.lineage import settled
+from swarmnode.protocols.chain.state import rules_of
 from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,

@@ -24,10 +24,10 @@ from collections.abc import Callable
 
 import trio
 
-from swarmnode.protocols.chain.derive import longest_norm
 from swarmnode.protocols.chain.duty import duties, follow
-from swarmnode.protocols.chain.electorate import volunteers
 from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.rules import longest_norm
+from swarmnode.protocols.chain.state import volunteers
 from swarmnode.protocols.chain.statements import Head
 from swarmnode.protocols.methods.method import Overtaken, RoundResult
 from swarmnode.protocols.methods.open.duties import Duties

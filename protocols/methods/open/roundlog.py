@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
-from swarmnode.protocols.chain.derive import Quoted, listed_commits
-from swarmnode.protocols.chain.electorate import judges, leaders, participates, quorum
+from swarmnode.protocols.chain.rules import Derived, Quoted, listed_commits
+from swarmnode.protocols.chain.state import ChainRules, ChainState, judges, leaders, participates, quorum
 from swarmnode.protocols.chain.statements import Commit, Cut, Reveal, Roster, Said, Scores, Seal, nonce_hash, opens
 
 MAX_AUTHORS = 2048  # who commit in one round, beside electors; far more than take part, and 1 MiB of memory
@@ -33,6 +32,9 @@ class Book:
     rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
     arrived: dict[str, float] = field(default_factory=dict)  # author of a commit -> trio time of the first
     sealed: dict[bytes, bytes] = field(default_factory=dict)  # id -> the record's bytes, for peers
+    derived: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Derived] = field(
+        default_factory=dict
+    )  # by what is quoted
     _listed: tuple[int, tuple[bytes, ...]] = (0, ())  # `listed` of so many cuts
     _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
 

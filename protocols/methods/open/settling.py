@@ -6,8 +6,8 @@ another fork or a revert, what an earlier roster had counted: no local work is l
 
 from __future__ import annotations
 
-from swarmnode.protocols.chain.electorate import participates
 from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.state import participates
 from swarmnode.protocols.chain.statements import ACCEPTED, ONE, VERDICTS, Entry
 from swarmnode.protocols.methods.open.local import Work
 from swarmnode.protocols.methods.open.store import Held

@@ -20,8 +20,8 @@ from typing import Any
 import trio
 
 from swarmnode.crdt.record import Element, Record
-from swarmnode.protocols.chain.chainstate import ChainRules, ChainState
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
+from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import Head, InvalidStatement, Said, read
 from swarmnode.protocols.methods.open.contributions import Contributions
 from swarmnode.protocols.methods.open.roundlog import Book

@@ -22,8 +22,8 @@ import trio
 
 from swarmnode.crdt.record import Element
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Cut, Head, Reveal, Roster, Said, subject
 from swarmnode.protocols.methods.open.examine import Examiner
 from swarmnode.protocols.methods.open.roundlog import Book

@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from swarmnode.protocols.chain.electorate import leaders, participates, quorum
+from swarmnode.protocols.chain.state import leaders, participates, quorum
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.methods.open.store import Held
 from swarmnode.protocols.methods.open.turn import RoundSettings, Turn

@@ -12,10 +12,9 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from swarmnode.protocols.chain.beacon import HashChain
-from swarmnode.protocols.chain.chainstate import ChainState
 from swarmnode.protocols.chain.duty import Own, Timers, View
 from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.state import ChainState, HashChain
 from swarmnode.protocols.chain.statements import (
     HASH,
     SALT,

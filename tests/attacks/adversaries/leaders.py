@@ -10,10 +10,9 @@ from openswarm import Scene
 from roundadversary import AFTER, RoundAdversary
 from undefended import BELIEVED_LEADER, FIRST_SEEN, NO_DEADLINES, ONE_LEADER, ONE_REVERTS
 
-from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.duty import WriteRoster
+from swarmnode.protocols.chain.rules import Quoted, compose, derive
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Roster
-from swarmnode.protocols.chain.validity import compose
 
 
 class Leader(RoundAdversary):
@@ -55,7 +54,8 @@ class Leader(RoundAdversary):
         anchor = chain.anchors.get(target.peer(name))
         preimage = method.voice.beacon.preimage(anchor) if anchor is not None else b""
         state = bytes.fromhex(method.held.states.hashes[chain.tip])
-        return compose(chain, method.held.rules, quoted, attempt=attempt, preimage=preimage, state=state)
+        derived = derive(chain, method.held.rules, quoted)
+        return compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=state)
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         raise NotImplementedError

@@ -16,7 +16,7 @@ from openswarm import Scene
 from roundadversary import AFTER, RoundAdversary
 from undefended import FIRST_SEEN, NO_DEADLINES, SEED_OF_COMMITS, seed_of
 
-from swarmnode.protocols.chain.electorate import leaders as drawn_leaders
+from swarmnode.protocols.chain.state import leaders as drawn_leaders
 from swarmnode.protocols.chain.statements import SALT, Commit, Cut, Head, Reveal, Roster, Scores, Seal, binding_of
 
 PHASES = (Commit, Cut, Reveal, Seal, Scores, Roster, Head)

@@ -12,9 +12,8 @@ from chains import RULES, WINDOW, Offer, cut, fair, hashed, offer, quote, row, s
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain.chainstate import MILLION, ChainState, Worked
-from swarmnode.protocols.chain.derive import UNITS, Derived, NotHeld, Quoted, derive, listed_commits
-from swarmnode.protocols.chain.electorate import quorum
+from swarmnode.protocols.chain.rules import UNITS, Derived, NotHeld, Quoted, derive, listed_commits
+from swarmnode.protocols.chain.state import MILLION, ChainState, Worked, quorum
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     FULL_STANDING,

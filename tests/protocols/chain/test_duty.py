@@ -26,10 +26,10 @@ from swarmnode.protocols.chain.duty import (
     follow,
     quotable,
 )
-from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.rules import check, compose
+from swarmnode.protocols.chain.state import leaders
 from swarmnode.protocols.chain.statements import MAX_COMMITS, MISSING
-from swarmnode.protocols.chain.validity import check, compose
 
 CHAIN = start("ABCDE")
 LEADER = leaders(CHAIN, RULES)[0]
@@ -110,10 +110,10 @@ LEADING: dict[str, Any] = {
 def test_the_leader_of_the_attempt_leads_once_it_has_all_or_waited_and_only_it() -> None:
     (made,) = does(**LEADING)
     assert isinstance(made, WriteRoster) and made.attempt == 0
-    roster = compose(CHAIN, RULES, made.quoted, attempt=0, preimage=b"", state=STATE)
+    roster = compose(CHAIN, made.quoted, made.derived, attempt=0, preimage=b"", state=STATE)
     said = lead(CHAIN, RULES, made.quoted)
     assert said.what == roster
-    check(CHAIN, RULES, said, made.quoted, state=STATE)
+    assert check(CHAIN, RULES, said, made.quoted, state=STATE) == made.derived
     few = {**LEADING, "scores": BOTH.scores[:3]}
     assert does(**few) == ()
     assert isinstance(does(**few, timers=Timers(scores=True))[0], WriteRoster)

@@ -10,10 +10,14 @@ from chains import RULES, after_rounds, hashed, start
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain.chainstate import EVERYBODY, MILLION, ChainState, Worked
-from swarmnode.protocols.chain.electorate import (
+from swarmnode.protocols.chain.forks import empty_block
+from swarmnode.protocols.chain.state import (
     ATTEMPTS,
+    EVERYBODY,
     FALL,
+    MILLION,
+    ChainState,
+    Worked,
     judges,
     leaders,
     majority,
@@ -24,7 +28,6 @@ from swarmnode.protocols.chain.electorate import (
     ticket,
     volunteers,
 )
-from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.statements import MAX_COMMITS
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

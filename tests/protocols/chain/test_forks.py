@@ -9,8 +9,8 @@ from chains import RULES, STATE, block, fair, hashed, offer, start
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain.electorate import SUCCESSION, quorum
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree, empty_block
+from swarmnode.protocols.chain.state import SUCCESSION, quorum
 from swarmnode.protocols.chain.statements import Head
 
 ELECTORS = "ABCDE"

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols.chain import lineage
-from swarmnode.protocols.chain.chainstate import ChainState
-from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, derive
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Roster, Said
-from swarmnode.protocols.chain.validity import InvalidRoster, advance
 
 FIVE = after_rounds(start("ABCDE"), RULES, 4, "ABCDEX")
 
@@ -27,7 +26,7 @@ def rounds(chain: ChainState, count: int) -> list[tuple[ChainState, Said[Roster]
         quoted = fair(chain, RULES, [offer(chain, author, norm=1.5) for author in "ABCDEX"])
         roster = lead(chain, RULES, quoted)
         made.append((chain, roster, quoted))
-        chain = advance(chain, RULES, roster.id, roster.what, quoted)
+        chain = advance(chain, RULES, roster, quoted, derive(chain, RULES, quoted))
     return made
 
 
@@ -98,7 +97,7 @@ def test_rounds_that_few_judges_may_decide_are_told_apart() -> None:
 
 def test_join_strings_name_the_newest_roster_with_enough_rounds_on_it() -> None:
     path = [
-        Block(roster.id, before.tip, advance(before, RULES, roster.id, roster.what, quoted), roster.what)
+        Block(roster.id, before.tip, advance(before, RULES, roster, quoted, derive(before, RULES, quoted)), roster.what)
         for before, roster, quoted in HISTORY[:6]
     ]
     assert lineage.settled(path, 4) == TrustedRoster(FIVE.round + 1, path[1].id)

@@ -17,7 +17,7 @@ import pytest
 from chainmodel import Broken, Model
 from hypothesis import settings
 
-from swarmnode.protocols.chain import derive, duty
+from swarmnode.protocols.chain import duty, rules
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.statements import Commit, Cut, Head, Reveal, Roster, Scores, Seal
 
@@ -126,5 +126,5 @@ def test_judges_who_wait_for_all_to_seal_are_noticed(monkeypatch: pytest.MonkeyP
 
 
 def test_a_derivation_that_refuses_what_helps_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(derive, "_vouched", lambda values, needed: 0)
+    monkeypatch.setattr(rules, "_vouched", lambda values, needed: 0)
     assert "leaves out" in walks_break()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from chains import RULES, block, fair, offer, start
 
-from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import ONE
 
 

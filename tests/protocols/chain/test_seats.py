@@ -10,11 +10,23 @@ from chains import RULES, after_rounds, block, cut, hashed, offer, quote, row, s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain import chainstate
-from swarmnode.protocols.chain.chainstate import MILLION, ChainState, Worked
-from swarmnode.protocols.chain.electorate import SMALL, judges, leaders, majority, most_electors, quorum
+from swarmnode.protocols.chain import state as chainstate
 from swarmnode.protocols.chain.forks import empty_block
-from swarmnode.protocols.chain.seats import SILENCE, next_silent, places_of, reseated
+from swarmnode.protocols.chain.state import (
+    MILLION,
+    SILENCE,
+    SMALL,
+    ChainState,
+    Worked,
+    judges,
+    leaders,
+    majority,
+    most_electors,
+    next_silent,
+    places_of,
+    quorum,
+    reseated,
+)
 
 NAMES = tuple(f"elector-{number:02d}" for number in range(16))
 OTHERS = tuple(f"other-{number:02d}" for number in range(48))

@@ -22,13 +22,10 @@ from chains import (
     start,
 )
 
-from swarmnode.protocols.chain import chainstate
-from swarmnode.protocols.chain.beacon import HashChain, step
-from swarmnode.protocols.chain.chainstate import MAX_ENCODED, ChainState, Worked
-from swarmnode.protocols.chain.electorate import leaders
 from swarmnode.protocols.chain.forks import empty_block
+from swarmnode.protocols.chain.rules import InvalidRoster, advance, check
+from swarmnode.protocols.chain.state import MAX_ENCODED, ChainState, HashChain, Worked, decode, leaders, step
 from swarmnode.protocols.chain.statements import MAX_COMMITS, Entry, Roster, Said
-from swarmnode.protocols.chain.validity import InvalidRoster, advance, check
 
 FIVE = start("ABCDE")
 OFFERS = [offer(FIVE, "A"), offer(FIVE, "X")]
@@ -145,7 +142,9 @@ def test_seeds_depend_on_every_preimage_and_are_those_of_the_chain() -> None:
 def test_the_chain_after_a_roster_does_not_depend_on_what_else_is_held() -> None:
     more = fair(FIVE, RULES, [*OFFERS, offer(FIVE, "Y")])
     spare = replace(QUOTED, commits=more.commits, reveals=more.reveals, norms=more.norms)
-    assert advance(FIVE, RULES, ROSTER.id, ROSTER.what, spare) == advance(FIVE, RULES, ROSTER.id, ROSTER.what, QUOTED)
+    came_to = check(FIVE, RULES, ROSTER, spare, state=STATE)
+    assert came_to == check(FIVE, RULES, ROSTER, QUOTED, state=STATE)
+    assert advance(FIVE, RULES, ROSTER, spare, came_to) == advance(FIVE, RULES, ROSTER, QUOTED, came_to)
 
 
 def test_work_of_a_roster_that_is_undone_earned_nobody_anything() -> None:
@@ -168,7 +167,7 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
 def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_any_other() -> None:
     chain = after_rounds(FIVE, RULES, 20, "ABCDEXY")
     assert len(chain.norms) == RULES.norms
-    assert chainstate.decode(chain.encode()) == chain
+    assert decode(chain.encode()) == chain
     other: dict[str, Any] = {
         "run_id": "cd" * 32,
         "round": 1,
@@ -197,7 +196,7 @@ def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_
 @pytest.mark.parametrize("raw", [b"", b"\x80", b"\xc0", b"\x01", b"\x81\xa3run\x01"])
 def test_other_bytes_are_no_chain_state(raw: bytes) -> None:
     with pytest.raises(ValueError):
-        chainstate.decode(raw)
+        decode(raw)
 
 
 def test_the_largest_chain_state_has_room() -> None:

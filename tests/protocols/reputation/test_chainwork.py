@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from chains import RULES, after_rounds, fair, lead, offer, start
 
-from swarmnode.protocols.chain.chainstate import ChainState
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.reputation.account import (
     Judged,
     RoundWork,

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from chains import RULES, block, fair, offer, say, start
 
-from swarmnode.protocols.chain.chainstate import ChainState
-from swarmnode.protocols.chain.derive import Quoted
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.rules import Quoted
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Head
 from swarmnode.protocols.methods.open.checks.witness import witness
 from swarmnode.protocols.methods.open.roundlog import Book

@@ -30,8 +30,8 @@ from dataclasses import replace
 
 import trio
 
-from swarmnode.protocols.chain.derive import longest_norm
 from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.rules import longest_norm
 from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
 from swarmnode.protocols.methods.open.local import Work
 from swarmnode.protocols.methods.open.store import Held

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.chain.chainstate import ChainState, Worked, genesis
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
+from swarmnode.protocols.chain.state import ChainState, Worked, genesis
 from swarmnode.protocols.methods.open.splits import Splits
 from swarmnode.protocols.methods.open.wire import Path, Tip
 from swarmnode.testing.simnet import SimWorld

@@ -1,0 +1,478 @@
+"""What follows from a chain of rosters, as far as later rounds need it; and who may do what in the next round.
+
+`ChainState` is a fold: `rules.advance` makes the next one. Its `digest` is in every roster that builds on it, so
+whoever trusts a roster can take the state from anybody. The rest are pure functions of it.
+
+**Who takes part.**
+
+- Electors: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out; the genesis
+  electors during the first GENESIS_EPOCHS without that. They change with every `earn_window`-th roster. They grow by
+  at most `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants;
+  at most half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
+  Between the changes who is silent leaves, and others take the seats (below).
+- Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of whom
+  those that were missed lately come last.
+- A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved, and again with each further
+  one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
+  cut off, `forks` heals it.
+- Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so
+  that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list. Nothing
+  is known of that when a run begins: then those who are no electors hold back by the number of members they see.
+
+Empty rosters count for none of this: an outage costs nobody its place. But SUCCESSION of them in a row mean that no
+elector is there at all, as one alone could have ended a round by then. Those whose work the remembered rosters accepted
+then become electors as well, so that a run outlives everybody who began it. Whoever cuts somebody off can bring this
+about where that node is, and nowhere else: the heads of the electors at the fork decide when the cut is over.
+
+**Who leaves the electorate between its changes, and who takes the seat.** The electorate changes with every 16th
+roster. Where many nodes come and go, electors are gone long before: then rounds lack a quorum that are short of nobody
+who is there. So every cut names the judges of the round before of whom its author holds no cut. An elector whom a
+quorum names in SILENCE rosters, none of which quotes a cut of its own, leaves at once.
+
+- A quorum of all judges, not of the quoted: a leader can leave testimony out, and cannot make any up. So a minority of
+  liars has nobody removed whom a quorum of honest judges heard, and who is quoted begins at zero again.
+- Never below SMALL electors: there nothing is promised against liars, and the quorum shrinks with empty rosters.
+- The seats of those who left are filled from those who earned a place, by at most `growth` (rounded up) a roster, so
+  that attrition does not use up an electorate: newcomers come no faster than electors leave and seats grow.
+- Seats change with the electorate: by `growth` (at least one) more where more have earned a place than there are seats,
+  up to what electors may grow to, else as many fewer, down to the electors that there are.
+
+A genesis elector that was away takes a seat again as soon as it works, while it needs no proof of work.
+
+**From what seeds are drawn.** An author draws a secret, hashes it LENGTH times and registers the end, its *anchor*, in
+every commit. Whenever it leads a round it gives the next preimage. Nobody can predict it, everybody can check it, and
+the leader's only choice is to withhold it, by making no roster: one bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from swarmnode.crdt import encoding
+from swarmnode.crdt.encoding import EncodingError, Value
+from swarmnode.protocols.chain.statements import MAX_JUDGES, Cut, Said
+from swarmnode.training.runsections import TrustSection
+
+MILLION = 1_000_000
+EVERYBODY = MILLION  # participation in millionths: all take part
+MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 kB
+
+
+@dataclass(frozen=True)
+class ChainRules:
+    """The numbers of a run's chain. Gains in micro-bits per byte, shares in millionths, times in ms.
+
+    The first five are in a run's `[trust]` table (`rules_of`), the others are the same in all runs.
+    """
+
+    participants: int = 64  # contributions a round that are aimed at
+    gain_floor: int = 0  # a contribution must gain more than this
+    revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
+    shortest_window: int = 1_000
+    longest_window: int = 24 * 3_600_000
+    earn_rounds: int = 8  # of earn_window rosters with accepted work make an elector
+    earn_window: int = 16  # rosters looked at, and from one change of the electorate to the next
+    earn_lag: int = 6  # the last rosters, which do not count yet
+    growth: int = 125_000  # share by which the electors may grow at a change; one may always come
+    committee: int = 33  # judges of a round, where there are more electors
+    probation: int = 125_000  # share of a roster's weight that all who are no electors hold together …
+    probation_small: int = 500_000  # … and while there are fewer than electorate.SMALL electors
+    revert_every: int = 8  # rounds from one revert to the next
+    norms: int = 16  # rosters that bound the norm to which the next one clips …
+    norms_least: int = 4  # … where there are so many
+    norm_growth: int = 2  # times the median of theirs at the most …
+    norm_fall: int = 750_000  # … and at least this share of it
+
+    @property
+    def remembered(self) -> int:
+        """Rosters that a ChainState remembers."""
+        return self.earn_window + self.earn_lag
+
+
+def rules_of(trust: TrustSection) -> ChainRules:
+    """The rules that a RunSpec gives its chain, in integers: they are part of what all nodes compute alike."""
+    return ChainRules(
+        participants=trust.participants,
+        gain_floor=round(trust.gain_floor * MILLION),
+        revert_above=round(trust.revert_above * MILLION),
+        shortest_window=round(trust.shortest_window * 1000),
+        longest_window=round(trust.longest_window * 1000),
+    )
+
+
+@dataclass(frozen=True)
+class Worked:
+    """Accepted work of one author in one roster."""
+
+    author: str
+    units: int  # audited: 1000 is the median gain of the round or more
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """After `round` rounds, about to do the round of that number."""
+
+    run_id: str
+    round: int
+    tip: bytes  # id of the last roster; that of the genesis before round 0
+    seed: bytes  # of this round: orders leaders, draws judges
+    cohort: bytes  # seed of the first round since the electorate last changed: draws participants
+    electors: tuple[str, ...]  # ascending
+    genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_EPOCHS without proof of work
+    made: int  # rosters up to here that are not empty: the electorate changes with these
+    history: tuple[tuple[Worked, ...], ...]  # of the last of them, oldest first
+    anchors: Mapping[str, bytes]  # of each author who may lead: the value whose preimage is next
+    participation: int  # millionths of those who are no electors that are drawn for this round
+    empties: int  # empty rosters since the last that a majority of its judges scored
+    reverted: int  # round of the last revert; -1: none
+    undoable: bool  # whether the last roster moved the parameters, so that it can be undone
+    window: int  # ms of this round's training
+    norms: tuple[float, ...] = ()  # to which the last rosters that accepted something clipped, oldest first
+    seats: int = 0  # electors that there may be before the electorate next changes: see `seats`
+    silent: Mapping[str, int] = field(default_factory=dict)  # of electors missed: rosters since they were last quoted
+
+    def encode(self) -> bytes:
+        """Canonical bytes, for `decode`."""
+        value: Value = {
+            "anchors": dict(self.anchors),
+            "cohort": self.cohort,
+            "electors": self.electors,
+            "empties": self.empties,
+            "genesis": self.genesis,
+            "history": tuple(tuple((w.author, w.units) for w in worked) for worked in self.history),
+            "made": self.made,
+            "norms": self.norms,
+            "participation": self.participation,
+            "reverted": self.reverted,
+            "round": self.round,
+            "run": self.run_id,
+            "seats": self.seats,
+            "seed": self.seed,
+            "silent": dict(self.silent),
+            "tip": self.tip,
+            "undoable": self.undoable,
+            "window": self.window,
+        }
+        return encoding.encode(value, max_size=MAX_ENCODED)
+
+    @property
+    def digest(self) -> bytes:
+        """sha-256 over `encode`, 32 bytes."""
+        return hashlib.sha256(b"swarmnode/chain/1\0" + self.encode()).digest()
+
+
+def genesis_id(run_id: str) -> bytes:
+    """What the first roster of a run has as its parent."""
+    return hashlib.sha256(b"swarmnode/genesis/1\0" + run_id.encode()).digest()
+
+
+def genesis(run_id: str, electors: tuple[str, ...], *, window: int) -> ChainState:
+    """The chain of a run before round 0. `electors`: those of the RunSpec, at least one."""
+    if not electors:
+        raise ValueError("a run has at least one genesis elector")
+    named = tuple(sorted(set(electors)))
+    start = genesis_id(run_id)
+    seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
+    first = ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
+    return replace(first, seats=len(named))
+
+
+def decode(raw: bytes) -> ChainState:
+    """The state in bytes from a peer, to be compared with a digest that is trusted. Raises ValueError."""
+    try:
+        value: Any = encoding.decode(raw, max_size=MAX_ENCODED)
+        history = tuple(tuple(Worked(author, units) for author, units in worked) for worked in value["history"])
+        state = ChainState(
+            value["run"],
+            value["round"],
+            value["tip"],
+            value["seed"],
+            value["cohort"],
+            value["electors"],
+            value["genesis"],
+            value["made"],
+            history,
+            value["anchors"],
+            value["participation"],
+            value["empties"],
+            value["reverted"],
+            value["undoable"],
+            value["window"],
+            value["norms"],
+            value["seats"],
+            value["silent"],
+        )
+        if state.encode() != raw:
+            raise ValueError("it holds more, or has a field of another type")
+        return state
+    except (EncodingError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"these bytes are no chain state: {error}") from error
+
+
+# --- who takes part ---------------------------------------------------------------------------------------------------
+
+GENESIS_EPOCHS = 2  # changes of the electorate until genesis electors need accepted work as well
+ATTEMPTS = 5  # leaders of a round before it ends empty
+PATIENCE = 3  # empty rosters in a row before the quorum shrinks
+SUCCESSION = 6  # empty rosters in a row after which others become electors; the quorum of a committee of 33 is 1 then
+SUCCESSORS = 16  # of them at most
+FALL = 32  # what the participation may be divided by from one round to the next
+SETTLING = 2  # rosters after a change of the electorate that do not raise it: who is drawn anew has to catch up first
+ROOM_AT_FIRST = 2  # times the contributions aimed at are let in while nothing is known: members seen may be gone
+SMALL = 4  # electors; below, nothing is promised against liars
+ELECTORS_SHARE = 750_000  # millionths of the participants that electors may grow to
+
+
+def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
+    """Who judges this round, in order of peer id."""
+    if len(chain.electors) <= rules.committee:
+        return chain.electors
+    return tuple(sorted(_drawn(chain, "judge", chain.electors)[: rules.committee]))
+
+
+def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
+    """Who leads: attempt a belongs to the a-th. After the last one the round is empty."""
+    order = _drawn(chain, "lead", judges(chain, rules))
+    return tuple(sorted(order, key=chain.silent.__contains__)[:ATTEMPTS])
+
+
+def majority(chain: ChainState, rules: ChainRules) -> int:
+    """More than half of the judges."""
+    return len(judges(chain, rules)) // 2 + 1
+
+
+def quorum(chain: ChainState, rules: ChainRules) -> int:
+    """How many judges' cuts, and scores, a roster quotes at least."""
+    return max(1, majority(chain, rules) >> max(0, chain.empties - PATIENCE + 1))
+
+
+def participates(chain: ChainState, peer: str) -> bool:
+    """Whether `peer` may contribute to this round: electors, and of the others all or whom the cohort's seed draws."""
+    if chain.participation >= EVERYBODY or peer in chain.electors:
+        return True
+    return _is_below(chain, peer, chain.participation)
+
+
+def volunteers(chain: ChainState, rules: ChainRules, peer: str, members: int) -> bool:
+    """Whether an honest `peer` makes use of its right to contribute. `members`: of the swarm, as far as it sees.
+
+    It does, but for the rounds of a run that no roster has ended yet: there everybody may contribute, and in a large
+    swarm so many would that a cut has no room for them. What a liar says of members counts for nothing later on.
+    """
+    if not participates(chain, peer):
+        return False
+    if chain.made or peer in chain.electors:
+        return True
+    return _is_below(chain, peer, EVERYBODY * ROOM_AT_FIRST * rules.participants // max(members, 1))
+
+
+def _is_below(chain: ChainState, peer: str, millionths: int) -> bool:
+    """Whether the ticket of `peer` is among so many millionths of all tickets, the lowest."""
+    return int.from_bytes(ticket(chain, peer)[:8], "big") * EVERYBODY < millionths << 64
+
+
+def ticket(chain: ChainState, peer: str) -> bytes:
+    """Orders those who are no electors, where not all may contribute: the lowest first."""
+    return _ticket(chain.cohort, "work", peer)
+
+
+def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable[str]) -> int:
+    """Millionths for the next round: what would have made the aim, at most doubled or divided by FALL.
+
+    Those whom a change of the electorate draws are not there at once: its first rosters say nothing of too few.
+    `strangers`: authors of the contributions that this round's roster lists, who are no electors. Where they are too
+    many, those stay whose tickets are the lowest, so many as there is room for. Judges cut by the same order: so a
+    roster that lists 96 of a thousand tells how many they were by how low their tickets are.
+    """
+    tickets = sorted({ticket(chain, author) for author in strangers})
+    room = max(rules.participants - len(chain.electors), rules.participants // 4, 1)
+    if len(tickets) > room:
+        wanted = int.from_bytes(tickets[room][:8], "big") * EVERYBODY >> 64
+    elif chain.made >= rules.earn_window and chain.made % rules.earn_window < SETTLING:
+        wanted = chain.participation
+    else:
+        wanted = chain.participation * room // max(len(tickets), 1)
+    return min(EVERYBODY, max(wanted, chain.participation // FALL, 1), 2 * chain.participation)
+
+
+def probation_share(chain: ChainState, rules: ChainRules) -> int:
+    """Millionths of a roster's weight that all probationers together hold at most."""
+    return rules.probation_small if len(chain.electors) < SMALL else rules.probation
+
+
+def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
+    """The electors after `chain.made` rosters, where they change with the last of them; else as before."""
+    if chain.made % rules.earn_window:
+        return chain.electors
+    rosters, work = _earned(chain, rules)
+    proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
+    lapsed = sorted(
+        set(chain.electors) - proven - _named(chain, rules), key=lambda peer: (rosters[peer], work[peer], peer)
+    )
+    stay = set(chain.electors).difference(lapsed[: len(chain.electors) // 2])
+    new = candidates(chain, rules)
+    room = min(
+        max(1, len(chain.electors) * rules.growth // MILLION),
+        most_electors(rules) - len(stay),
+    )
+    return tuple(sorted(stay.union(new[: max(0, room)])))
+
+
+def most_electors(rules: ChainRules) -> int:
+    """How many electors there may come to be."""
+    return max(1, rules.participants * ELECTORS_SHARE // MILLION)
+
+
+def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
+    """Who has a right to a place and none, and is in the last roster, so is there: most audited work first.
+
+    That are those who earned it and, before all others while they need no proof, the genesis electors.
+    """
+    rosters, work = _earned(chain, rules)
+    there = {one.author for one in chain.history[-1]} if chain.history else set()
+    named = _named(chain, rules)
+    proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
+    return sorted(proven.difference(chain.electors), key=lambda one: (one not in named, -work[one], one))
+
+
+def _named(chain: ChainState, rules: ChainRules) -> set[str]:
+    """The genesis electors, while they need no proof of work."""
+    return set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
+
+
+def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter[str]]:
+    """Rosters with accepted work and units of it, by author, in those of the last rosters that count by now."""
+    rosters, work = Counter[str](), Counter[str]()
+    for worked in chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :]:
+        for one in worked:
+            rosters[one.author] += 1
+            work[one.author] += one.units
+    return rosters, work
+
+
+def successors(chain: ChainState) -> tuple[str, ...]:
+    """The electors where those of `chain` are silent for good: with them, who did most of the remembered work."""
+    rosters, work = Counter[str](), Counter[str]()
+    for worked in chain.history:
+        for one in worked:
+            rosters[one.author] += 1
+            work[one.author] += one.units
+    others = sorted(set(rosters).difference(chain.electors), key=lambda peer: (-rosters[peer], -work[peer], peer))
+    return tuple(sorted({*chain.electors, *others[:SUCCESSORS]}))
+
+
+def _drawn(chain: ChainState, purpose: str, peers: tuple[str, ...]) -> tuple[str, ...]:
+    return _shuffled(chain.seed, purpose, peers)
+
+
+@lru_cache(256)  # asked for many times in each round
+def _shuffled(seed: bytes, purpose: str, peers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(peers, key=lambda peer: _ticket(seed, purpose, peer)))
+
+
+@lru_cache(1 << 14)  # asked for every peer of a round again and again
+def _ticket(seed: bytes, purpose: str, peer: str) -> bytes:
+    return hashlib.sha256(seed + purpose.encode() + b"\0" + peer.encode()).digest()
+
+
+# --- seats ------------------------------------------------------------------------------------------------------------
+
+SILENCE = 2  # rosters in which a quorum missed an elector, after which it is none
+
+
+def places_of(chain: ChainState, peers: Iterable[str]) -> tuple[int, ...]:
+    """Where these are among the electors of a round, ascending: `Cut.absent`; but for those who are none any more."""
+    wanted = set(peers)
+    return tuple(place for place, elector in enumerate(chain.electors) if elector in wanted)[:MAX_JUDGES]
+
+
+def next_silent(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[Cut]]) -> dict[str, int]:
+    """`ChainState.silent` after a roster that quotes these cuts of judges, one of each."""
+    named, quoted = Counter[str](), set[str]()
+    for cut in cuts:
+        quoted.add(cut.author)
+        named.update(chain.electors[place] for place in cut.what.absent if place < len(chain.electors))
+    missed = {elector for elector, count in named.items() if count >= quorum(chain, rules)}
+    silent = {elector: chain.silent.get(elector, 0) + (elector in missed) for elector in chain.electors}
+    return {elector: count for elector, count in silent.items() if count and elector not in quoted}
+
+
+def reseated(chain: ChainState, rules: ChainRules) -> ChainState:
+    """The chain with the electors of its next round, after a roster that is not empty."""
+    chain = replace(chain, electors=_without_silent(chain))
+    new = candidates(chain, rules)
+    if chain.made % rules.earn_window == 0:
+        electors, cohort = next_electors(chain, rules), chain.seed
+        seats = _next_seats(chain, rules, len(electors), len(set(new).difference(electors)))
+    else:
+        room = min(chain.seats - len(chain.electors), -(-len(chain.electors) * rules.growth // MILLION))
+        electors = tuple(sorted({*chain.electors, *new[: max(0, room)]}))
+        cohort, seats = chain.cohort, chain.seats
+    silent = {elector: count for elector, count in chain.silent.items() if elector in electors}
+    return replace(chain, electors=electors, cohort=cohort, seats=seats, silent=silent)
+
+
+def _next_seats(chain: ChainState, rules: ChainRules, electors: int, waiting: int) -> int:
+    """Seats after a change to so many electors, where so many more have earned a place."""
+    share = max(1, chain.seats * rules.growth // MILLION)
+    if waiting > chain.seats - electors:
+        return max(electors, min(chain.seats + share, most_electors(rules)))
+    return max(electors, chain.seats - share)
+
+
+def _without_silent(chain: ChainState) -> tuple[str, ...]:
+    """The electors but for those who have been silent, the longest first, down to SMALL."""
+    gone = [elector for elector in chain.electors if chain.silent.get(elector, 0) >= SILENCE]
+    gone.sort(key=lambda elector: (-chain.silent[elector], elector))
+    left = set(gone[: max(0, len(chain.electors) - SMALL)])
+    return tuple(elector for elector in chain.electors if elector not in left)
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+LENGTH = 1 << 14  # rosters that one author can lead before it must register anew
+_STRIDE = 1 << 7  # every so many values are kept
+
+
+def step(value: bytes) -> bytes:
+    """The value that `value` is the preimage of."""
+    return hashlib.sha256(b"swarmnode/beacon/1\0" + value).digest()
+
+
+class HashChain:
+    """One author's chain, derived from 32 secret bytes; making it hashes LENGTH times, some 10 ms."""
+
+    def __init__(self, secret: bytes) -> None:
+        value = hashlib.sha256(b"swarmnode/beacon/secret/1\0" + secret).digest()
+        self._kept = [value]  # values 0, STRIDE, 2 STRIDE, …
+        self._places = {}
+        for place in range(1, LENGTH + 1):
+            value = step(value)
+            if place % _STRIDE == 0:
+                self._kept.append(value)
+                self._places[value] = place
+        self.anchor = value
+
+    def preimage(self, value: bytes) -> bytes:
+        """What hashes to `value`, a value of this chain; empty where there is none before it, or it is of another."""
+        place = self._place(value)
+        if not place:
+            return b""
+        before = self._kept[(place - 1) // _STRIDE]
+        for _ in range((place - 1) % _STRIDE):
+            before = step(before)
+        return before
+
+    def _place(self, value: bytes) -> int:
+        """How many steps `value` is from the secret; 0 where it is not in the chain."""
+        at = value
+        for ahead in range(_STRIDE):
+            if at in self._places:
+                return self._places[at] - ahead
+            at = step(at)
+        return 0
