@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from swarmnode.node.exitcodes import CONFIG
-from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.addresses import parse
 from swarmnode.training.options import SettingError, coerce, describe, option, parse_section
 
 ENVIRONMENT = "SWARMNODE_"

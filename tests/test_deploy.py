@@ -19,7 +19,7 @@ import yaml
 
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.host.endpoint import Endpoint, parse
+from swarmnode.node.host.addresses import Endpoint, parse
 from swarmnode.training.options import describe
 from swarmnode.training.runspec import load_runspec
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 import trio
 
 from swarmnode.node.discovery.addressbook import AddressBook
-from swarmnode.node.host.addresses import peer_of, with_peer
-from swarmnode.node.host.endpoint import EXPECTED, parse
+from swarmnode.node.host.addresses import EXPECTED, parse, peer_of, with_peer
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerEvent, PeerId, Unreachable
 from swarmnode.protocols.runner import Runner, inline
 

@@ -15,11 +15,10 @@ from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.allowances import HostPool, Pacer, PeerShare
 from swarmnode.node.host.limits import ConnectionLimits
-from swarmnode.node.host.metered_tcp import metered_stream_of
-from swarmnode.node.host.pace import Pacer
-from swarmnode.node.host.patches.yamux_session import Session
-from swarmnode.node.host.shares import Pool, Share
+from swarmnode.node.host.patches.yamux_session import YamuxSession
+from swarmnode.node.host.tcp import metered_stream_of
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerEvent, PeerId
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_host, through
@@ -44,7 +43,7 @@ class Connection:
     """One connection of a peer; it may have several for a while."""
 
     conn: INetConn
-    session: Session
+    session: YamuxSession
     since: float  # trio.current_time()
     inbound: bool
     direct: bool
@@ -68,8 +67,8 @@ class Connections:
         self._arrived = arrived
         self._drop = drop
         self._of: dict[PeerId, dict[int, Connection]] = {}
-        self._shares: dict[PeerId, Share] = {}  # of those connected
-        self._pool = Pool(limits)
+        self._shares: dict[PeerId, PeerShare] = {}  # of those connected
+        self._pool = HostPool(limits)
         self._feeds: set[_Feed] = set()
         self._turned_away: Counter[str] = Counter()
         self._leaving: set[PeerId] = set()  # who makes room for another and is not gone yet
@@ -111,7 +110,7 @@ class Connections:
     def opened(self, conn: INetConn) -> None:
         """py-libp2p registered a connection."""
         session = conn.muxed_conn
-        assert isinstance(session, Session)
+        assert isinstance(session, YamuxSession)
         peer = str(session.peer_id)
         if self._conduct.standing(peer) is Standing.BANNED:
             log.debug("turned %s away: it is banned for a while", peer)
@@ -174,9 +173,9 @@ class Connections:
         for connection in self.of(peer):
             self._drop(connection.conn)
 
-    def _settle(self, peer: PeerId, session: Session) -> None:
+    def _settle(self, peer: PeerId, session: YamuxSession) -> None:
         """From now on the connection counts as its peer's."""
-        session.move_to(self._shares.setdefault(peer, Share(self._pool)))
+        session.move_to(self._shares.setdefault(peer, PeerShare(self._pool)))
         session.complain = partial(self.offences.note, peer)
         stream = metered_stream_of(session.secured_conn)
         if stream is not None:
@@ -201,7 +200,7 @@ def relay_in(conn: INetConn) -> PeerId | None:
     return next((part[part.index("p2p") + 1] for part in parts if "p2p-circuit" in part and "p2p" in part), None)
 
 
-def _group_of(conn: INetConn, session: Session, *, direct: bool) -> Group:
+def _group_of(conn: INetConn, session: YamuxSession, *, direct: bool) -> Group:
     if not direct:
         relay = relay_in(conn)
         return through(relay) if relay is not None else None

@@ -21,9 +21,8 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarmnode.node.host import addresses as multiaddrs
+from swarmnode.node.host.addresses import CIRCUIT, FAMILIES, Endpoint, parse, with_peer, without_peer
 from swarmnode.node.host.connections import Connections
-from swarmnode.node.host.endpoint import FAMILIES, Endpoint, parse
 from swarmnode.node.host.libp2p_host import UPGRADE
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 from swarmnode.protocols.peers.scoring import Conduct, Standing
@@ -64,11 +63,11 @@ class Dialler:
         self._nursery = nursery
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        fresh = [multiaddrs.with_peer(address, peer) for address in addresses if parse(address)]
+        fresh = [with_peer(address, peer) for address in addresses if parse(address)]
         known = tuple(dict.fromkeys(fresh + list(self._known.pop(peer, ()))))[:MAX_ADDRESSES]
         if known:
             self._known[peer] = known
-            self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(multiaddrs.without_peer(a)) for a in known], KEPT)
+            self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(without_peer(a)) for a in known], KEPT)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
@@ -77,7 +76,7 @@ class Dialler:
         store = self._swarm.peerstore
         try:
             if store.has_peer(peer_id(peer)):
-                told += [multiaddrs.with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
+                told += [with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
         except Exception as error:  # PeerStoreError: all its addresses expired
             log.debug("no stored addresses of %s: %s", peer, error)
         return tuple(address for address in dict.fromkeys(told) if parse(address))[:MAX_ADDRESSES]
@@ -130,11 +129,11 @@ class Dialler:
 
     async def _reach(self, peer: PeerId) -> PeerId:
         # Nobody else is where this node listens; but others are behind the same relays.
-        mine = {multiaddrs.without_peer(address) for address in self._mine() if multiaddrs.CIRCUIT not in address}
-        candidates = [address for address in self.known(peer) if multiaddrs.without_peer(address) not in mine]
+        mine = {without_peer(address) for address in self._mine() if CIRCUIT not in address}
+        candidates = [address for address in self.known(peer) if without_peer(address) not in mine]
         if not candidates:
             raise Unreachable(f"no address of {peer} is known")
-        candidates.sort(key=lambda address: multiaddrs.CIRCUIT in address)  # a direct way is tried before a relayed one
+        candidates.sort(key=lambda address: CIRCUIT in address)  # a direct way is tried before a relayed one
 
         async def dial(address: Address) -> PeerId:
             endpoint = parse(address)

@@ -27,9 +27,8 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.metered_tcp import Meter, MeteredTCP
+from swarmnode.node.host.tcp import Handshakes, Meter, MeteredTCP
 from swarmnode.protocols.network import NetworkError
 
 if TYPE_CHECKING:

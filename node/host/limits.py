@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarmnode.node.nat.relay import RelayLimits
 from swarmnode.protocols.calls.frames import RpcLimits
 from swarmnode.protocols.methods.rollouts.sharing import RolloutLimits
 from swarmnode.protocols.peers.scoring import ConductLimits
@@ -64,6 +63,19 @@ class DhtLimits:
     record_bytes: int = 32 * MIB  # of all values kept
     provider_keys: int = 8192  # keys with providers in all, of at most 20 each: 60 MiB at the very worst
     keys_per_provider: int = 128  # twice what a node of our kind announces
+
+
+@dataclass(frozen=True)
+class RelayLimits:
+    """What strangers may have of a relay. The defaults serve a swarm of some hundred nodes."""
+
+    reservations: int = 256  # at a time; one is a few hundred bytes
+    reservation_ttl: float = 3600.0  # s; renewed by its holder long before
+    circuits: int = 128  # at a time; each has two streams and two buffers of 64 KiB
+    circuits_per_peer: int = 16  # that a peer is one end of
+    circuit_bytes: int = 4 << 30  # each way; a round of a small model is megabytes, so this is hours
+    circuit_seconds: float = 2 * 3600.0  # s; the ends make a new circuit when they need one
+    requests_per_minute: int = 60  # of one peer; a private node needs one in half an hour, a dialler one a dial
 
 
 @dataclass(frozen=True)

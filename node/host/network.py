@@ -31,18 +31,16 @@ from swarmnode.node.discovery import mdns as lan
 from swarmnode.node.discovery.dht_values import DhtRecords
 from swarmnode.node.discovery.kademlia import Kademlia
 from swarmnode.node.discovery.providers import Providers
-from swarmnode.node.host import addresses as multiaddrs
-from swarmnode.node.host import patches as libp2p_patches
+from swarmnode.node.host.addresses import EXPECTED, announced, parse, peer_of, public_key, with_peer, without_peer
+from swarmnode.node.host.allowances import Pacer
 from swarmnode.node.host.connections import Connection, Connections, Watcher, relay_in
 from swarmnode.node.host.dialling import Dialler, peer_id
-from swarmnode.node.host.endpoint import EXPECTED, parse
-from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
-from swarmnode.node.host.metered_tcp import Meter
-from swarmnode.node.host.pace import Pacer
-from swarmnode.node.host.patches.agent_versions import KEY as AGENT
-from swarmnode.node.host.patches.yamux_session import Session
+from swarmnode.node.host.patches import mend_libp2p
+from swarmnode.node.host.patches.basic_host import AGENT
+from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import Libp2pStream, Refused, agree
+from swarmnode.node.host.tcp import Handshakes, Meter
 from swarmnode.node.nat.circuit import Circuits
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
@@ -75,7 +73,7 @@ class Libp2pNetwork:
     """A node's place in the libp2p network. Use after `run()` has called `started()`."""
 
     def __init__(self, identity: Identity, settings: HostSettings) -> None:
-        libp2p_patches.apply()
+        mend_libp2p()
         self._identity = identity
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
@@ -124,8 +122,8 @@ class Libp2pNetwork:
         elif not self._made:
             told = ()
         else:
-            told = multiaddrs.announced(str(address) for address in self._host.get_transport_addrs())
-        return tuple(multiaddrs.with_peer(address, self.me) for address in told)
+            told = announced(str(address) for address in self._host.get_transport_addrs())
+        return tuple(with_peer(address, self.me) for address in told)
 
     def announce_instead(self, found: tuple[Address, ...] | None) -> None:
         """Announce these addresses instead of the node's own, unless its owner says what to announce; None ends it."""
@@ -208,7 +206,7 @@ class Libp2pNetwork:
                 return endpoint[1], int(endpoint[2])
         return None
 
-    async def connect_from_listening_port(self, peer: PeerId) -> Session | None:
+    async def connect_from_listening_port(self, peer: PeerId) -> YamuxSession | None:
         """One more connection to a directly connected peer, from the listening port; None where it failed."""
         host, source = self.host_of(peer), self.dial_source()
         for address in self.known_addresses(peer):
@@ -221,7 +219,7 @@ class Libp2pNetwork:
                 log.debug("no connection to %s from the listening port: %s", peer, error)
                 continue
             session = conn.muxed_conn
-            return session if isinstance(session, Session) else None
+            return session if isinstance(session, YamuxSession) else None
         return None
 
     def rtt(self, peer: PeerId) -> float | None:
@@ -239,7 +237,7 @@ class Libp2pNetwork:
 
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
         try:
-            multiaddrs.public_key(peer).verify(signature, message)
+            public_key(peer).verify(signature, message)
         except (InvalidSignature, ValueError, TypeError):
             return False
         return True
@@ -267,8 +265,8 @@ class Libp2pNetwork:
 
     def _peer_of(self, target: PeerId | Address) -> PeerId:
         try:
-            peer = multiaddrs.peer_of(target) if target.startswith("/") else target
-            multiaddrs.public_key(peer)
+            peer = peer_of(target) if target.startswith("/") else target
+            public_key(peer)
         except ValueError as error:
             nobody = target.startswith("/") and "/p2p/" not in target
             raise Unreachable(f"{target} cannot be dialled: {EXPECTED}" if nobody else str(error)) from error
@@ -394,13 +392,13 @@ class Libp2pNetwork:
             log.debug("heard of %s on the local network: %s", peer, error)
 
     def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
-        return [Multiaddr(multiaddrs.without_peer(address)) for address in self.addresses]
+        return [Multiaddr(without_peer(address)) for address in self.addresses]
 
     def _addresses_of(self, peer: PeerId, connection: Connection) -> tuple[Address, ...]:
         told = self.known_addresses(peer)
         if connection.inbound:
             return told
-        dialled = (multiaddrs.with_peer(str(address), peer) for address in connection.conn.get_transport_addresses())
+        dialled = (with_peer(str(address), peer) for address in connection.conn.get_transport_addresses())
         return tuple(dict.fromkeys([*dialled, *told]))
 
     def _agent_of(self, peer: PeerId) -> str:

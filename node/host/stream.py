@@ -10,7 +10,7 @@ from collections.abc import Callable
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from swarmnode.node.host.patches.yamux_stream import SessionStream
+from swarmnode.node.host.patches.yamux_session import YamuxStream
 from swarmnode.protocols.network import PeerId, StreamBroken
 
 HANDSHAKE = b"\x13/multistream/1.0.0\n"
@@ -20,7 +20,7 @@ MAX_LINE = 512  # bytes of a multistream line
 class Libp2pStream:
     """A `protocols.network.Stream` on a Yamux stream."""
 
-    def __init__(self, stream: SessionStream, peer: PeerId) -> None:
+    def __init__(self, stream: YamuxStream, peer: PeerId) -> None:
         self._stream = stream
         self._peer = peer
 
@@ -68,7 +68,7 @@ class Refused(Exception):
     """The other side answered "na"."""
 
 
-async def agree(stream: SessionStream, protocol: str) -> None:
+async def agree(stream: YamuxStream, protocol: str) -> None:
     """Ask for `protocol`. Raises Refused, or MuxedStreamError where the stream ended."""
     line = protocol.encode() + b"\n"
     if len(line) > 127:
@@ -79,7 +79,7 @@ async def agree(stream: SessionStream, protocol: str) -> None:
         raise Refused
 
 
-async def _line(stream: SessionStream) -> bytes:
+async def _line(stream: YamuxStream) -> bytes:
     size = shift = 0
     while True:
         byte = (await _exactly(stream, 1))[0]
@@ -92,7 +92,7 @@ async def _line(stream: SessionStream) -> bytes:
     return await _exactly(stream, size)
 
 
-async def _exactly(stream: SessionStream, size: int) -> bytes:
+async def _exactly(stream: YamuxStream, size: int) -> bytes:
     buffer = b""
     while len(buffer) < size:
         chunk = await stream.receive_some(size - len(buffer))

@@ -22,7 +22,7 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.addresses import parse
 from swarmnode.node.nat.messages import BadMessage, peer_bytes, receive, send
 from swarmnode.protocols.network import Address, Network, PeerId, Stream
 

@@ -27,7 +27,7 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.addresses import parse
 from swarmnode.node.nat.messages import BadMessage, receive, send
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream
 

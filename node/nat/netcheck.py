@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.addresses import parse
 from swarmnode.node.nat.reachability import is_local
 
 if TYPE_CHECKING:

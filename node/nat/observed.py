@@ -15,8 +15,8 @@ from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.endpoint import parse
-from swarmnode.node.host.patches.yamux_session import Session
+from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import Libp2pStream, Refused, agree
 from swarmnode.node.nat.messages import BadMessage, receive
 from swarmnode.protocols.network import Address
@@ -59,7 +59,7 @@ class ObservedAddresses:
         return most > len(self._seen) / 2
 
 
-async def seen_by(session: Session) -> Address | None:
+async def seen_by(session: YamuxSession) -> Address | None:
     """Where the other end of a connection sees it come from, /ip4/…/tcp/…; None where it does not say so usably.
 
     Raises NetworkError where it does not answer.

@@ -18,12 +18,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.nat.messages import BadMessage, peer_bytes, peer_in, receive, send
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream
 
@@ -32,21 +32,9 @@ logger = logging.getLogger(__name__)
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
 INTRODUCED_WITHIN = 1.0  # s that a peer has to become one that is served: identify or its lease are under way
+LIMITS = RelayLimits()
 AHEAD = 0.25  # of standing, by which a peer must be ahead to get the place of another
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
-
-
-@dataclass(frozen=True)
-class RelayLimits:
-    """What strangers may have of a relay. The defaults serve a swarm of some hundred nodes."""
-
-    reservations: int = 256  # at a time; one is a few hundred bytes
-    reservation_ttl: float = 3600.0  # s; renewed by its holder long before
-    circuits: int = 128  # at a time; each has two streams and two buffers of PIECE
-    circuits_per_peer: int = 16  # that a peer is one end of
-    circuit_bytes: int = 4 << 30  # each way; a round of a small model is megabytes, so this is hours
-    circuit_seconds: float = 2 * 3600.0  # s; the ends make a new circuit when they need one
-    requests_per_minute: int = 60  # of one peer; a private node needs one in half an hour, a dialler one a dial
 
 
 class RelayServer:
@@ -61,7 +49,7 @@ class RelayServer:
         network: Network,
         *,
         admits: Callable[[PeerId], bool],
-        limits: RelayLimits = RelayLimits(),
+        limits: RelayLimits = LIMITS,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`now` gives seconds since the epoch: expiries travel as such."""

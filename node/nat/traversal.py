@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import trio
 
+from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.autonat import AUTONAT, AutoNat, DialBack
 from swarmnode.node.nat.holepunch import HolePuncher
@@ -28,7 +29,7 @@ from swarmnode.node.nat.moving import let_go_of_circuits
 from swarmnode.node.nat.observed import ObservedAddresses, seen_by
 from swarmnode.node.nat.portmap import Mapping, PortMapping
 from swarmnode.node.nat.reachability import AGE, ENOUGH, Reach, Reachability, Verdict, is_local
-from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
+from swarmnode.node.nat.relay import HOP, RelayServer
 from swarmnode.node.nat.reservations import RELAY_KEY, Reservations
 from swarmnode.protocols.network import Address, NetworkError, PeerId
 

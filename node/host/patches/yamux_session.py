@@ -9,6 +9,9 @@ What breaks upstream (py-libp2p 0.8.1, `stream_muxer/yamux/yamux.py`):
   sockets are full wait for each other for ever.
 - :827 every frame is described for a DEBUG log that nobody reads (half of the CPU time of small frames).
 
+A stream ends in one of three ways: both sides finished sending; one side reset it; or its connection ended. In the last
+two it is `broken`: what had arrived can still be read, then everybody who uses it gets MuxedStreamReset.
+
 Here frames go through one bounded outbox that a task of its own writes, so cancelling a sender never cuts a frame, a
 full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds ends the connection.
 While nothing waits, a frame is written by whoever sends it, without waking that task; and what is answered to frames
@@ -27,29 +30,35 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.stream_muxer import muxer_multistream
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.patches import noise_transport
-from swarmnode.node.host.patches.yamux_outbox import Outbox, Piece
-from swarmnode.node.host.patches.yamux_stream import (
+from swarmnode.node.host.allowances import PeerShare
+from swarmnode.node.host.patches.noise_transport import over
+from swarmnode.node.host.patches.yamux_frames import (
     ACK,
     DATA,
     FIN,
     GO_AWAY,
     HEADER,
-    MAX_WINDOW,
+    MAX_BODY,
     PING,
     RST,
     SYN,
     WINDOW_UPDATE,
-    SessionStream,
+    FrameQueue,
+    Piece,
 )
-from swarmnode.node.host.shares import Share
 from swarmnode.protocols.peers.violations import Kind
 
 log = logging.getLogger(__name__)
@@ -64,7 +73,7 @@ WRITE_STALL = 12.0  # seconds in which the socket must take one frame
 FLUSH = 0.5  # seconds that a polite close waits for the outbox
 
 
-class Session(IMuxedConn):
+class YamuxSession(IMuxedConn):
     """One connection's streams. `start()` is its lifetime: three tasks that end together."""
 
     def __init__(
@@ -79,18 +88,18 @@ class Session(IMuxedConn):
         self.on_close = on_close  # py-libp2p sets it; its SwarmConn learns of the end from accept_stream
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
-        self.share = Share()  # what the peer takes of this node; the host's connections of one peer have the same
+        self.share = PeerShare()  # what the peer takes of this node; the host's connections of one peer have the same
         self.complain: Callable[[str, Kind], None] = lambda what, kind: None  # the peer did something wrong
-        self.outbox = Outbox()
+        self.outbox = FrameQueue()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_id = 1 if self._initiator else 2
-        self._streams: dict[int, SessionStream] = {}
-        self._arrived: deque[SessionStream] = deque()
+        self._streams: dict[int, YamuxStream] = {}
+        self._arrived: deque[YamuxStream] = deque()
         self._arrival = trio.lowlevel.ParkingLot()
         self._work = trio.Event()
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
-        self._transport = noise_transport.over(secured_conn)
+        self._transport = over(secured_conn)
         self._messages: deque[bytes] = deque()  # that arrived, and wait
         self._received = b""  # the one at hand
         self._at = 0  # how far it is taken
@@ -115,7 +124,7 @@ class Session(IMuxedConn):
             with trio.CancelScope(shield=True):
                 await self.abandon("the connection ended")
 
-    def send(self, stream: SessionStream, frame: bytes, body: Piece = b"") -> None:
+    def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, a long body by itself; written at once where nothing else is."""
         if not self._closing and not self._written_now(frame, body):
             self.outbox.put(stream, frame, body)
@@ -157,7 +166,7 @@ class Session(IMuxedConn):
             if self.outbox:
                 self._wake()
 
-    def forget(self, stream: SessionStream) -> None:
+    def forget(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
             self.share.close()
         self._widened -= stream.widened
@@ -171,7 +180,7 @@ class Session(IMuxedConn):
         self._ping()
         return True
 
-    def move_to(self, share: Share) -> None:
+    def move_to(self, share: PeerShare) -> None:
         """Account for this connection in `share` from now on."""
         if share is not self.share:
             share.take_over(self.share)
@@ -295,7 +304,7 @@ class Session(IMuxedConn):
         self._answered()
         await self.abandon(why)
 
-    async def _read_body(self, stream: SessionStream | None, length: int) -> bool:
+    async def _read_body(self, stream: YamuxStream | None, length: int) -> bool:
         if length > (MAX_WINDOW if stream is None else stream.receive_window):
             raise _ProtocolViolation(f"sent {length} bytes where its window allows fewer")
         if stream is not None:
@@ -313,14 +322,14 @@ class Session(IMuxedConn):
                 stream.abort()
         return True
 
-    def _on_syn(self, stream_id: int) -> SessionStream | None:
+    def _on_syn(self, stream_id: int) -> YamuxStream | None:
         if not self._is_theirs(stream_id) or stream_id in self._streams:
             raise _ProtocolViolation(f"opened stream {stream_id}, which is not its to open")
         if not self.share.open():
             self.complain(f"more than {self.share.streams} streams", Kind.LOAD)
             self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
             return None
-        stream = self._streams[stream_id] = SessionStream(self, stream_id)
+        stream = self._streams[stream_id] = YamuxStream(self, stream_id)
         self.answer(HEADER.pack(0, WINDOW_UPDATE, ACK, stream_id, 0))
         self._arrived.append(stream)
         self._arrival.unpark(count=1)
@@ -359,17 +368,17 @@ class Session(IMuxedConn):
         """Streams of both sides; ours, not called by py-libp2p."""
         return len(self._streams)
 
-    async def open_stream(self) -> SessionStream:
+    async def open_stream(self) -> YamuxStream:
         await trio.lowlevel.checkpoint()
         if self._closing:
             raise MuxedStreamError("the connection ended")
-        stream = self._streams[self._next_id] = SessionStream(self, self._next_id)
+        stream = self._streams[self._next_id] = YamuxStream(self, self._next_id)
         self._next_id += 2
         self.outbox.put(stream, HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
         self._wake()
         return stream
 
-    async def accept_stream(self) -> SessionStream:
+    async def accept_stream(self) -> YamuxStream:
         while not self._arrived:
             if self._closing:
                 raise MuxedConnUnavailable("the connection ended")
@@ -400,4 +409,243 @@ class _ProtocolViolation(Exception):
 
 def apply() -> None:
     """Let py-libp2p's upgrader make this session where Yamux is agreed on."""
-    muxer_multistream.Yamux = Session  # type: ignore[misc,assignment]
+    muxer_multistream.Yamux = YamuxSession  # type: ignore[misc,assignment]
+
+
+INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
+MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
+MEASURE = 0.02  # seconds, at least, over which a reader's rate is measured
+UNFELT = 0.004  # seconds of a transfer that a call may wait behind, however short the way
+
+
+class YamuxStream(IMuxedStream):
+    """One stream. `send_all`, `receive_some` and `send_eof` follow trio; the libp2p names call them."""
+
+    def __init__(self, session: YamuxSession, stream_id: int) -> None:
+        self.muxed_conn = session
+        self._session = session
+        self.stream_id = stream_id
+        self.send_window = INITIAL_WINDOW
+        self.receive_window = INITIAL_WINDOW  # bytes that the peer may still send
+        self._target = INITIAL_WINDOW
+        self.widened = 0  # bytes by which the window has grown
+        self._unannounced = 0  # bytes read and not yet given back to the peer as window
+        self._measured_at = trio.current_time()
+        self._taken = 0  # bytes read since then
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0  # bytes that wait in `_chunks`, as the peer's share counts them
+        self.in_bulk = 0  # frames that wait in the bulk of the session's outbox
+        self._sink: Callable[[bytes], bool] | None = None
+        self._readable = trio.lowlevel.ParkingLot()
+        self._writable = trio.lowlevel.ParkingLot()
+        self._finished_sending = False
+        self._finished_receiving = False
+        self.broken = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue all of `data`; waits for window and outbox. Raises MuxedStreamReset or MuxedStreamClosed."""
+        view = memoryview(data).cast("B")
+        session, outbox = self._session, self._session.outbox
+        offset = 0
+        while offset < len(view):
+            size = min(self.send_window, MAX_BODY, len(view) - offset)
+            while not self.broken and not (size and outbox.has_room(self, size)):
+                await (outbox.room if size else self._writable).park()
+                size = min(self.send_window, MAX_BODY, len(view) - offset)
+            if self.broken:
+                raise MuxedStreamReset("the stream was reset or its connection ended")
+            if self._finished_sending:
+                raise MuxedStreamClosed("the stream is closed for sending")
+            self.send_window -= size
+            session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size), view[offset : offset + size])
+            offset += size
+        await trio.lowlevel.checkpoint()  # after queueing, so that the session's writer runs meanwhile
+
+    def send_nowait(self, data: bytes) -> bool:
+        """Queue all of `data` where that needs no waiting; False where it does, or where `send_all` would fail."""
+        session = self._session
+        if self.broken or self._finished_sending or not session.outbox.has_room(self, len(data)):
+            return False
+        if not 0 < len(data) <= min(self.send_window, MAX_BODY):
+            return False
+        self.send_window -= len(data)
+        session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, len(data)) + data)
+        return True
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """At least one byte, or b"" after the other side's end. Raises MuxedStreamReset."""
+        if self._chunks or self._finished_receiving or self.broken:
+            await trio.lowlevel.checkpoint()
+        while not self._chunks:
+            if self._finished_receiving:
+                return b""
+            if self.broken:
+                raise MuxedStreamReset("the stream was reset or its connection ended")
+            await self._readable.park()
+        chunk = self._chunks.popleft()
+        if len(chunk) > max_bytes:
+            self._chunks.appendleft(chunk[max_bytes:])
+            chunk = chunk[:max_bytes]
+            self._took(len(chunk), len(chunk))
+        else:
+            self._took(len(chunk), len(chunk) + self._session.share.piece)
+        return chunk
+
+    async def push_to(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand what arrives to `sink`, in the task that reads the connection, until `sink` returns False.
+
+        Returns True then; False after the other side's end. Raises MuxedStreamReset, and what `sink` raises.
+        """
+        await trio.lowlevel.checkpoint()
+        failure: Exception | None = None
+        more = True
+
+        def guarded(chunk: bytes) -> bool:
+            nonlocal failure, more
+            try:
+                more = sink(chunk)
+            except Exception as error:
+                failure, more = error, False
+            return more
+
+        while self._chunks and more:
+            chunk = self._chunks.popleft()
+            self._took(len(chunk), len(chunk) + self._session.share.piece)
+            guarded(chunk)
+        if more and not self._finished_receiving and not self.broken:
+            self._sink = guarded
+            try:
+                await self._readable.park()
+            finally:
+                self._sink = None
+        if failure is not None:
+            raise failure
+        if more and self.broken:
+            raise MuxedStreamReset("the stream was reset or its connection ended")
+        return not more
+
+    def send_eof_nowait(self) -> None:
+        """Finish sending: FIN follows what was queued."""
+        if not self._finished_sending and not self.broken:
+            self._finished_sending = True
+            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
+            self._forget_if_done()
+
+    def abort(self) -> None:
+        """Drop the stream in both directions, at once and without waiting."""
+        self.queue_reset()
+        self.break_off()
+        self._chunks.clear()
+
+    def queue_reset(self) -> None:
+        if not self.broken and not (self._finished_sending and self._finished_receiving):
+            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
+
+    def end(self) -> None:
+        """Finish sending and stop reading: what was queued still arrives."""
+        self.send_eof_nowait()
+        if not self._finished_receiving:
+            self.abort()
+
+    def break_off(self) -> None:
+        """Nothing more comes or goes: what has arrived can be read, then everyone gets MuxedStreamReset."""
+        if self.broken:
+            return
+        self.broken = True
+        self._session.share.give_back(self._unread)
+        self._readable.unpark_all()
+        self._writable.unpark_all()
+        self._session.outbox.room.unpark_all()
+        self._session.forget(self)
+
+    def feed(self, chunk: bytes) -> bool:
+        """Keep what arrived for the reader; False where the peer left too much unread for that."""
+        if self._sink is not None:
+            self._took(len(chunk), 0)
+            if not self._sink(chunk):
+                self._sink = None
+                self._readable.unpark_all()
+            return True
+        cost = len(chunk) + self._session.share.piece
+        if not self._session.share.keep(cost):
+            return False
+        self._chunks.append(chunk)
+        self._unread += cost
+        self._readable.unpark_all()
+        return True
+
+    def feed_eof(self) -> None:
+        self._finished_receiving = True
+        self._readable.unpark_all()
+        self._forget_if_done()
+
+    def widen(self, increment: int) -> None:
+        self.send_window += increment
+        self._writable.unpark_all()
+
+    def _took(self, size: int, cost: int) -> None:
+        if self.broken:
+            return
+        self._unread -= cost
+        self._session.share.give_back(cost)
+        self._unannounced += size
+        self._taken += size
+        if self._finished_receiving or self._unannounced < self._target // 2:
+            return
+        increment = self._unannounced
+        if self._is_limited() and self._session.widen(self._target):
+            increment += self._target
+            self.widened += self._target
+            self._target *= 2
+        self._unannounced = 0
+        self.receive_window += increment
+        self._session.answer(HEADER.pack(0, WINDOW_UPDATE, 0, self.stream_id, increment))
+
+    def _is_limited(self) -> bool:
+        """Whether the window is less than the reader takes in two round trips, by its rate since the last answer.
+
+        The shortest round trip counts, and a rate over some time: a window that follows its own queue, or the burst
+        after a pause, grows without end, and calls wait behind what it lets in.
+        """
+        now, rtt = trio.current_time(), self._session.shortest_rtt()
+        elapsed = now - self._measured_at
+        if elapsed < max(MEASURE, rtt):
+            return False
+        rate = self._taken / elapsed
+        self._measured_at, self._taken = now, 0
+        return self._target < min(MAX_WINDOW, 2 * rate * max(rtt, UNFELT))
+
+    def _forget_if_done(self) -> None:
+        if self._finished_sending and self._finished_receiving:
+            self._session.forget(self)
+
+    # The names that py-libp2p calls.
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        chunk = await self.receive_some(n if n is not None and n > 0 else MAX_WINDOW)
+        if not chunk:
+            raise MuxedStreamEOF("the other side has finished sending")
+        return chunk
+
+    async def write(self, data: bytes) -> None:
+        await self.send_all(data)
+
+    async def close(self) -> None:
+        self.send_eof_nowait()
+
+    async def reset(self) -> None:
+        self.abort()
+
+    def set_deadline(self, ttl: int) -> None:
+        raise NotImplementedError("use trio's cancel scopes")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._session.get_remote_address()
+
+    async def __aenter__(self) -> YamuxStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.send_eof_nowait()

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from swarmnode.node.host.handshakes import Handshake, Handshakes, network_of
+from swarmnode.node.host.tcp import Handshake, Handshakes, network_of
 from swarmnode.protocols.metrics import Metrics
 
 

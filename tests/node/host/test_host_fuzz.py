@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host import libp2p_host
 from swarmnode.node.host.limits import ConnectionLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.host.patches.yamux_stream import DATA, GO_AWAY, HEADER, PING, SYN, WINDOW_UPDATE
+from swarmnode.node.host.patches.yamux_frames import DATA, GO_AWAY, HEADER, PING, SYN, WINDOW_UPDATE
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.network import Stream
 

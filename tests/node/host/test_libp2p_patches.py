@@ -1,6 +1,6 @@
 """Each mended defect of py-libp2p twice: it is gone here, and it still shows upstream.
 
-A `test_stock_…` test that fails says that upstream no longer needs the patch: remove the module that it names.
+A `test_stock_…` test that fails says that upstream no longer needs the patch: remove what it names.
 """
 
 from __future__ import annotations
@@ -26,22 +26,13 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from swarmnode.node.host import patches as libp2p_patches
+from swarmnode.node.host.allowances import HostPool, PeerShare
 from swarmnode.node.host.limits import ConnectionLimits
-from swarmnode.node.host.patches import (
-    agent_versions,
-    circuit_addresses,
-    denied_connections,
-    inbound_slots,
-    stream_handlers,
-    yamux_session,
-    yamux_stream,
-)
-from swarmnode.node.host.patches.yamux_session import Session
-from swarmnode.node.host.shares import Pool, Share
+from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
+from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.protocols.peers.violations import Kind
 
-libp2p_patches.apply()
+mend_libp2p()
 
 PEER = ID.from_pubkey(create_new_key_pair().public_key)
 GONE = "upstream no longer shows this defect: remove the patch {}"
@@ -100,12 +91,12 @@ async def open_pair(left: Any, right: Any) -> tuple[Any, Any]:
 
 def test_patches_are_applied_once_however_often_they_are_asked_for() -> None:
     before = BasicHost._swarm_stream_handler
-    libp2p_patches.apply()
+    mend_libp2p()
     assert BasicHost._swarm_stream_handler is before
     assert not hasattr(stock(before), "__wrapped__")
 
 
-# stream_handlers
+# stream handlers: basic_host.contain
 
 
 def failing_host() -> Any:
@@ -138,12 +129,12 @@ def test_stock_handler_exception_still_escapes() -> None:
         stream = Resettable(muxed_conn=SimpleNamespace(peer_id=PEER))
         with pytest.raises(UnicodeDecodeError):
             await stock(BasicHost._swarm_stream_handler)(failing_host(), stream)
-            pytest.fail(GONE.format(stream_handlers.__name__))
+            pytest.fail(GONE.format("basic_host.contain"))
 
     run(main)
 
 
-# inbound_slots
+# inbound slots: swarm.release_when_closed
 
 
 async def accept_and_close(handler: Any) -> bool:
@@ -175,12 +166,12 @@ def test_closed_inbound_connection_ends_its_accepting_task() -> None:
 def test_stock_inbound_slot_is_still_lost() -> None:
     async def main() -> None:
         ended = await accept_and_close(stock(Swarm._do_handle_inbound_connection))
-        assert not ended, GONE.format(inbound_slots.__name__)
+        assert not ended, GONE.format("swarm.release_when_closed")
 
     run(main)
 
 
-# denied_connections
+# denied connections: swarm.release_when_denied
 
 
 async def deny(add: Any) -> int:
@@ -218,12 +209,12 @@ def test_denied_connection_gives_its_slot_back() -> None:
 
 def test_stock_denied_connection_still_leaks() -> None:
     async def main() -> None:
-        assert await deny(stock(Swarm.add_conn)) == 1, GONE.format(denied_connections.__name__)
+        assert await deny(stock(Swarm.add_conn)) == 1, GONE.format("swarm.release_when_denied")
 
     run(main)
 
 
-# agent_versions
+# agent versions: basic_host.keep_agent
 
 
 def test_agent_of_a_peer_is_kept_printable_and_short() -> None:
@@ -234,21 +225,21 @@ def test_agent_of_a_peer_is_kept_printable_and_short() -> None:
     async def main() -> None:
         store = SimpleNamespace(put=lambda peer, key, value: stored.update({key: value}))
         message = SimpleNamespace(agent_version="swarm\x1bnode/1\n" + "x" * 1000)
-        await agent_versions.keep_agent(upstream)(store, PEER, message)
+        await basic_host.keep_agent(upstream)(store, PEER, message)
 
     run(main)
-    assert stored[agent_versions.KEY].startswith("swarmnode/1x")
-    assert len(stored[agent_versions.KEY]) <= agent_versions.MAX_AGENT
+    assert stored[basic_host.AGENT].startswith("swarmnode/1x")
+    assert len(stored[basic_host.AGENT]) <= basic_host.MAX_AGENT
 
 
 def test_stock_identify_still_forgets_the_agent() -> None:
-    from libp2p.host import basic_host
+    from libp2p.host import basic_host as upstream
 
-    source = stock(basic_host.update_peerstore_from_identify).__code__
-    assert "agent_version" not in source.co_names, GONE.format(agent_versions.__name__)
+    source = stock(upstream.update_peerstore_from_identify).__code__
+    assert "agent_version" not in source.co_names, GONE.format("basic_host.keep_agent")
 
 
-# circuit_addresses
+# circuit addresses: basic_host.keep_relays
 
 
 def announcing(*addresses: str) -> BasicHost:
@@ -268,7 +259,7 @@ def test_addresses_through_relays_are_told_whole() -> None:
 def test_stock_hosts_still_cut_the_relay_from_their_addresses() -> None:
     host = announcing(f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit")
     told = [str(a) for a in stock(BasicHost.get_addrs)(host)]
-    assert not any("p2p-circuit" in a for a in told), GONE.format(circuit_addresses.__name__)
+    assert not any("p2p-circuit" in a for a in told), GONE.format("basic_host.keep_relays")
 
 
 # yamux_session
@@ -276,7 +267,7 @@ def test_stock_hosts_still_cut_the_relay_from_their_addresses() -> None:
 
 def test_cancelled_send_leaves_the_connection_whole() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             for _ in range(20):
                 out, _ = await open_pair(left, right)
                 with trio.move_on_after(0.001):
@@ -314,8 +305,8 @@ def test_stock_yamux_still_loses_step_when_a_write_is_cancelled() -> None:
 
 def test_reader_that_stalls_costs_nobody_but_its_own_sender() -> None:
     async def main() -> None:
-        payload = bytes(3 * yamux_stream.INITIAL_WINDOW)
-        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+        payload = bytes(3 * yamux_session.INITIAL_WINDOW)
+        async with pair(YamuxSession) as (left, right, _, _), trio.open_nursery() as nursery:
             stalled, reader = await open_pair(left, right)
             nursery.start_soon(stalled.send_all, payload)
             await trio.sleep(60)  # virtual: stock gives up after 5
@@ -334,7 +325,7 @@ def test_stock_yamux_still_fails_the_writer_of_a_stalled_reader() -> None:
         async with pair(Yamux) as (left, right, _, _):
             out, _ = await open_pair(left, right)
             with pytest.raises(MuxedStreamError), trio.fail_after(60):
-                await out.write(bytes(3 * yamux_stream.INITIAL_WINDOW))
+                await out.write(bytes(3 * yamux_session.INITIAL_WINDOW))
                 pytest.fail(GONE.format(yamux_session.__name__))
 
     run(main)
@@ -354,7 +345,7 @@ async def overrun(muxer: Any) -> tuple[int, bool]:
                 except trio.BrokenResourceError:
                     break
         await trio.sleep(1)
-        kept = victim.share.unread if isinstance(victim, Session) else len(victim.stream_buffers[1])
+        kept = victim.share.unread if isinstance(victim, YamuxSession) else len(victim.stream_buffers[1])
         closed = victim.is_closed
         nursery.cancel_scope.cancel()
     return kept, closed
@@ -362,9 +353,9 @@ async def overrun(muxer: Any) -> tuple[int, bool]:
 
 def test_peer_that_overruns_its_window_is_dropped_before_it_takes_memory() -> None:
     async def main() -> None:
-        kept, closed = await overrun(Session)
+        kept, closed = await overrun(YamuxSession)
         assert closed
-        assert kept <= yamux_stream.INITIAL_WINDOW + 100 * ConnectionLimits().unread_chunk
+        assert kept <= yamux_session.INITIAL_WINDOW + 100 * ConnectionLimits().unread_chunk
 
     run(main)
 
@@ -391,7 +382,7 @@ async def unaccepted(muxer: Any) -> bool:
 
 def test_streams_that_nobody_accepts_hold_up_no_other() -> None:
     async def main() -> None:
-        assert await unaccepted(Session)
+        assert await unaccepted(YamuxSession)
 
     run(main)
 
@@ -406,7 +397,7 @@ def test_stock_yamux_still_stops_reading_for_streams_that_nobody_accepts() -> No
 def test_silent_connection_is_given_up_and_breaks_its_streams() -> None:
     async def main() -> None:
         one, _ = trio.testing.memory_stream_pair()
-        session = Session(Secured(one, initiator=True), PEER)  # type: ignore[arg-type]
+        session = YamuxSession(Secured(one, initiator=True), PEER)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session.start)
             await session.event_started.wait()
@@ -419,7 +410,7 @@ def test_silent_connection_is_given_up_and_breaks_its_streams() -> None:
 
 def test_idle_but_living_connection_is_kept() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             await trio.sleep(3600)
             assert not left.is_closed
             assert not right.is_closed
@@ -429,7 +420,7 @@ def test_idle_but_living_connection_is_kept() -> None:
 
 def test_socket_that_takes_nothing_ends_the_connection_and_cancelling_a_sender_does_not_wait_for_it() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, secured, _):
+        async with pair(YamuxSession) as (left, right, secured, _):
             out, _ = await open_pair(left, right)
             secured.stuck = True
             started = trio.current_time()
@@ -444,7 +435,7 @@ def test_socket_that_takes_nothing_ends_the_connection_and_cancelling_a_sender_d
 
 def test_finished_stream_is_read_to_its_end_though_the_sender_dropped_it() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             out, back = await open_pair(left, right)
             await out.send_all(b"reply")
             out.end()
@@ -457,7 +448,7 @@ def test_finished_stream_is_read_to_its_end_though_the_sender_dropped_it() -> No
 
 def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             out, back = await open_pair(left, right)
             await out.send_all(b"part")
             out.abort()
@@ -474,7 +465,7 @@ def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
 
 def test_peer_cannot_open_more_streams_than_the_limit() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             most = ConnectionLimits().streams
             streams = [await left.open_stream() for _ in range(most + 5)]
             await trio.sleep(1)
@@ -487,10 +478,10 @@ def test_peer_cannot_open_more_streams_than_the_limit() -> None:
 def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> None:
     async def main() -> None:
         limits = ConnectionLimits(streams=8, unread=1 << 20)
-        pool = Pool(limits)
-        share = Share(pool)
+        pool = HostPool(limits)
+        share = PeerShare(pool)
         complaints: list[Kind] = []
-        async with pair(Session) as (left, right, _, _), pair(Session) as (far, near, _, _):
+        async with pair(YamuxSession) as (left, right, _, _), pair(YamuxSession) as (far, near, _, _):
             early = await far.open_stream()  # before it is known whose the connection is
             await early.send_all(bytes(1000))
             await trio.sleep(1)
@@ -505,7 +496,7 @@ def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> 
             for stream in streams:
                 if not stream.broken:
                     with trio.move_on_after(1), contextlib.suppress(MuxedStreamReset):
-                        await stream.send_all(bytes(yamux_stream.INITIAL_WINDOW))
+                        await stream.send_all(bytes(yamux_session.INITIAL_WINDOW))
             await trio.sleep(1)
             assert share.unread == pool.unread <= limits.unread
             assert len(complaints) > 5
@@ -520,8 +511,8 @@ def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> 
 
 def test_one_byte_pieces_count_for_what_they_cost() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
-            right.move_to(Share(Pool(ConnectionLimits(unread=100_000))))
+        async with pair(YamuxSession) as (left, right, _, _):
+            right.move_to(PeerShare(HostPool(ConnectionLimits(unread=100_000))))
             out, back = await open_pair(left, right)
             for _ in range(1000):
                 assert out.send_nowait(b"x")
@@ -542,8 +533,8 @@ def test_one_byte_pieces_count_for_what_they_cost() -> None:
 
 def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
     limits = ConnectionLimits(peers=4, unread=100, unread_in_all=160)
-    pool = Pool(limits)
-    greedy, second, late = Share(pool), Share(pool), Share(pool)
+    pool = HostPool(limits)
+    greedy, second, late = PeerShare(pool), PeerShare(pool), PeerShare(pool)
     assert greedy.keep(81)
     assert not greedy.keep(1)
     assert second.keep(20)
@@ -555,7 +546,7 @@ def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
 
 def test_window_grows_for_a_stream_that_it_limits() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+        async with pair(YamuxSession) as (left, right, _, _), trio.open_nursery() as nursery:
             right.shortest_rtt = lambda: 1.0
             out, back = await open_pair(left, right)
             nursery.start_soon(out.send_all, bytes(24 << 20))
@@ -563,7 +554,7 @@ def test_window_grows_for_a_stream_that_it_limits() -> None:
             while received < 24 << 20:
                 received += (size := len(await back.receive_some(1 << 20)))
                 await trio.sleep(size / 4e6)
-            assert back._target == yamux_stream.MAX_WINDOW
+            assert back._target == yamux_session.MAX_WINDOW
 
     run(main)
 
@@ -572,7 +563,7 @@ def test_window_does_not_follow_a_queue_of_its_own() -> None:
     """A reader that takes what came in bursts, over a short way: more window would only be more queue."""
 
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+        async with pair(YamuxSession) as (left, right, _, _), trio.open_nursery() as nursery:
             right.shortest_rtt = lambda: 0.001
             out, back = await open_pair(left, right)
             nursery.start_soon(out.send_all, bytes(24 << 20))
@@ -581,14 +572,14 @@ def test_window_does_not_follow_a_queue_of_its_own() -> None:
                 received += len(await back.receive_some(1 << 20))
                 if not back._chunks:
                     await trio.sleep(0.01)  # 25 MB/s
-            assert back._target == yamux_stream.INITIAL_WINDOW
+            assert back._target == yamux_session.INITIAL_WINDOW
 
     run(main)
 
 
 def test_windows_of_one_connection_grow_within_its_allowance_and_give_it_back() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             right.shortest_rtt = lambda: 1.0
 
             async def transfer(out: Any, back: Any) -> None:
@@ -613,7 +604,7 @@ def test_windows_of_one_connection_grow_within_its_allowance_and_give_it_back() 
 
 def test_sending_without_waiting_keeps_order_and_window() -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _):
+        async with pair(YamuxSession) as (left, right, _, _):
             out, back = await open_pair(left, right)
             await out.send_all(b"first ")
             assert out.send_nowait(b"second ")
@@ -626,7 +617,7 @@ def test_sending_without_waiting_keeps_order_and_window() -> None:
             while out.send_nowait(bytes(10_000)):
                 sent += 10_000
                 await trio.sleep(1)
-            assert sent == (yamux_stream.INITIAL_WINDOW - 18) // 10_000 * 10_000
+            assert sent == (yamux_session.INITIAL_WINDOW - 18) // 10_000 * 10_000
             back.abort()
             await trio.sleep(1)
             assert not out.send_nowait(b"x")
@@ -635,10 +626,10 @@ def test_sending_without_waiting_keeps_order_and_window() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("size", [100, 50_000, 3 * yamux_stream.INITIAL_WINDOW])
+@pytest.mark.parametrize("size", [100, 50_000, 3 * yamux_session.INITIAL_WINDOW])
 def test_what_was_sent_may_be_changed_afterwards(size: int) -> None:
     async def main() -> None:
-        async with pair(Session) as (left, right, _, _), trio.open_nursery() as nursery:
+        async with pair(YamuxSession) as (left, right, _, _), trio.open_nursery() as nursery:
             out, back = await open_pair(left, right)
 
             async def send() -> None:
@@ -677,25 +668,25 @@ class Instant:
 
 
 def ping(flags: int, nonce: int) -> bytes:
-    return yamux_stream.HEADER.pack(0, yamux_stream.PING, flags, 0, nonce)
+    return yamux_session.HEADER.pack(0, yamux_session.PING, flags, 0, nonce)
 
 
 def test_answers_to_what_arrived_together_go_in_one_write() -> None:
     async def main() -> None:
-        session = Session(Secured(trio.testing.memory_stream_pair()[0], initiator=True), PEER)  # type: ignore[arg-type]
+        session = YamuxSession(Secured(trio.testing.memory_stream_pair()[0], initiator=True), PEER)  # type: ignore[arg-type]
         session._transport = transport = Instant()  # type: ignore[assignment]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session.start)
             await trio.sleep(0.1)
             transport.writes.clear()
-            transport.arrive.send_nowait([ping(yamux_stream.SYN, n) for n in range(3)])
+            transport.arrive.send_nowait([ping(yamux_session.SYN, n) for n in range(3)])
             await trio.sleep(0.1)
-            assert transport.writes == [b"".join(ping(yamux_stream.ACK, n) for n in range(3))]
+            assert transport.writes == [b"".join(ping(yamux_session.ACK, n) for n in range(3))]
             # however many come at once: it is the one who does not read the answers who breaks the rules
             many = yamux_session.MAX_ANSWERS + 10
-            transport.arrive.send_nowait([b"".join(ping(yamux_stream.SYN, n) for n in range(many))])
+            transport.arrive.send_nowait([b"".join(ping(yamux_session.SYN, n) for n in range(many))])
             await trio.sleep(0.1)
-            assert b"".join(transport.writes[1:]) == b"".join(ping(yamux_stream.ACK, n) for n in range(many))
+            assert b"".join(transport.writes[1:]) == b"".join(ping(yamux_session.ACK, n) for n in range(many))
             assert not session.is_closed
             nursery.cancel_scope.cancel()
 
@@ -704,7 +695,7 @@ def test_answers_to_what_arrived_together_go_in_one_write() -> None:
 
 def test_session_and_stock_yamux_understand_each_other() -> None:
     async def main() -> None:
-        async with pair(Session, Yamux) as (ours, theirs, _, _):
+        async with pair(YamuxSession, Yamux) as (ours, theirs, _, _):
             out, back = await open_pair(ours, theirs)
             await out.send_all(b"to stock")
             assert await back.read(8) == b"to stock"

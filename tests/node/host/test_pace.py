@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from swarmnode.node.host.allowances import Pacer
 from swarmnode.node.host.limits import MIB, RateLimits
-from swarmnode.node.host.pace import Pacer
 from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
 from swarmnode.protocols.peers.violations import Kind
 

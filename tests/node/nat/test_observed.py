@@ -8,7 +8,7 @@ import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.host.endpoint import parse
+from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.observed import MAX_OBSERVERS, ObservedAddresses, seen_by

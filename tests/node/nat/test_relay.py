@@ -13,10 +13,11 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
 
+from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.circuit import Circuits, Refused
-from swarmnode.node.nat.relay import HOP, RelayLimits, RelayServer
+from swarmnode.node.nat.relay import HOP, RelayServer
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello

@@ -11,12 +11,13 @@ import pytest
 import trio
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
+from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.nat import traversal
 from swarmnode.node.nat.autonat import AUTONAT, DialBack
 from swarmnode.node.nat.circuit import Refused, Reservation
 from swarmnode.node.nat.messages import BadMessage, receive, send
 from swarmnode.node.nat.portmap import Mapping
-from swarmnode.node.nat.relay import HOP, RelayLimits
+from swarmnode.node.nat.relay import HOP
 from swarmnode.node.nat.reservations import RELAY_KEY
 from swarmnode.node.nat.traversal import CHECK_AGAIN, CHECK_EVERY, NatTraversal
 from swarmnode.protocols.network import Address, PeerEvent, PeerId, PeerView, StreamHandler

@@ -8,21 +8,29 @@ from typing import Any
 
 import pytest
 
-from swarmnode.node.host.patches.yamux_outbox import BATCH, MAX_BULK, MAX_FRAME, MAX_SMALL, SMALL, Outbox
-from swarmnode.node.host.patches.yamux_stream import HEADER, MAX_BODY
+from swarmnode.node.host.patches.yamux_frames import (
+    BATCH,
+    HEADER,
+    MAX_BODY,
+    MAX_BULK,
+    MAX_FRAME,
+    MAX_SMALL,
+    SMALL,
+    FrameQueue,
+)
 
 
 def stream() -> Any:
     return SimpleNamespace(in_bulk=0)
 
 
-def batches(outbox: Outbox) -> Iterator[list[bytes]]:
+def batches(outbox: FrameQueue) -> Iterator[list[bytes]]:
     while outbox:
         yield outbox.batch()
 
 
 def test_answers_and_small_frames_pass_the_bulk_of_other_streams() -> None:
-    outbox, bulk, calls = Outbox(), stream(), stream()
+    outbox, bulk, calls = FrameQueue(), stream(), stream()
     for _ in range(3):
         outbox.put(bulk, bytes(MAX_FRAME))
     outbox.put(calls, b"call")
@@ -31,7 +39,7 @@ def test_answers_and_small_frames_pass_the_bulk_of_other_streams() -> None:
 
 
 def test_frames_of_one_stream_keep_their_order_whatever_their_size() -> None:
-    outbox, mixed, other = Outbox(), stream(), stream()
+    outbox, mixed, other = FrameQueue(), stream(), stream()
     frames = [bytes([n]) * (SMALL + 1 if n % 3 == 0 else 10) for n in range(30)]
     for frame in frames:
         outbox.put(mixed, frame)
@@ -42,14 +50,14 @@ def test_frames_of_one_stream_keep_their_order_whatever_their_size() -> None:
 
 
 def test_the_last_frame_goes_after_all_that_wait() -> None:
-    outbox, calls = Outbox(), stream()
+    outbox, calls = FrameQueue(), stream()
     outbox.put_last(b"goodbye")
     outbox.put(calls, b"call")
     assert outbox.batch() == [b"call", b"goodbye"]
 
 
 def test_bulk_goes_on_under_a_flood_of_small_frames() -> None:
-    outbox, bulk, calls = Outbox(), stream(), stream()
+    outbox, bulk, calls = FrameQueue(), stream(), stream()
     for _ in range(MAX_BULK // MAX_FRAME):
         outbox.put(bulk, bytes(MAX_FRAME))
     for _ in range(MAX_BULK // MAX_FRAME):
@@ -62,7 +70,7 @@ def test_bulk_goes_on_under_a_flood_of_small_frames() -> None:
 
 @pytest.mark.parametrize("size", [1, SMALL - HEADER.size, SMALL, MAX_BODY])
 def test_senders_wait_for_what_their_own_frames_fill(size: int) -> None:
-    outbox, full = Outbox(), stream()
+    outbox, full = FrameQueue(), stream()
     small = size + HEADER.size <= SMALL
     waiting = 0
     while outbox.has_room(full, size) and waiting < 1 << 20:

@@ -1,17 +1,29 @@
 """TCP for libp2p that counts every byte at the socket and holds it to the volunteer's caps and the peer's pace.
 
-An inbound connection has a place among the handshakes until it is `settled`: then its peer is known, and its pace.
-
 Reads are buffered and exact: py-libp2p's `read_exactly` gives up after 100 pieces (`io/utils.py:54`), which a slow link
 reaches within one frame.
+
+Before the Noise handshake an inbound connection has an address and nothing else: it has a place among few `Handshakes`
+until it is `settled`, so nobody can keep the others out. There is room for `most`; one more takes the
+place of one from the network that has the most (a network: a /24 of IPv4, a /48 of IPv6), of the oldest that has not
+said a word, or else of the oldest. So who opens connections again and again displaces its own, and a newcomer from
+anywhere else has a place. Nothing is remembered of an address that has no connection here: behind one there may be many
+nodes.
+
+Work begins with the first byte, which the dialling side sends at once (multistream-select): a silent connection costs
+its place, and no more. It begins for one connection in a turn of the loop, so that a crowd that speaks at once is
+spread over many turns, between which everything else goes on.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from libp2p.abc import IRawConnection
@@ -23,61 +35,13 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.handshakes import Handshakes
+from swarmnode.node.host.allowances import WIDE_PIECE, Pace, TokenBucket
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 
 PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
-WIDE_PIECE = 256 * 1024  # where there is none: each piece costs as much as encrypting 64 KiB, for calls and switches
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
-BURST = 0.25  # seconds of traffic that an idle link may catch up on
 
 Piece = bytes | memoryview
-
-
-class TokenBucket:
-    """Lets `rate` bytes per second through on average; 0 means no cap."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._tokens = rate * BURST
-        self._filled_at = -float("inf")
-
-    async def take(self, size: int) -> None:
-        """Wait until `size` bytes may pass. Debts are allowed, so callers queue up in the order in which they came."""
-        if not self.rate:
-            return
-        now = trio.current_time()
-        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate) - size
-        self._filled_at = now
-        if self._tokens < 0:
-            await trio.sleep(-self._tokens / self.rate)
-
-    def take_now(self, size: int) -> bool:
-        """Whether `size` bytes may pass without waiting; then they have."""
-        if not self.rate:
-            return True
-        now = trio.current_time()
-        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate)
-        self._filled_at = now
-        if self._tokens < size:
-            return False
-        self._tokens -= size
-        return True
-
-
-class Pace(Protocol):
-    """How fast a peer may be read and written."""
-
-    def piece(self) -> int:
-        """How many bytes to read or write at once."""
-
-    def send_now(self, size: int) -> bool:
-        """Whether so much may be written without waiting; then it counts as written."""
-
-    async def received(self, size: int) -> None:
-        """Wait before more is read."""
-
-    async def sending(self, size: int) -> None:
-        """Wait before this is written."""
 
 
 class Meter:
@@ -292,3 +256,86 @@ class MeteredTCP(TCP):
         assert isinstance(connection, RawConnection) and isinstance(connection.stream, TrioTCPStream)
         connection.stream = MeteredStream(connection.stream.stream, self._meter)
         return connection
+
+
+UNDER_WAY = Metric("swarmnode_handshakes", GAUGE, "inbound connections whose peer is not known yet")
+ENDED = Metric("swarmnode_handshakes_total", COUNTER, "inbound connections by what became of them", "outcome")
+OUTCOMES = ("known", "failed", "displaced")
+
+
+class Handshake:
+    """One connection's place."""
+
+    def __init__(self, network: str, displace: Callable[[], None]) -> None:
+        self.network = network
+        self.displace = displace
+        self.outcome = "failed"
+        self.spoke = False
+
+
+class Handshakes:
+    """All places of a host."""
+
+    def __init__(self, most: int, patience: float) -> None:
+        self._most = most
+        self.patience = patience  # seconds until the first byte
+        self._by_network: dict[str, OrderedDict[Handshake, None]] = {}  # the oldest first
+        self._outcomes: Counter[str] = Counter()
+        self._gate = trio.Lock()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_network.values()))
+
+    @contextmanager
+    def place(self, host: str, displace: Callable[[], None]) -> Iterator[Handshake]:
+        """A place for a connection from `host` until `settle`, or until the block ends.
+
+        `displace()` is called when another takes it: it must end the connection, and not wait.
+        """
+        handshake = Handshake(network_of(host), displace)
+        if len(self) >= self._most:
+            crowd = max(self._by_network, key=lambda network: len(self._by_network[network]))
+            waiting = self._by_network[crowd]
+            given_up = next((each for each in waiting if not each.spoke), next(iter(waiting)))
+            given_up.outcome = "displaced"
+            self._leave(given_up)
+            given_up.displace()
+        self._by_network.setdefault(handshake.network, OrderedDict())[handshake] = None
+        try:
+            yield handshake
+        finally:
+            self._leave(handshake)
+
+    async def turn(self) -> None:
+        """Wait for a turn of the loop in which no other handshake begins."""
+        async with self._gate:
+            await trio.lowlevel.checkpoint()
+
+    def settle(self, handshake: Handshake) -> None:
+        """The peer is known: the place is free."""
+        handshake.outcome = "known"
+        self._leave(handshake)
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(UNDER_WAY, lambda: len(self))
+        metrics.show(ENDED, lambda: {outcome: self._outcomes[outcome] for outcome in OUTCOMES})
+
+    def _leave(self, handshake: Handshake) -> None:
+        of_network = self._by_network.get(handshake.network, OrderedDict())
+        if handshake not in of_network:
+            return
+        del of_network[handshake]
+        if not of_network:
+            del self._by_network[handshake.network]
+        self._outcomes[handshake.outcome] += 1
+
+
+def network_of(host: str) -> str:
+    """The network that `host`, an IP address, is in; what is no address is one of its own."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))

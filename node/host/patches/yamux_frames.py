@@ -1,22 +1,23 @@
-"""Frames of one Yamux session that wait for the socket: answers first, then what is small, then what is bulk.
+"""What a Yamux session puts on the wire, and in which order: answers first, then what is small, then what is bulk.
 
 A frame passes those of other streams where it is small and its own stream has nothing waiting in bulk: so a ping, a
 window update or a call overtakes a transfer, and no stream's frames change their order. What passes is bounded, and
 each batch has room for one frame of bulk, so bulk goes on whatever the others send.
+Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
-from swarmnode.node.host.patches.yamux_stream import HEADER, MAX_BODY
-
-if TYPE_CHECKING:
-    from swarmnode.node.host.patches.yamux_stream import SessionStream
-
+HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length or increment
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+MAX_BODY = 256 * 1024  # bytes of one frame: what a fresh window lets in
 MAX_FRAME = MAX_BODY + HEADER.size  # bytes
 SMALL = 16 * 1024  # bytes of a frame that may pass others
 MAX_SMALL = 64 * 1024  # bytes of small frames before their senders wait
@@ -26,7 +27,13 @@ BATCH = MAX_FRAME + MAX_SMALL  # bytes written at once: frames that come now wai
 Piece = bytes | memoryview
 
 
-class Outbox:
+class Sender(Protocol):
+    """A stream, as far as its frames are concerned."""
+
+    in_bulk: int  # of its frames that wait in bulk
+
+
+class FrameQueue:
     """Who puts frames here keeps to `room`; who writes takes `batch` after `batch`."""
 
     def __init__(self) -> None:
@@ -34,7 +41,7 @@ class Outbox:
         self._answers: deque[bytes] = deque()
         self._small: deque[bytes] = deque()
         self._small_size = 0
-        self._bulk: deque[tuple[SessionStream | None, bytes, Piece]] = deque()
+        self._bulk: deque[tuple[Sender | None, bytes, Piece]] = deque()
         self._bulk_size = 0
 
     def __bool__(self) -> bool:
@@ -45,7 +52,7 @@ class Outbox:
         """How many frames of `answer` wait."""
         return len(self._answers)
 
-    def has_room(self, stream: SessionStream, size: int) -> bool:
+    def has_room(self, stream: Sender, size: int) -> bool:
         """Whether the next frame of `stream`, with a body of `size` bytes, need not wait."""
         if size + HEADER.size <= SMALL and not stream.in_bulk:
             return self._small_size < MAX_SMALL
@@ -55,7 +62,7 @@ class Outbox:
         """A frame that goes before all others: a full outbox must not look like a dead connection."""
         self._answers.append(frame)
 
-    def put(self, stream: SessionStream, frame: bytes, body: Piece = b"") -> None:
+    def put(self, stream: Sender, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, after those before it; a long body is copied only where it may change."""
         size = len(frame) + len(body)
         if size <= SMALL and not stream.in_bulk:
