@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 CIRCUIT = "/p2p-circuit"  # stands between a relay and the peer behind it
 ED25519_PREFIX = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key
+MAX_TEXT = 408  # characters of an address: a name of 253, two peer ids of 52, and what stands between
+NAME = re.compile(
+    r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
+)  # as RFC 1035, with the underscores of containers
+EXPECTED = "expected /ip4/ADDRESS/tcp/PORT or /dns4/NAME/tcp/PORT, with /p2p/PEER_ID at the end or without"
+FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 @lru_cache(maxsize=4096)
@@ -80,14 +86,6 @@ def interface_addresses(family: str) -> tuple[str, ...]:
                 found.append(host)
     outside = tuple(host for host in found if not ipaddress.ip_address(host).is_loopback)
     return outside or tuple(found)
-
-
-MAX_TEXT = 408  # characters of an address: a name of 253, two peer ids of 52, and what stands between
-NAME = re.compile(
-    r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
-)  # as RFC 1035, with the underscores of containers
-EXPECTED = "expected /ip4/ADDRESS/tcp/PORT or /dns4/NAME/tcp/PORT, with /p2p/PEER_ID at the end or without"
-FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 @dataclass(frozen=True)

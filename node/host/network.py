@@ -39,9 +39,9 @@ from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, ch
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
 from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.node.host.stream import Libp2pStream, Refused, agree
+from swarmnode.node.host.stream import Libp2pStream, ProtocolRefused, agree
 from swarmnode.node.host.tcp import Handshakes, Meter
-from swarmnode.node.nat.circuit import Circuits
+from swarmnode.node.nat.relay import Circuits
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
     Address,
@@ -288,7 +288,7 @@ class Libp2pNetwork:
                 await agree(stream, protocol)
             except MuxedStreamError as error:
                 raise Unreachable(f"{peer} ended the stream before agreeing on {protocol}") from error
-            except Refused as error:
+            except ProtocolRefused as error:
                 raise ProtocolUnsupported(f"{peer} does not speak {protocol}") from error
             except BaseException:
                 stream.abort()

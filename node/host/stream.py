@@ -1,20 +1,29 @@
-"""A stream of `protocols.network` on a Yamux stream, and how the two sides agree on its protocol.
+"""Streams to one peer: how both sides agree on a protocol, and protobuf messages behind a length, as libp2p sends them.
 
 multistream-select in one round trip: greeting and protocol are sent together, where upstream waits for each answer.
+Messages are read byte for byte: what follows one on the stream belongs to somebody else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import trio
+from google.protobuf.message import DecodeError, Message
+from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from swarmnode.node.host.patches.yamux_session import YamuxStream
-from swarmnode.protocols.network import PeerId, StreamBroken
+from swarmnode.protocols.frames import frame
+from swarmnode.protocols.network import NetworkError, PeerId, Stream, StreamBroken
 
 HANDSHAKE = b"\x13/multistream/1.0.0\n"
 MAX_LINE = 512  # bytes of a multistream line
+MAX_MESSAGE = 4096  # bytes; a reservation with a voucher and eight addresses takes some 700
+ANSWER_WITHIN = 10.0  # seconds
+
+M = TypeVar("M", bound=Message)
 
 
 class Libp2pStream:
@@ -64,22 +73,63 @@ class Libp2pStream:
         self._stream.abort()
 
 
-class Refused(Exception):
+class ProtocolRefused(Exception):
     """The other side answered "na"."""
 
 
+class BadMessage(NetworkError):
+    """The peer sent what no honest implementation sends, or nothing."""
+
+
 async def agree(stream: YamuxStream, protocol: str) -> None:
-    """Ask for `protocol`. Raises Refused, or MuxedStreamError where the stream ended."""
+    """Ask for `protocol`. Raises ProtocolRefused, or MuxedStreamError where the stream ended."""
     line = protocol.encode() + b"\n"
     if len(line) > 127:
         raise ValueError(f"a protocol id has at most 126 bytes: {protocol}")
     await stream.send_all(HANDSHAKE + bytes([len(line)]) + line)
-    if await _line(stream) != HANDSHAKE[1:] or await _line(stream) != line:
-        stream.abort()
-        raise Refused
+    try:
+        if await _delimited(stream, MAX_LINE) == HANDSHAKE[1:] and await _delimited(stream, MAX_LINE) == line:
+            return
+    except BadMessage as error:
+        raise ProtocolRefused from error
+    stream.abort()
+    raise ProtocolRefused
 
 
-async def _line(stream: YamuxStream) -> bytes:
+async def send(stream: Stream, message: Message) -> None:
+    """Raises StreamBroken."""
+    await stream.send_all(frame(message.SerializeToString()))
+
+
+async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHIN, limit: int = MAX_MESSAGE) -> M:
+    """Raises BadMessage or StreamBroken."""
+    with trio.move_on_after(within):
+        message = kind()
+        try:
+            message.ParseFromString(await _delimited(stream, limit))
+        except (DecodeError, MuxedStreamError) as error:
+            raise BadMessage(f"{stream.peer} sent no {kind.__name__}: {error}") from error
+        except BadMessage as error:
+            raise BadMessage(f"{stream.peer} {error}") from None
+        return message
+    raise BadMessage(f"{stream.peer} sent no {kind.__name__} within {within:g} s")
+
+
+def peer_bytes(peer: PeerId) -> bytes:
+    """As relays and AutoNAT name a peer."""
+    raw: bytes = ID.from_string(peer).to_bytes()
+    return raw
+
+
+def peer_in(raw: bytes) -> PeerId:
+    """Raises BadMessage for what is no peer id."""
+    if not 0 < len(raw) <= 64:
+        raise BadMessage("a peer id is missing or too long")
+    return str(ID(raw))
+
+
+async def _delimited(stream: YamuxStream | Stream, limit: int) -> bytes:
+    """Bytes behind their length. Raises BadMessage for a length over the limit, MuxedStreamError at an early end."""
     size = shift = 0
     while True:
         byte = (await _exactly(stream, 1))[0]
@@ -87,12 +137,14 @@ async def _line(stream: YamuxStream) -> bytes:
         shift += 7
         if byte < 0x80:
             break
-    if size > MAX_LINE or shift > 14:
-        raise Refused
+        if shift > 14:
+            raise BadMessage(f"states a length of more than {limit} bytes")
+    if size > limit:
+        raise BadMessage(f"states a length of {size} bytes; at most {limit}")
     return await _exactly(stream, size)
 
 
-async def _exactly(stream: YamuxStream, size: int) -> bytes:
+async def _exactly(stream: YamuxStream | Stream, size: int) -> bytes:
     buffer = b""
     while len(buffer) < size:
         chunk = await stream.receive_some(size - len(buffer))

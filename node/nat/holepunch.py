@@ -28,7 +28,7 @@ from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.nat.messages import BadMessage, receive, send
+from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)

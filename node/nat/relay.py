@@ -1,31 +1,50 @@
-"""Being a relay: circuit relay v2 (https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md), the hop side.
+"""Circuit relay v2 (https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md): being a relay, and using some.
 
     private node -> relay   RESERVE               keep a place for me; answered with an expiry and limits
     anybody      -> relay   CONNECT(private)      answered OK once the private node took the circuit
     relay -> private node   CONNECT(anybody)      on a stream of its own, `stop`
     relay -> private node   STATUS(NO_RESERVATION)  the same; ours: its place was given to another
 
-After OK the two streams are one pipe that carries a connection of its own, encrypted end to end: the relay sees bytes.
+After OK the two streams are one pipe that carries a connection of its own, Noise and then Yamux, as over TCP: the relay
+sees bytes that it can neither read nor change. To the rest of the node it is a connection whose `direct` is False.
 A circuit ends when either side ends it, at its limit of bytes or time, or when the relay goes; then both ends find
-their connection lost. What a peer may have of this node, and all peers together, stands in `RelayLimits`; beyond it a
-request is refused with a typed status, and those who are served do not notice. Only where all places are taken, who has
-`AHEAD` more standing than one of their holders gets its place; circuits that this one has go on.
+their connection lost.
+
+`RelayServer` is the relay. What a peer may have of this node, and all peers together, stands in `RelayLimits`; beyond
+it a request is refused with a typed status, and those who are served do not notice. Only where all places are taken,
+who has `AHEAD` more standing than one of their holders gets its place; circuits that this one has go on.
+
+`Circuits` makes and takes circuits. `Reservations` keeps `WANTED` places for a private node, renews them in time, and
+moves on when a relay goes. Relays are not listed anywhere. Any public node of the swarm is one: found among the
+connected peers that speak the hop protocol, and as providers of `RELAY_KEY` in the DHT. The nearest few are preferred,
+with a draw among them, so that the private nodes of a swarm spread over its relays; one that refused or failed is left
+alone for a while.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import trio
+from libp2p.abc import ConnectionType
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.limits import RelayLimits
-from swarmnode.node.nat.messages import BadMessage, peer_bytes, peer_in, receive, send
-from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream
+from swarmnode.node.host.stream import BadMessage, peer_bytes, peer_in, receive, send
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +54,18 @@ INTRODUCED_WITHIN = 1.0  # s that a peer has to become one that is served: ident
 LIMITS = RelayLimits()
 AHEAD = 0.25  # of standing, by which a peer must be ahead to get the place of another
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
+MAX_INBOUND = 64  # circuits to this node at a time
+Carried = Callable[[PeerId, int], None]
+Lost = Callable[[PeerId], None]
+RELAY_KEY = hashlib.sha256(b"swarmnode/relays/1").digest()  # public nodes provide it in the DHT
+WANTED = 2  # places kept: the loss of one relay leaves the node reachable
+RENEW_BEFORE = 600.0  # s before a place expires
+LOOK_EVERY = 5.0  # s while places are lacking
+REST = 60.0  # s for which a relay that refused or failed is not asked
+DRAW_FROM = 4  # nearest candidates among which one is drawn
+ASK_DHT_EVERY = 30.0  # s, while the connected peers do not suffice
+ASK_DHT_WITHIN = 5.0  # s
+RESERVE_WITHIN = 5.0  # s for connecting to a relay and its answer: one that fails still leaves places within 10 s
 
 
 class RelayServer:
@@ -243,3 +274,282 @@ class RelayServer:
 def _packed(address: Address) -> bytes:
     raw: bytes = Multiaddr(address).to_bytes()
     return raw
+
+
+class RelayRefused(NetworkError):
+    """The relay does not do what it was asked. `status` is its word for it."""
+
+    def __init__(self, relay: PeerId, status: str) -> None:
+        super().__init__(f"relay {relay} refuses: {status.lower().replace('_', ' ')}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A place at a relay, good while the connection to it lasts."""
+
+    relay: PeerId
+    expires: float  # s since the epoch
+    addresses: tuple[Address, ...]  # where this node can be dialled through the relay, each ending in /p2p/<this node>
+
+
+class Circuits:
+    """Makes and takes circuits of one node."""
+
+    def __init__(self, network: Network, swarm: Swarm) -> None:
+        self._network = network
+        self._swarm = swarm
+        self._inbound = 0
+        self._carried: Carried = lambda relay, size: None
+        self._lost: Lost = lambda relay: None
+        network.serve(STOP, self._on_stop)
+
+    def tell_carried(self, carried: Carried) -> None:
+        """Call `carried(relay, bytes)` for what goes through each circuit that is made from now on, either way."""
+        self._carried = carried
+
+    def tell_lost(self, lost: Lost) -> None:
+        """Call `lost(relay)` when a relay says that it keeps no place for this node any more."""
+        self._lost = lost
+
+    async def reserve(self, relay: PeerId) -> Reservation:
+        """Ask `relay` for a place, or renew it. Raises RelayRefused, or another NetworkError without an answer."""
+        stream = await self._network.open_stream(relay, HOP)
+        try:
+            await send(stream, pb.HopMessage(type=pb.HopMessage.RESERVE))
+            answer = await receive(stream, pb.HopMessage)
+        finally:
+            await stream.aclose()
+        if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
+            raise RelayRefused(relay, _name(answer.status))
+        me, told = self._network.me, []
+        for raw in answer.reservation.addrs[:8]:
+            try:
+                place = str(Multiaddr(raw)).partition("/p2p/")[0]
+            except ValueError as error:
+                raise BadMessage(f"relay {relay} told an address that is none: {error}") from error
+            told.append(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}")
+        return Reservation(relay, float(answer.reservation.expire), tuple(told))
+
+    async def dial(self, relay: PeerId, target: PeerId) -> None:
+        """Connect to `target` through `relay`. Raises RelayRefused, or another NetworkError."""
+        stream = await self._network.open_stream(relay, HOP)
+        try:
+            await send(stream, pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=peer_bytes(target))))
+            answer = await receive(stream, pb.HopMessage)
+            if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
+                raise RelayRefused(relay, _name(answer.status))
+            raw = _raw(stream, self._carried, initiator=True)
+            await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
+        except SwarmException as error:
+            await stream.aclose()
+            raise Unreachable(f"{target} cannot be reached through {relay}: {error}") from error
+        except BaseException:
+            await stream.aclose()
+            raise
+
+    async def _on_stop(self, stream: Stream) -> None:
+        """A relay says that somebody dials this node, or that its place there is gone."""
+        request = await receive(stream, pb.StopMessage)
+        if request.type == pb.StopMessage.STATUS and request.status == pb.NO_RESERVATION:
+            self._lost(stream.peer)
+            await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
+            return
+        if request.type != pb.StopMessage.CONNECT or self._inbound >= MAX_INBOUND:
+            status = pb.UNEXPECTED_MESSAGE if request.type != pb.StopMessage.CONNECT else pb.RESOURCE_LIMIT_EXCEEDED
+            await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=status))
+            return
+        source = peer_in(request.peer.id)
+        await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
+        raw = _raw(stream, self._carried, initiator=False)
+        self._inbound += 1
+        try:
+            await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(f"/p2p/{stream.peer}/p2p-circuit"))
+            await raw.stream.ended.wait()
+        except SwarmException as error:
+            logger.debug("a circuit from %s through %s came to nothing: %s", source, stream.peer, error)
+        finally:
+            self._inbound -= 1
+            await stream.aclose()
+
+
+class CircuitStream(ReadWriteCloser):
+    """What py-libp2p reads and writes as if it were a socket: a stream to the relay."""
+
+    def __init__(self, stream: Stream, carried: Carried) -> None:
+        self._stream = stream
+        self._carried = carried
+        self._received = bytearray()
+        self.ended = trio.Event()
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except NetworkError as error:
+            self.ended.set()
+            raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
+        self._carried(self._stream.peer, len(data))
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes, fewer only at the circuit's end; without `n` whatever is there."""
+        wanted = 1 if n is None else n
+        while len(self._received) < wanted:
+            try:
+                chunk = await self._stream.receive_some(64 << 10)
+            except NetworkError as error:
+                self.ended.set()
+                raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
+            if not chunk:
+                self.ended.set()
+                break
+            self._carried(self._stream.peer, len(chunk))
+            self._received += chunk
+        size = len(self._received) if n is None else n
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+    async def close(self) -> None:
+        self.ended.set()
+        await self._stream.aclose()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+
+class _Raw(RawConnection):
+    stream: CircuitStream
+
+
+def _raw(stream: Stream, carried: Carried, *, initiator: bool) -> _Raw:
+    address = Multiaddr(f"/p2p/{stream.peer}/p2p-circuit")
+    return _Raw(CircuitStream(stream, carried), initiator, ConnectionType.RELAYED, [address])
+
+
+def _name(status: pb.Status.ValueType) -> str:
+    try:
+        return str(pb.Status.Name(status))
+    except ValueError:
+        return f"status {status}"
+
+
+class Reservations:
+    """Runs while this node is private. `speaks_hop(peer)` tells from identify whether a peer offers to relay."""
+
+    def __init__(
+        self,
+        network: Network,
+        circuits: Circuits,
+        *,
+        speaks_hop: Callable[[PeerId], bool],
+        rtt: Callable[[PeerId], float | None],
+        changed: Callable[[], None],
+        now: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`changed()` is called whenever the addresses through relays are other ones; `now` is s since the epoch."""
+        self._network = network
+        self._circuits = circuits
+        self._speaks_hop = speaks_hop
+        self._rtt = rtt
+        self._changed = changed
+        self._now = now
+        self._rng = rng or random.Random()
+        self._held: dict[PeerId, Reservation] = {}
+        self._rests: dict[PeerId, float] = {}  # relays left alone, until when, trio time
+        self._asked_dht = -ASK_DHT_EVERY
+        self._wake = trio.Event()
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Where this node holds a place now."""
+        return tuple(self._held)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where this node can be dialled through relays."""
+        return tuple(address for reservation in self._held.values() for address in reservation.addresses)
+
+    def lose(self, relay: PeerId) -> None:
+        """There is no place at `relay` any more: leave it alone for a while, and look for another."""
+        if self._held.pop(relay, None) is not None:
+            logger.info("lost the relay %s; looking for another", relay)
+            self._rests[relay] = trio.current_time() + REST
+            self._changed()
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keep places until cancelled; then they are simply no longer announced."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._notice_losses)
+                while True:
+                    self._wake = trio.Event()  # before looking: a relay lost meanwhile is noticed as well
+                    await self._renew()
+                    if len(self._held) < WANTED:
+                        await self._find()
+                    with trio.move_on_after(LOOK_EVERY if len(self._held) < WANTED else 10 * LOOK_EVERY):
+                        await self._wake.wait()
+        finally:
+            if self._held:
+                self._held.clear()
+                self._changed()
+
+    async def _notice_losses(self) -> None:
+        with self._network.watch_peers() as events:
+            async for event in events:
+                if not event.up:
+                    self.lose(event.peer)
+                elif len(self._held) < WANTED:
+                    self._wake.set()
+
+    async def _renew(self) -> None:
+        for relay, reservation in list(self._held.items()):
+            if reservation.expires - self._now() < RENEW_BEFORE:
+                await self._reserve(relay)
+
+    async def _find(self) -> None:
+        await self._draw(self._nearest(self._offered()))
+        if len(self._held) < WANTED and trio.current_time() >= self._asked_dht + ASK_DHT_EVERY:
+            self._asked_dht = trio.current_time()
+            found: tuple[PeerId, ...] = ()
+            with trio.move_on_after(ASK_DHT_WITHIN):
+                found = await self._network.find_providers(RELAY_KEY)
+            await self._draw(self._nearest(found))
+
+    async def _draw(self, candidates: list[PeerId]) -> None:
+        """Ask candidates, the nearest first and by draw, until there are places enough."""
+        while candidates and len(self._held) < WANTED:
+            relay = self._rng.choice(candidates[:DRAW_FROM])
+            candidates.remove(relay)
+            await self._reserve(relay)
+
+    def _offered(self) -> Iterable[PeerId]:
+        """Directly connected peers that offer to relay."""
+        return (v.peer for v in self._network.peers() if v.path == "direct" and self._speaks_hop(v.peer))
+
+    def _nearest(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        usable = [peer for peer in peers if self._may_ask(peer)]
+        return sorted(usable, key=lambda peer: self._rtt(peer) or 1.0)
+
+    def _may_ask(self, peer: PeerId) -> bool:
+        rested = self._rests.get(peer, 0.0) <= trio.current_time()
+        return rested and peer not in self._held and peer != self._network.me
+
+    async def _reserve(self, relay: PeerId) -> None:
+        before = self._held.get(relay)
+        try:
+            with trio.fail_after(RESERVE_WITHIN):
+                reservation = await self._circuits.reserve(relay)
+        except (NetworkError, trio.TooSlowError) as error:
+            level = logging.DEBUG if isinstance(error, RelayRefused) else logging.INFO
+            logger.log(level, "no place at the relay %s: %s", relay, error or "no answer")
+            self._rests[relay] = trio.current_time() + REST
+            self._held.pop(relay, None)
+        else:
+            self._held[relay] = reservation
+            if before is None:
+                logger.info("reachable through the relay %s", relay)
+        after = self._held.get(relay)
+        if (before.addresses if before else ()) != (after.addresses if after else ()):
+            self._changed()

@@ -6,8 +6,12 @@ connections.
     private   announces circuit addresses only (its own to the local network), holds places at two relays
     unknown   goes on as before; at the start it announces its own addresses
 
-Who was dialled through a relay tries to punch a hole to the dialler. New streams prefer the direct connection; the
-circuit is closed once nothing has used it for a while.
+Who was dialled through a relay tries to punch a hole to the dialler. Where there is a direct connection to a peer, its
+circuits are closed when nothing uses them. Protocols move by themselves (`PeerEvent.moved`): new streams are direct,
+and those on a circuit end with what is under way on them. The other end hears of the direct connection at another
+moment, so a circuit counts as unused only after a while without streams. After `BOUND` seconds it is closed with what
+it carries: transfers go on over the direct connection from their last whole chunk, and calls raise PeerGone, which
+every caller expects.
 """
 
 from __future__ import annotations
@@ -21,16 +25,25 @@ from dataclasses import dataclass
 
 import trio
 
+from swarmnode.node.host.connections import Connection
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.nat.autonat import AUTONAT, AutoNat, DialBack
 from swarmnode.node.nat.holepunch import HolePuncher
-from swarmnode.node.nat.moving import let_go_of_circuits
-from swarmnode.node.nat.observed import ObservedAddresses, seen_by
 from swarmnode.node.nat.portmap import Mapping, PortMapping
-from swarmnode.node.nat.reachability import AGE, ENOUGH, Reach, Reachability, Verdict, is_local
-from swarmnode.node.nat.relay import HOP, RelayServer
-from swarmnode.node.nat.reservations import RELAY_KEY, Reservations
+from swarmnode.node.nat.reachability import (
+    AGE,
+    AUTONAT,
+    ENOUGH,
+    AutoNat,
+    DialBack,
+    DialVerdict,
+    ObservedAddresses,
+    Reach,
+    Reachability,
+    is_local,
+    seen_by,
+)
+from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayServer, Reservations
 from swarmnode.protocols.network import Address, NetworkError, PeerId
 
 logger = logging.getLogger(__name__)
@@ -42,6 +55,9 @@ ASK_AT_MOST = 2 * ENOUGH  # peers asked in one check: some decline, having diall
 WATCH_ADDRESSES_EVERY = 10.0  # s between looks at this machine's interfaces
 PUNCH_AGAIN_EVERY = 60.0  # s between looks for circuits whose time to be tried again has come
 MAX_REACHED_AT = 4  # addresses at which helpers got through, announced beside this node's own
+BOUND = 60.0  # s that a circuit may outlive the coming of a direct connection; a relay's bytes are somebody's gift
+UNUSED = 3.0  # s without a stream: many round trips through a relay
+LOOK = 1.0  # s between looks: streams have no event
 
 
 @dataclass(frozen=True)
@@ -184,7 +200,7 @@ class NatTraversal:
         heard.append(answer)
         now = trio.current_time()
         if answer.reached is not None:
-            self._reachability.heard(Verdict(host, answer.reached, now))
+            self._reachability.heard(DialVerdict(host, answer.reached, now))
         if answer.place is not None:
             self._reached_at[answer.place] = now
             self._reached_at.move_to_end(answer.place)
@@ -309,3 +325,35 @@ _TELL = {
     Reach.PUBLIC: "public: others can dial it, and it relays for members of its runs",
     Reach.PRIVATE: "private: nobody outside can dial it, so it asks relays",
 }
+
+
+@dataclass
+class _Replaced:
+    """A circuit beside a direct connection; trio times."""
+
+    since: float
+    used: float
+
+
+async def let_go_of_circuits(
+    network: Libp2pNetwork, *, bound: float = BOUND, unused: float = UNUSED, look: float = LOOK
+) -> None:
+    """Until cancelled: close each replaced circuit after `unused` s without a stream, or `bound` s."""
+    known: dict[Connection, _Replaced] = {}
+    while True:
+        now = trio.current_time()
+        known = {circuit: known.get(circuit, _Replaced(now, now)) for circuit in _replaced(network)}
+        for circuit, seen in known.items():
+            if circuit.session.open_streams:
+                seen.used = now
+            if now - seen.used >= unused or now - seen.since >= bound:
+                logger.info("a direct connection to %s takes the place of a relayed one", circuit.session.peer_id)
+                await circuit.conn.close()
+        await trio.sleep(look)
+
+
+def _replaced(network: Libp2pNetwork) -> list[Connection]:
+    """Circuits of peers that are connected directly too."""
+    peers = [view.peer for view in network.peers() if view.path == "direct"]
+    circuits = (circuit for peer in peers for circuit in network.connections_of(peer) if not circuit.direct)
+    return [circuit for circuit in circuits if not circuit.session.is_closed]

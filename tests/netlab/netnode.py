@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.circuit import Refused
+from swarmnode.node.nat.relay import RelayRefused
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.network import NetworkError
@@ -192,7 +192,7 @@ class Node:
                 else:
                     await self.network.circuits.dial(relay, target)
                 answers["OK"] += 1
-            except Refused as error:
+            except RelayRefused as error:
                 answers[error.status] += 1
             except NetworkError as error:
                 answers[type(error).__name__] += 1

@@ -71,6 +71,10 @@ KEEPALIVE = 5.0  # seconds of silence before a ping
 SILENCE = 8.0  # further seconds of silence before the connection is given up
 WRITE_STALL = 12.0  # seconds in which the socket must take one frame
 FLUSH = 0.5  # seconds that a polite close waits for the outbox
+INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
+MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
+MEASURE = 0.02  # seconds, at least, over which a reader's rate is measured
+UNFELT = 0.004  # seconds of a transfer that a call may wait behind, however short the way
 
 
 class YamuxSession(IMuxedConn):
@@ -410,12 +414,6 @@ class _ProtocolViolation(Exception):
 def apply() -> None:
     """Let py-libp2p's upgrader make this session where Yamux is agreed on."""
     muxer_multistream.Yamux = YamuxSession  # type: ignore[misc,assignment]
-
-
-INITIAL_WINDOW = 256 * 1024  # bytes, fixed by the specification
-MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
-MEASURE = 0.02  # seconds, at least, over which a reader's rate is measured
-UNFELT = 0.004  # seconds of a transfer that a call may wait behind, however short the way
 
 
 class YamuxStream(IMuxedStream):

@@ -15,10 +15,10 @@ from libp2p.host.autonat.pb import autonat_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat import autonat
-from swarmnode.node.nat.autonat import AUTONAT, AutoNat, DialBack
-from swarmnode.node.nat.messages import BadMessage, receive, send
+from swarmnode.node.nat import reachability
+from swarmnode.node.nat.reachability import AUTONAT, AutoNat, DialBack
 from swarmnode.protocols.network import Address, NetworkError, Stream, StreamBroken
 
 
@@ -130,7 +130,7 @@ def test_somebody_else_at_the_address_is_not_the_asker() -> None:
 
 
 def test_a_mute_listener_is_not_the_asker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autonat, "DIAL_WITHIN", 0.3)
+    monkeypatch.setattr(reachability, "DIAL_WITHIN", 0.3)
 
     async def main() -> None:
         async with nodes() as (helper, asker):
@@ -153,7 +153,7 @@ def test_a_second_question_too_soon_is_declined_and_others_are_served() -> None:
 
 
 def test_dials_for_all_askers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autonat, "AT_ONCE", 0)
+    monkeypatch.setattr(reachability, "AT_ONCE", 0)
 
     async def main() -> None:
         async with nodes() as (helper, asker):
@@ -165,7 +165,7 @@ def test_dials_for_all_askers_together_are_bounded(monkeypatch: pytest.MonkeyPat
 def test_only_a_few_addresses_are_dialled_for_one_question() -> None:
     async def main() -> None:
         async with nodes() as (helper, asker):
-            nobody = tuple(f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 1 + autonat.MAX_ADDRESSES))
+            nobody = tuple(f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 1 + reachability.MAX_ADDRESSES))
             assert await asker.autonat.ask(helper.network.me, (*nobody, asker.place)) == DialBack(False)
 
     trio.run(main)

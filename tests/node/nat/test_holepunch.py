@@ -16,6 +16,7 @@ from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.stream import receive, send
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.holepunch import (
     ANSWERS_AT_ONCE,
@@ -26,7 +27,6 @@ from swarmnode.node.nat.holepunch import (
     RETRY_AT_MOST,
     HolePuncher,
 )
-from swarmnode.node.nat.messages import receive, send
 from swarmnode.node.nat.relay import RelayServer
 from swarmnode.protocols.network import NetworkError, Stream
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation

@@ -18,8 +18,8 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.moving import let_go_of_circuits
 from swarmnode.node.nat.relay import RelayServer
+from swarmnode.node.nat.traversal import let_go_of_circuits
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc, RpcLimits
 from swarmnode.protocols.runner import in_thread

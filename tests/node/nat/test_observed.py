@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.observed import MAX_OBSERVERS, ObservedAddresses, seen_by
+from swarmnode.node.nat.reachability import MAX_OBSERVERS, ObservedAddresses, seen_by
 
 HERE, THERE = "/ip4/45.80.10.3/tcp/4077", "/ip4/45.80.10.3/tcp/61044"
 

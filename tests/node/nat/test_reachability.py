@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.node.nat.reachability import AGE, ENOUGH, MAX_VERDICTS, Reach, Reachability, Verdict, is_local
+from swarmnode.node.nat.reachability import AGE, ENOUGH, MAX_VERDICTS, DialVerdict, Reach, Reachability, is_local
 
 
 def after(*verdicts: tuple[str, bool], at: float = 0.0, others: int = 0) -> Reachability:
@@ -15,7 +15,7 @@ def after(*verdicts: tuple[str, bool], at: float = 0.0, others: int = 0) -> Reac
 
 def hear(machine: Reachability, *verdicts: tuple[str, bool], at: float = 0.0, others: int = 0) -> Reach:
     for host, reached in verdicts:
-        machine.heard(Verdict(host, reached, at))
+        machine.heard(DialVerdict(host, reached, at))
     return machine.decide(at, others=others)
 
 

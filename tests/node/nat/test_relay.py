@@ -16,8 +16,7 @@ from disconnecting import disconnect
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.circuit import Circuits, Refused
-from swarmnode.node.nat.relay import HOP, RelayServer
+from swarmnode.node.nat.relay import HOP, Circuits, RelayRefused, RelayServer
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
@@ -130,7 +129,7 @@ def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> 
 def test_without_a_place_at_the_relay_nobody_is_reached() -> None:
     async def main() -> None:
         async with relayed() as (at, relay, a, b):
-            with pytest.raises(Refused, match="no reservation"):
+            with pytest.raises(RelayRefused, match="no reservation"):
                 await b.circuits.dial(at.me, a.network.me)
             assert relay.refused["NO_RESERVATION"] == 1
 
@@ -142,11 +141,11 @@ def test_strangers_get_neither_places_nor_circuits() -> None:
 
     async def main() -> None:
         async with relayed(admits=lambda peer: peer in members) as (at, _relay, a, b):
-            with pytest.raises(Refused, match="permission denied"):
+            with pytest.raises(RelayRefused, match="permission denied"):
                 await a.circuits.reserve(at.me)
             members.add(a.network.me)
             await a.circuits.reserve(at.me)
-            with pytest.raises(Refused, match="permission denied"):
+            with pytest.raises(RelayRefused, match="permission denied"):
                 await b.circuits.dial(at.me, a.network.me)
 
     trio.run(main)
@@ -166,7 +165,7 @@ def test_nodes_of_our_kind_are_served_as_soon_as_they_have_said_so_and_others_ar
                 await node.connect(relay.addresses[0])
                 await node.circuits.reserve(relay.me)  # identify is still under way
                 nursery.cancel_scope.cancel()
-            with pytest.raises(Refused, match="permission denied"):
+            with pytest.raises(RelayRefused, match="permission denied"):
                 await stranger.circuits.reserve(relay.me)
 
     trio.run(main)
@@ -186,11 +185,11 @@ def test_full_relays_refuse_and_go_on_serving_those_they_have() -> None:
     async def main() -> None:
         async with relayed(3, reservations=1, circuits_per_peer=1) as (at, _relay, a, b, c):
             await a.circuits.reserve(at.me)
-            with pytest.raises(Refused, match="reservation refused"):
+            with pytest.raises(RelayRefused, match="reservation refused"):
                 await b.circuits.reserve(at.me)
             await a.circuits.reserve(at.me)  # renewing needs no further place
             await b.circuits.dial(at.me, a.network.me)
-            with pytest.raises(Refused, match="resource limit"):
+            with pytest.raises(RelayRefused, match="resource limit"):
                 await c.circuits.dial(at.me, a.network.me)
             assert await there_and_back(b.network, a.network.me, b"still here") == b"still here"
 
@@ -207,19 +206,19 @@ def test_where_all_places_are_taken_who_has_more_standing_gets_that_of_who_has_l
                 end.circuits.tell_lost(lambda where, who=end.network.me: lost.append((who, where)))
             await low.circuits.reserve(at.me)
             await fair.circuits.reserve(at.me)
-            with pytest.raises(Refused, match="reservation refused"):
+            with pytest.raises(RelayRefused, match="reservation refused"):
                 await better.circuits.reserve(at.me)  # nothing is known of standings
             relay.prefer(standing.__getitem__)
             await good.circuits.dial(at.me, low.network.me)
-            with pytest.raises(Refused, match="reservation refused"):
+            with pytest.raises(RelayRefused, match="reservation refused"):
                 await good.circuits.reserve(at.me)  # a little more does not move anybody
             await better.circuits.reserve(at.me)
             await until(lambda: lost == [(low.network.me, at.me)])
             assert set(relay.reservations) == {fair.network.me, better.network.me}
-            with pytest.raises(Refused, match="no reservation"):
+            with pytest.raises(RelayRefused, match="no reservation"):
                 await fair.circuits.dial(at.me, low.network.me)
             assert await there_and_back(good.network, low.network.me, b"still here") == b"still here"
-            with pytest.raises(Refused, match="reservation refused"):
+            with pytest.raises(RelayRefused, match="reservation refused"):
                 await low.circuits.reserve(at.me)
             assert len(lost) == 1 and not at._failures
 
@@ -231,7 +230,7 @@ def test_who_asks_too_often_is_refused() -> None:
         async with relayed(1, requests_per_minute=3) as (at, _relay, a):
             for _ in range(3):
                 await a.circuits.reserve(at.me)
-            with pytest.raises(Refused, match="resource limit"):
+            with pytest.raises(RelayRefused, match="resource limit"):
                 await a.circuits.reserve(at.me)
 
     trio.run(main)

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 import trio
 
-from swarmnode.node.nat.circuit import Refused, Reservation
-from swarmnode.node.nat.reservations import DRAW_FROM, RELAY_KEY, RENEW_BEFORE, REST, WANTED, Reservations
+from swarmnode.node.nat.relay import (
+    DRAW_FROM,
+    RELAY_KEY,
+    RENEW_BEFORE,
+    REST,
+    WANTED,
+    RelayRefused,
+    Reservation,
+    Reservations,
+)
 from swarmnode.protocols.network import PeerId, Unreachable
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 
@@ -35,7 +43,7 @@ class Relays:
             await trio.sleep_forever()
         await trio.sleep(0.1)
         if name in self.refuse:
-            raise Refused(relay, "RESERVATION_REFUSED")
+            raise RelayRefused(relay, "RESERVATION_REFUSED")
         if name in self.gone:
             raise Unreachable(f"{name} is gone")
         return Reservation(relay, trio.current_time() + TTL, (f"/ip4/45.0.0.1/tcp/1/p2p/{relay}/p2p-circuit",))

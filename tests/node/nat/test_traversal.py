@@ -12,13 +12,11 @@ import trio
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
 from swarmnode.node.host.limits import RelayLimits
+from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import traversal
-from swarmnode.node.nat.autonat import AUTONAT, DialBack
-from swarmnode.node.nat.circuit import Refused, Reservation
-from swarmnode.node.nat.messages import BadMessage, receive, send
 from swarmnode.node.nat.portmap import Mapping
-from swarmnode.node.nat.relay import HOP
-from swarmnode.node.nat.reservations import RELAY_KEY
+from swarmnode.node.nat.reachability import AUTONAT, DialBack
+from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayRefused, Reservation
 from swarmnode.node.nat.traversal import CHECK_AGAIN, CHECK_EVERY, NatTraversal
 from swarmnode.protocols.network import Address, PeerEvent, PeerId, PeerView, StreamHandler
 from swarmnode.testing.simnet import run_simulation
@@ -100,7 +98,7 @@ class FakeNetwork:
 
     async def reserve(self, relay: PeerId) -> Reservation:
         if relay not in self.hosts:
-            raise Refused(relay, "NO_RESERVATION")
+            raise RelayRefused(relay, "NO_RESERVATION")
         place = f"/ip4/{self.hosts[relay]}/tcp/1/p2p/{relay}/p2p-circuit/p2p/{ME}"
         return Reservation(relay, 1e12, (place,))
 
