@@ -1,37 +1,50 @@
 """Values of this node's own in the DHT, kept alive there, and those of others, read from many at once.
 
 `put` looks the key up first: the walk finds the nodes to store at and what is there already, so a node that lost its
-memory goes on above its last sequence number and never below its last expiry (`protocols.dht_records` on why).
+memory goes on above its last sequence number and never below its last expiry (`protocols.dht.records` on why).
 `get` asks the network every time, takes the best of all genuine answers, and remembers it: a node does not go back to
 an older value, even where everybody it asks is rolled back.
 
 `run()` republishes what was put, every `REPUBLISH` seconds and whenever the nodes that should hold it may have changed,
-until it is dropped; then it expires.
+until it is dropped; then it expires. What is kept for others is bounded and evicts nothing alive: `RecordStore` stands
+in for py-libp2p's store, which has no bound on keys.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
+from libp2p.kad_dht.pb.kademlia_pb2 import Record as StoredRecord
+from libp2p.kad_dht.value_store import ValueStore
+from libp2p.records.validator import Validator
 
-from swarmnode.node.discovery.kademlia import CLOSER, Kademlia
-from swarmnode.protocols.dht.lookup import LookupLimits, lookup
-from swarmnode.protocols.dht.records import MAX_LIFETIME, BadRecord, Record, rank, record_key, seal
-from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.node.discovery.kademlia import ASKING, CLOSER, Kademlia
+from swarmnode.protocols.dht.records import (
+    MAX_LIFETIME,
+    NAMESPACE,
+    BadRecord,
+    DhtRecord,
+    rank,
+    record_key,
+    seal,
+    supersedes,
+    unseal,
+)
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.peers.violations import Kind
 
 log = logging.getLogger(__name__)
 
 HOUR = 3600.0  # seconds
 REPUBLISH = HOUR / 2  # seconds between renewals: a record of the default lifetime survives three that fail
 LIFETIME = 2 * HOUR  # seconds for which a record outlives its author
-REACH = CLOSER  # nodes that hold a record
 REMEMBERED = 1024  # records of others that a rollback is checked against
-LIMITS = LookupLimits()
 MAX_OWN = 16  # records of one node: what storers admit
 
 
@@ -39,7 +52,7 @@ MAX_OWN = 16  # records of one node: what storers admit
 class Stored:
     """What became of a put: `nodes` of the `asked` keep the record now; none may."""
 
-    record: Record
+    record: DhtRecord
     nodes: int
     asked: int
 
@@ -47,20 +60,14 @@ class Stored:
 class DhtRecords:
     """Use while the network runs; `run()` keeps records alive."""
 
-    def __init__(
-        self,
-        network: Network,
-        kademlia: Kademlia,
-        *,
-        limits: LookupLimits = LIMITS,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, network: Network, kademlia: Kademlia, *, now: Callable[[], float] = time.time) -> None:
         self._network = network
         self._kademlia = kademlia
-        self._limits = limits
         self._now = now
+        self.store = RecordStore(network, kademlia, now)
+        kademlia.serve_values(self.store, NAMESPACE, RecordValidator(self.store))
         self._own: dict[str, tuple[bytes, float]] = {}  # name -> value, lifetime in seconds
-        self._best: OrderedDict[bytes, Record] = OrderedDict()  # newest seen of each key, last used last
+        self._best: OrderedDict[bytes, DhtRecord] = OrderedDict()  # newest seen of each key, last used last
         self._changed = trio.Event()
         self._putting = trio.Lock()
 
@@ -71,13 +78,13 @@ class DhtRecords:
             changed = self._changed = trio.Event()
             with trio.move_on_after(REPUBLISH):
                 await changed.wait()
-            self._kademlia.records.cleanup_expired()
+            self.store.cleanup_expired()
             for name in list(self._own):
                 await self._renew(name)
 
     def peer_arrived(self) -> None:
         """A peer that speaks Kademlia came while there are few: it ought to hold our records too."""
-        if self._own and len(self._kademlia.speakers()) <= REACH:
+        if self._own and len(self._kademlia.speakers()) <= CLOSER:
             self._changed.set()
 
     async def put(self, name: str, value: bytes, *, lifetime: float = LIFETIME) -> Stored:
@@ -90,7 +97,7 @@ class DhtRecords:
             raise ValueError(f"a record lives for more than 0 and at most {MAX_LIFETIME:.0f} s, not {lifetime}")
         if name not in self._own and len(self._own) >= MAX_OWN:
             raise ValueError(f"a node keeps at most {MAX_OWN} records in the DHT")
-        seal(self._network.sign, Record(self._network.me, name, value, 0, 0))  # refuse before anything is sent
+        seal(self._network.sign, DhtRecord(self._network.me, name, value, 0, 0))  # refuse before anything is sent
         record_key(self._network.me, name)
         async with self._putting:
             stored = await self._publish(name, value, lifetime)
@@ -101,7 +108,7 @@ class DhtRecords:
         """Renew `name` no more; it expires within its lifetime."""
         self._own.pop(name, None)
 
-    async def get(self, author: PeerId, name: str) -> Record | None:
+    async def get(self, author: PeerId, name: str) -> DhtRecord | None:
         """The newest live value that the nodes near the key, or this one, know of; None where there is none."""
         key = record_key(author, name)
         await self._look_up(key)
@@ -119,7 +126,7 @@ class DhtRecords:
         answered = await self._look_up(key)
         last = self._known(key)
         now = int(self._now() * 1000)
-        record = Record(
+        record = DhtRecord(
             author=me,
             name=name,
             value=value,
@@ -130,57 +137,153 @@ class DhtRecords:
         raw = seal(self._network.sign, record)
         self._learn(key, raw)
         try:
-            self._kademlia.records.keep(key, raw)  # for those who ask this node
+            self.store.keep(key, raw)  # for those who ask this node
         except BadRecord as error:
             log.debug("%s is not kept here: %s", name, error)
-        anchors = [peer for peer in self._kademlia.anchors() if peer in answered]
-        targets = list(dict.fromkeys((*answered[: REACH - len(anchors)], *anchors, *answered)))[:REACH]
-        nodes = 0
-
-        async def store(peer: PeerId) -> None:
-            nonlocal nodes
-            with trio.move_on_after(self._limits.patience):
-                try:
-                    kept = await self._kademlia.put(peer, key, raw)
-                    nodes += kept
-                except NetworkError as error:
-                    log.debug("%s does not keep %s: %s", peer, name, error)
-
-        async with trio.open_nursery() as nursery:
-            for peer in targets:
-                nursery.start_soon(store, peer)
-        return Stored(record, nodes, len(targets))
+        asked, kept = await self._kademlia.tell_closest(answered, lambda peer: self._kademlia.put(peer, key, raw))
+        return Stored(record, kept, asked)
 
     async def _look_up(self, key: bytes) -> list[PeerId]:
         """Ask around for `key`, remembering the best; returns who answered, closest first."""
 
-        async def ask(peer: PeerId) -> list[PeerId] | None:
-            try:
-                raw, closer = await self._kademlia.get(peer, key)
-            except NetworkError as error:
-                log.debug("Kademlia: %s: %s", peer, error)
-                return None
+        async def ask(peer: PeerId) -> list[PeerId]:
+            raw, closer = await self._kademlia.get(peer, key)
             if raw is not None:
                 self._learn(key, raw, peer)
             return closer
 
-        return await lookup(key, await self._kademlia.first_hand(key), ask, me=self._network.me, limits=self._limits)
+        return await self._kademlia.walk(key, ask)
 
     def _learn(self, key: bytes, raw: bytes, source: PeerId | None = None) -> None:
         try:
-            record = self._kademlia.records.read(key, raw)
+            record = self.store.read(key, raw)
         except BadRecord as error:
             log.debug("%s gave a bad record: %s", source, error)
-            if source is not None:
-                self._kademlia.blame(source, error)
+            blame(self._kademlia, source, error)
             return
         best = self._best.pop(key, None)
         self._best[key] = record if best is None or rank(record) > rank(best) else best
         if len(self._best) > REMEMBERED:
             self._best.popitem(last=False)
 
-    def _known(self, key: bytes) -> Record | None:
+    def _known(self, key: bytes) -> DhtRecord | None:
         """The best of what was seen and what is kept for others, if it still lives."""
         now = self._now() * 1000
-        candidates = [r for r in (self._best.get(key), self._kademlia.records.held(key)) if r and r.expires > now]
+        candidates = [r for r in (self._best.get(key), self.store.held(key)) if r and r.expires > now]
         return max(candidates, key=rank, default=None)
+
+    def measure(self, metrics: Metrics) -> None:
+        self.store.measure(metrics)
+
+
+def blame(kademlia: Kademlia, peer: PeerId | None, error: BadRecord) -> None:
+    """`peer` gave what is no valid record: an offence, where no honest node would have."""
+    if peer is not None and error.why != "expired":
+        kademlia.offences.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
+
+
+RECORDS = Metric("swarmnode_dht_records", GAUGE, "DHT values kept for others")
+RECORD_BYTES = Metric("swarmnode_dht_record_bytes", GAUGE, "bytes of the DHT values kept for others")
+REFUSED = Metric("swarmnode_dht_records_refused_total", COUNTER, "DHT values that were not kept or believed", "why")
+
+
+class RecordStore(ValueStore):
+    """Records kept for others. A store that is full refuses; it never gives up a live record for a new one."""
+
+    def __init__(self, network: Network, kademlia: Kademlia, now: Callable[[], float]) -> None:
+        super().__init__(host=kademlia.host, local_peer_id=kademlia.host.get_id())
+        self._network = network
+        self._kademlia = kademlia
+        self._limits = kademlia.limits
+        self._now = now
+        self._records: dict[bytes, DhtRecord] = {}
+        self._raw: dict[bytes, bytes] = {}
+        self._size = 0
+        self._per_author: Counter[PeerId] = Counter()
+        self._last: tuple[bytes, bytes, DhtRecord] | None = None  # key, bytes, what they hold: just verified
+        self.refusals: Counter[str] = Counter()  # by reason
+
+    def read(self, key: bytes, raw: bytes) -> DhtRecord:
+        """As `unseal`; the last one read costs no second signature check."""
+        if self._last is not None and self._last[:2] == (key, raw) and self._last[2].expires > self._now() * 1000:
+            return self._last[2]
+        try:
+            record = unseal(key, raw, verify=self._network.verify, now=self._now())
+        except BadRecord as error:
+            self.refusals[error.why] += 1
+            blame(self._kademlia, ASKING.get(), error)
+            raise
+        self._last = (key, raw, record)
+        return record
+
+    def keep(self, key: bytes, raw: bytes) -> DhtRecord:
+        """Keep a record. Raises BadRecord where it is none, is older than the one kept, or finds no room."""
+        record = self.read(key, raw)
+        old = self.held(key)
+        if not supersedes(record, old):
+            self.refusals["older"] += 1
+            raise BadRecord("older", f"sequence {old.sequence if old else 0} is here already")
+        if old is None:
+            self.cleanup_expired()
+            own = self._per_author[record.author]
+            if len(self._records) >= self._limits.records or own >= self._limits.records_per_author:
+                self.refusals["full"] += 1
+                raise BadRecord("full", "there is no room for another record")
+        size = self._size + len(raw) - len(self._raw.get(key, b""))
+        if size > self._limits.record_bytes:
+            self.refusals["full"] += 1
+            raise BadRecord("full", "there is no room for another record")
+        self._per_author[record.author] += key not in self._records
+        self._records[key], self._raw[key], self._size = record, raw, size
+        return record
+
+    def held(self, key: bytes) -> DhtRecord | None:
+        """The live record under `key`."""
+        record = self._records.get(key)
+        return record if record is not None and record.expires > self._now() * 1000 else None
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(RECORDS, lambda: len(self._records))
+        metrics.show(RECORD_BYTES, lambda: self._size)
+        metrics.show(REFUSED, lambda: self.refusals)
+
+    # What KadDHT's handler calls.
+
+    def put_record(self, key: bytes, record: StoredRecord) -> None:
+        self.keep(key, record.value)
+
+    def get(self, key: bytes) -> StoredRecord | None:
+        return StoredRecord(key=key, value=self._raw[key]) if self.held(key) is not None else None
+
+    def remove(self, key: bytes) -> bool:
+        record = self._records.pop(key, None)
+        if record is None:
+            return False
+        self._size -= len(self._raw.pop(key))
+        self._per_author[record.author] -= 1
+        if not self._per_author[record.author]:
+            del self._per_author[record.author]
+        return True
+
+    def cleanup_expired(self) -> int:
+        expired = [key for key in self._records if self.held(key) is None]
+        for key in expired:
+            self.remove(key)
+        return len(expired)
+
+
+class RecordValidator(Validator):
+    """Answers KadDHT's handler for the namespace of our records."""
+
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
+
+    def validate(self, key: str, value: bytes) -> None:
+        self._store.read(key.encode(), value)
+
+    def select(self, key: str, values: list[bytes]) -> int:
+        old, new = (self._store.read(key.encode(), value) for value in values)
+        if supersedes(new, old):
+            return 1
+        self._store.refusals["older"] += 1
+        return 0

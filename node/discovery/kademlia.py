@@ -1,22 +1,22 @@
 """This node's part in the Kademlia DHT: py-libp2p's `KadDHT` answers others, in server mode, within limits of ours.
 
 Upstream's routing table and handlers are used as they are, but for
-- values and providers: kept in stores of our own (`dht_stores`), which are bounded;
+- values and providers: kept in stores of our own (`BoundedProviderStore`, `dht_values.RecordStore`), which are bounded;
 - streams: upstream admits 12 at once and waits for ever for what they say, so 12 silent streams of one stranger end
   a node's part in the DHT. Here each peer may have some, each for a while, and with questions of a bounded size.
 
 Upstream's own lookups are not used. They answer from the local store first (so a node that provides a key finds only
 itself, and a reader of a value sees no newer one for a day), wait up to 10 s for each dead peer, follow whatever closer
 peers a liar invents, and say nothing about failed stores. `find_providers`, `get` and `put` here ask one peer;
-`protocols.lookup` decides whom.
+`protocols.dht.lookup` decides whom. `ContentRouting` announces what this node has, again and again, and finds who has
+what. Announcements are paced below the 10 in 10 s that a peer accepts.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
@@ -30,16 +30,16 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.pb.kademlia_pb2 import Record as StoredRecord
+from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.kad_dht.value_store import ValueStore
 from libp2p.peer.id import ID
-from libp2p.records.validator import NamespacedValidator
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.records.validator import NamespacedValidator, Validator
 from multiaddr import Multiaddr
 
-from swarmnode.node.discovery.dht_stores import Providers as ProviderKeys
-from swarmnode.node.discovery.dht_stores import RecordStore, RecordValidator
 from swarmnode.node.host.addresses import with_peer
 from swarmnode.node.host.limits import DhtLimits
-from swarmnode.protocols.dht.lookup import sorted_by_distance
-from swarmnode.protocols.dht.records import NAMESPACE, BadRecord
+from swarmnode.protocols.dht.lookup import LookupLimits, lookup, sorted_by_distance
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
@@ -57,11 +57,12 @@ ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be g
 PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
 PER_RELAY = 5  # peers reached through one relay in a bucket, which has room for 20
 LIMITS = DhtLimits()
+LOOKUP = LookupLimits()
 
 QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
-_asking: ContextVar[PeerId | None] = ContextVar("_asking", default=None)  # whose stream the task answers
+ASKING: ContextVar[PeerId | None] = ContextVar("ASKING", default=None)  # whose stream the task answers
 
-Providers = dict[PeerId, tuple[Address, ...]]
+FoundProviders = dict[PeerId, tuple[Address, ...]]
 
 
 class Kademlia(KadDHT):
@@ -74,35 +75,37 @@ class Kademlia(KadDHT):
         *,
         group: Callable[[PeerId], Group] = lambda peer: None,
         limits: DhtLimits = LIMITS,
-        now: Callable[[], float] = time.time,
     ) -> None:
         """`group` tells where a connected peer connects from."""
         self._connected_from = group
-        self._limits = limits
+        self.limits = limits
         self.offences = Offences(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
         self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._network = network
-        self.records = RecordStore(host, network.verify, now, limits=limits, refused=self._refused)
-        validator = NamespacedValidator({NAMESPACE: RecordValidator(self.records)}, strict_validation=True)
+        validator = NamespacedValidator({}, strict_validation=True)  # no values, until `serve_values`
         super().__init__(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
-        self.value_store = self.records
-        self.provider_store: ProviderKeys = ProviderKeys(host, limits)
+        self.provider_store: BoundedProviderStore = BoundedProviderStore(host, limits)
+
+    def serve_values(self, store: ValueStore, namespace: str, validator: Validator) -> None:
+        """Keep values of `namespace` for others in `store`, and check them by `validator`."""
+        self.value_store = store
+        self.set_validator(NamespacedValidator({namespace: validator}, strict_validation=True))
 
     async def handle_stream(self, stream: INetStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
         if self.offences.refuses(peer) is not None:
             await stream.reset()
             return
-        if self._streams[peer] >= self._limits.streams:
-            self.offences.note(peer, f"more than {self._limits.streams} streams", Kind.LOAD)
+        if self._streams[peer] >= self.limits.streams:
+            self.offences.note(peer, f"more than {self.limits.streams} streams", Kind.LOAD)
             await stream.reset()
             return
         self._streams[peer] += 1
-        _asking.set(peer)
+        ASKING.set(peer)
         try:
-            with trio.move_on_after(self._limits.stream) as scope:
-                await self._do_handle_stream(_Measured(stream, self._limits.message))  # type: ignore[arg-type]
+            with trio.move_on_after(self.limits.stream) as scope:
+                await self._do_handle_stream(_Measured(stream, self.limits.message))  # type: ignore[arg-type]
             if scope.cancelled_caught:
                 await stream.reset()
         finally:
@@ -112,18 +115,8 @@ class Kademlia(KadDHT):
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(QUESTIONS, self._streams.total)
-        for part in (self.records, self.provider_store, self.offences):
+        for part in (self.provider_store, self.offences):
             part.measure(metrics)
-
-    def blame(self, peer: PeerId, error: BadRecord) -> None:
-        """`peer` gave what is no valid record: an offence, where no honest node would have."""
-        if error.why != "expired":
-            self.offences.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
-
-    def _refused(self, error: BadRecord) -> None:
-        peer = _asking.get()
-        if peer is not None:
-            self.blame(peer, error)
 
     def speakers(self) -> list[PeerId]:
         """Connected peers that said in identify that they speak Kademlia."""
@@ -172,24 +165,63 @@ class Kademlia(KadDHT):
         oldest = spread((view for view in views if view.peer in speakers), lambda view: view.group)
         return [view.peer for view in oldest][:ANCHORS]
 
+    async def walk(
+        self, key: bytes, ask: Callable[[PeerId], Awaitable[list[PeerId]]], enough: Callable[[], bool] = lambda: False
+    ) -> list[PeerId]:
+        """Ask ever closer peers, as `lookup`; returns those that answered, closest first.
+
+        `ask` puts one question of those below to one peer, and returns the closer peers that it knows.
+        """
+
+        async def ask_or_pass(peer: PeerId) -> list[PeerId] | None:
+            try:
+                return await ask(peer)
+            except NetworkError as error:
+                log.debug("Kademlia: %s: %s", peer, error)
+                return None
+
+        first_hand = await self.first_hand(key)
+        return await lookup(key, first_hand, ask_or_pass, me=self._network.me, limits=LOOKUP, enough=enough)
+
+    async def tell_closest(self, answered: list[PeerId], tell: Callable[[PeerId], Awaitable[bool]]) -> tuple[int, int]:
+        """Tell the `CLOSER` closest of those that answered, the anchors among them; how many, and how many took it."""
+        anchors = [peer for peer in self.anchors() if peer in answered]
+        targets = list(dict.fromkeys((*answered[: CLOSER - len(anchors)], *anchors, *answered)))[:CLOSER]
+        took = 0
+
+        async def tell_one(peer: PeerId) -> None:
+            nonlocal took
+            with trio.move_on_after(LOOKUP.patience):
+                try:
+                    has_it = await tell(peer)
+                    took += has_it  # added after waiting: others count meanwhile
+                except NetworkError as error:
+                    log.debug("Kademlia: %s: %s", peer, error)
+
+        async with trio.open_nursery() as nursery:
+            for peer in targets:
+                nursery.start_soon(tell_one, peer)
+        return len(targets), took
+
     # -- one question to one peer
 
-    async def find_providers(self, peer: PeerId, key: bytes) -> tuple[Providers, list[PeerId]]:
+    async def find_providers(self, peer: PeerId, key: bytes) -> tuple[FoundProviders, list[PeerId]]:
         """Who `peer` says provides `key`, and the closer peers that it knows. Raises NetworkError."""
         answer = await self._exchange(peer, Message(type=Message.MessageType.GET_PROVIDERS, key=key))
-        providers: Providers = {}
+        providers: FoundProviders = {}
         for told in answer.providerPeers[:CLOSER]:
             name, addresses = _named(told)
             if name != self._network.me:
                 providers.setdefault(name, addresses)
         return providers, self._closer(answer)
 
-    async def announce(self, peer: PeerId, key: bytes) -> None:
-        """Tell `peer` that this node provides `key`. Raises NetworkError."""
+    async def announce(self, peer: PeerId, key: bytes) -> bool:
+        """Tell `peer` that this node provides `key`; True. Raises NetworkError."""
         message = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
         addresses = [address.to_bytes() for address in self.host.get_addrs()]
         message.providerPeers.add(id=self.host.get_id().to_bytes(), addrs=addresses)
         await self._exchange(peer, message, silent=True)
+        return True
 
     async def get(self, peer: PeerId, key: bytes) -> tuple[bytes | None, list[PeerId]]:
         """The bytes, unchecked, that `peer` holds under `key`, and the closer peers it knows. Raises NetworkError."""
@@ -273,3 +305,142 @@ def _named(told: Any) -> tuple[PeerId, tuple[Address, ...]]:
         except Exception as error:  # multiaddr raises many kinds for what it cannot read
             log.debug("Kademlia: an unreadable address of %s: %r", peer, error)
     return peer, tuple(addresses)
+
+
+PROVIDERS = Metric("swarmnode_dht_provider_keys", GAUGE, "keys for which this node remembers who provides them")
+
+
+class BoundedProviderStore(ProviderStore):
+    """Who provides what, as others announced it. Whatever is new is left out where there is no room."""
+
+    def __init__(self, host: IHost, limits: DhtLimits) -> None:
+        super().__init__(host)
+        self._limits = limits
+        self._keys_of: Counter[str] = Counter()
+
+    def add_provider(self, key: bytes, provider: PeerInfo) -> None:
+        name = str(provider.peer_id)
+        known = name in self.providers.get(key, {})
+        if not known and name != str(self.local_peer_id):
+            full = key not in self.providers and len(self.providers) >= self._limits.provider_keys
+            if full or self._keys_of[name] >= self._limits.keys_per_provider:
+                return
+        super().add_provider(key, provider)
+        if not known and name in self.providers.get(key, {}):
+            self._keys_of[name] += 1
+
+    def withdraw(self, key: bytes, peer: ID) -> None:
+        """Forget that `peer` provides `key`."""
+        providers = self.providers.get(key, {})
+        if providers.pop(str(peer), None) is not None:
+            self._recount()
+        if not providers:
+            self.providers.pop(key, None)
+
+    def cleanup_expired(self) -> None:
+        super().cleanup_expired()
+        self._recount()
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PROVIDERS, lambda: len(self.providers))
+
+    def _recount(self) -> None:
+        """The store's own methods drop what expired."""
+        self._keys_of = Counter(name for providers in self.providers.values() for name in providers)
+
+
+REPEAT = 600.0  # seconds between announcements of a key; records live for 48 h upstream, peers do not
+PACE = (9, 10.5)  # announcements, seconds: a peer drops the eleventh in 10 s
+MAX_KEYS = 64  # that one node keeps announced
+
+PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node announces in the DHT")
+
+
+class ContentRouting:
+    """`run()` keeps what was provided announced; both calls work while it runs."""
+
+    def __init__(self, host: IHost, network: Network, kademlia: Kademlia) -> None:
+        self._host = host
+        self._network = network
+        self._kademlia = kademlia
+        self._keys: dict[bytes, float] = {}  # key -> when it was last announced
+        self._recent: deque[float] = deque(maxlen=PACE[0])
+        self._pacing = trio.Lock()
+        self._changed = trio.Event()
+        self._addresses = 0  # how often this node's addresses changed
+
+    async def run(self) -> None:
+        while True:
+            self._changed = trio.Event()
+            await self._kademlia.fill_table()
+            now = trio.current_time()
+            for key, at in list(self._keys.items()):
+                if key in self._keys and now - at >= REPEAT:
+                    await self._announce(key)
+            self._kademlia.provider_store.cleanup_expired()
+            with trio.move_on_after(REPEAT / 10):
+                await self._changed.wait()
+
+    def peer_arrived(self) -> None:
+        """A peer that speaks Kademlia came: it may be close to a key, so announcements are due again."""
+        if self._keys and len(self._kademlia.speakers()) <= CLOSER:
+            self._keys = dict.fromkeys(self._keys, -float("inf"))
+        self._changed.set()
+
+    def addresses_changed(self) -> None:
+        """What was announced names addresses that are this node's no more, also what is being announced now."""
+        self._addresses += 1
+        self._keys = dict.fromkeys(self._keys, -float("inf"))
+        self._changed.set()
+
+    async def provide(self, key: bytes) -> None:
+        """Announce `key` now and from now on. Raises ValueError above MAX_KEYS keys."""
+        if key not in self._keys and len(self._keys) >= MAX_KEYS:
+            raise ValueError(f"a node announces at most {MAX_KEYS} keys")
+        self._keys[key] = -float("inf")
+        await self._announce(key)
+
+    def withdraw(self, key: bytes) -> None:
+        """Announce `key` no more, and do not name this node for it."""
+        self._keys.pop(key, None)
+        self._kademlia.provider_store.withdraw(key, self._host.get_id())
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PROVIDED, lambda: len(self._keys))
+
+    async def find(self, key: bytes, limit: int) -> FoundProviders:
+        """Providers of `key` other than this node with their addresses, at most `limit`."""
+        found: FoundProviders = {}
+        me = self._host.get_id()
+        for provider in self._kademlia.provider_store.get_providers(key):
+            if provider.peer_id != me:
+                found[str(provider.peer_id)] = tuple(str(address) for address in provider.addrs[:16])
+        if len(found) < limit:
+            await self._look_up(key, found, limit)
+        return dict(list(found.items())[:limit])
+
+    async def _look_up(self, key: bytes, found: FoundProviders, limit: int) -> list[PeerId]:
+        """Add to `found` whom others know to provide `key`; returns those that answered, closest first."""
+
+        async def ask(peer: PeerId) -> list[PeerId]:
+            providers, closer = await self._kademlia.find_providers(peer, key)
+            for provider, addresses in providers.items():
+                found.setdefault(provider, addresses)
+            return closer
+
+        return await self._kademlia.walk(key, ask, enough=lambda: len(found) >= limit)
+
+    async def _announce(self, key: bytes) -> None:
+        async with self._pacing:
+            if len(self._recent) == PACE[0]:
+                await trio.sleep_until(self._recent[0] + PACE[1])
+            self._recent.append(trio.current_time())
+        if key not in self._keys:
+            return  # withdrawn meanwhile
+        addresses = self._addresses
+        here = PeerInfo(self._host.get_id(), self._host.get_addrs())
+        self._kademlia.provider_store.add_provider(key, here)  # for those who ask this node
+        answered = await self._look_up(key, {}, limit=1 << 30)
+        asked, _ = await self._kademlia.tell_closest(answered, lambda peer: self._kademlia.announce(peer, key))
+        if asked and key in self._keys and addresses == self._addresses:
+            self._keys[key] = trio.current_time()

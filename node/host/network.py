@@ -27,10 +27,9 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from swarmnode.node.discovery import mdns as lan
 from swarmnode.node.discovery.dht_values import DhtRecords
-from swarmnode.node.discovery.kademlia import Kademlia
-from swarmnode.node.discovery.providers import Providers
+from swarmnode.node.discovery.kademlia import ContentRouting, Kademlia
+from swarmnode.node.discovery.mdns import advertise_and_listen
 from swarmnode.node.host.addresses import EXPECTED, announced, parse, peer_of, public_key, with_peer, without_peer
 from swarmnode.node.host.allowances import Pacer
 from swarmnode.node.host.connections import Connection, Connections, Watcher, relay_in
@@ -98,7 +97,7 @@ class Libp2pNetwork:
         self._nursery: trio.Nursery | None = None
         self._kademlia = Kademlia(self._host, self, group=self._connections.group_of, limits=settings.limits.dht)
         self.conduct.watch(self._kademlia.offences)
-        self._providers = Providers(self._host, self, self._kademlia)
+        self._providers = ContentRouting(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
 
     @property
@@ -343,7 +342,7 @@ class Libp2pNetwork:
                 nursery.start_soon(self._providers.run)
                 nursery.start_soon(self.records.run)
                 if self._settings.mdns:
-                    nursery.start_soon(lan.advertise_and_listen, self._swarm, self.addresses, self._found)
+                    nursery.start_soon(advertise_and_listen, self._swarm, self.addresses, self._found)
                 task_status.started()
         finally:
             self._nursery = None
@@ -352,7 +351,15 @@ class Libp2pNetwork:
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
         metrics.show(HANDLER_FAILURES, lambda: self._failures)
-        for part in (self._handshakes, self._connections, self.conduct, self.pacer, self._kademlia, self._providers):
+        for part in (
+            self._handshakes,
+            self._connections,
+            self.conduct,
+            self.pacer,
+            self._kademlia,
+            self._providers,
+            self.records,
+        ):
             part.measure(metrics)
 
     def _hang_up(self, peer: PeerId) -> None:

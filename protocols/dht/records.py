@@ -48,7 +48,7 @@ class BadRecord(ValueError):
 
 
 @dataclass(frozen=True)
-class Record:
+class DhtRecord:
     """A genuine record."""
 
     author: PeerId
@@ -89,7 +89,7 @@ def record_key(author: PeerId, name: str) -> bytes:
     return f"/{NAMESPACE}/{author}/{name}".encode()
 
 
-def seal(sign: Sign, record: Record) -> bytes:
+def seal(sign: Sign, record: DhtRecord) -> bytes:
     """The bytes of a record of one's own. Raises BadRecord("oversize") above MAX_VALUE."""
     if len(record.value) > MAX_VALUE:
         raise BadRecord("oversize", f"a record's value has at most {MAX_VALUE} bytes, not {len(record.value)}")
@@ -97,7 +97,7 @@ def seal(sign: Sign, record: Record) -> bytes:
     return encode(Sealed(record.sequence, record.expires, record.value, signature))
 
 
-def unseal(key: bytes, raw: bytes, *, verify: Verify, now: float) -> Record:
+def unseal(key: bytes, raw: bytes, *, verify: Verify, now: float) -> DhtRecord:
     """The record that `raw` holds for `key`. `now` is in seconds since 1970. Raises BadRecord."""
     author, name = _owner(key)
     if len(raw) > MAX_SEALED:
@@ -117,10 +117,10 @@ def unseal(key: bytes, raw: bytes, *, verify: Verify, now: float) -> Record:
     message = _message(key, sealed.sequence, sealed.expires, sealed.value)
     if not verify(author, message, sealed.signature):
         raise BadRecord("forged", f"it is not signed by {author}")
-    return Record(author, name, sealed.value, sealed.sequence, sealed.expires)
+    return DhtRecord(author, name, sealed.value, sealed.sequence, sealed.expires)
 
 
-def supersedes(new: Record, old: Record | None) -> bool:
+def supersedes(new: DhtRecord, old: DhtRecord | None) -> bool:
     """Whether `new` may take the place of `old`, a record of the same key; so may an equal one (it is republished).
 
     Among two values under one sequence number, which only a faulty author makes, every node prefers the same one.
@@ -130,7 +130,7 @@ def supersedes(new: Record, old: Record | None) -> bool:
     return new.expires >= old.expires and rank(new) > rank(old)
 
 
-def rank(record: Record) -> tuple[int, int, bytes]:
+def rank(record: DhtRecord) -> tuple[int, int, bytes]:
     """Orders the records of one key; a reader believes the greatest."""
     return record.sequence, record.expires, record.value
 

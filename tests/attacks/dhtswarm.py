@@ -14,7 +14,7 @@ from libp2p.peer.id import ID
 from victim import LISTEN, new_identity
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.protocols.dht.records import Record, Sealed
+from swarmnode.protocols.dht.records import DhtRecord, Sealed
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.wire import WireError, decode
 
@@ -49,14 +49,14 @@ class DhtPeer:
                 await self.stock.put_value(key.decode(), raw)
                 return
             answered = await self.records._look_up(key)
-            self.kademlia.records.keep(key, raw)
+            self.records.store.keep(key, raw)
             for peer in answered:
                 try:
                     await self.kademlia.put(peer, key, raw)
                 except NetworkError:
                     continue
 
-    async def get(self, record: Record) -> bytes | None:
+    async def get(self, record: DhtRecord) -> bytes | None:
         """The value that this node reads under the record's key."""
         with trio.move_on_after(PATIENCE):
             if self.stock is None:
@@ -68,7 +68,7 @@ class DhtPeer:
     def held(self, key: bytes) -> bytes | None:
         """The value that it keeps under `key` for others."""
         if self.stock is None:
-            record = self.kademlia.records.held(key)
+            record = self.records.store.held(key)
             return record.value if record else None
         entry = self.stock.value_store.get(key)
         return _value(entry.value) if entry else None
@@ -91,7 +91,7 @@ def _value(raw: bytes | None) -> bytes | None:
 @dataclass
 class DhtSwarm:
     peers: list[DhtPeer] = field(default_factory=list)
-    expected: list[Record] = field(default_factory=list)
+    expected: list[DhtRecord] = field(default_factory=list)
     older: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)  # genuine values before the live one
     holders: dict[bytes, set[str]] = field(default_factory=dict)  # who held an expected record before the attack
     lookups: int = 0
@@ -109,7 +109,7 @@ class DhtSwarm:
     def expiry(seconds: float) -> int:
         return int((time.time() + seconds) * 1000)
 
-    def expect(self, record: Record, older: tuple[bytes, ...] = ()) -> None:
+    def expect(self, record: DhtRecord, older: tuple[bytes, ...] = ()) -> None:
         """From now on, who holds the record must go on holding it, and readers must read it.
 
         A node that never had it cannot know that an `older` value, genuine and unexpired, is not the last.
@@ -118,7 +118,7 @@ class DhtSwarm:
         self.older[record.key] = older
         self.holders[record.key] = {peer.me for peer in self.honest if peer.held(record.key) == record.value}
 
-    async def look_up(self, record: Record) -> None:
+    async def look_up(self, record: DhtRecord) -> None:
         """Let every honest node but its author read the record."""
         for peer in self.honest:
             if peer.me != record.author:

@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.dht.lookup import sorted_by_distance
-from swarmnode.protocols.dht.records import MAX_LIFETIME, Record, Sealed, seal
+from swarmnode.protocols.dht.records import MAX_LIFETIME, DhtRecord, Sealed, seal
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import NetworkError, Stream
 from swarmnode.protocols.wire import decode, encode
@@ -48,8 +48,8 @@ class BadStore(Adversary):
 
     async def attack(self, target: DhtSwarm) -> None:
         author, attacker = target.honest[0], target.malicious[0]
-        live = Record(author.me, "head", b"live", 2, target.expiry(3600))
-        old = Record(author.me, "head", b"old", 1, target.expiry(3600))
+        live = DhtRecord(author.me, "head", b"live", 2, target.expiry(3600))
+        old = DhtRecord(author.me, "head", b"old", 1, target.expiry(3600))
         await author.publish(seal(author.network.sign, old), old.key)
         await author.publish(seal(author.network.sign, live), live.key)
         target.expect(live, older=(b"old",))
@@ -65,7 +65,7 @@ class ForgedOwner(BadStore):
 
     def bad(self, swarm: DhtSwarm, live: bytes, old: bytes) -> list[bytes]:
         attacker = swarm.malicious[0]
-        lie = Record(swarm.honest[0].me, "head", b"lie", 1 << 61, swarm.expiry(MAX_LIFETIME))
+        lie = DhtRecord(swarm.honest[0].me, "head", b"lie", 1 << 61, swarm.expiry(MAX_LIFETIME))
         taken = decode(Sealed, live)
         renamed = encode(Sealed(1 << 61, taken.expires, b"lie", taken.signature))
         return [seal(attacker.network.sign, lie), renamed, b"", b"lie"]
@@ -83,7 +83,7 @@ class EndlessExpiry(BadStore):
 
     def bad(self, swarm: DhtSwarm, live: bytes, old: bytes) -> list[bytes]:
         author = swarm.honest[0]  # its key was stolen, or it is itself the attacker
-        far = Record(author.me, "head", b"lie", 1 << 61, swarm.expiry(100 * MAX_LIFETIME))
+        far = DhtRecord(author.me, "head", b"lie", 1 << 61, swarm.expiry(100 * MAX_LIFETIME))
         fields = msgpack.unpackb(seal(author.network.sign, far))
         return [seal(author.network.sign, far)] + [
             msgpack.packb({**fields, "expires": never}) for never in (math.nan, math.inf, 1 << 63)
@@ -97,12 +97,12 @@ class GroundAuthors(Adversary):
 
     async def attack(self, target: DhtSwarm) -> None:
         author, attacker = target.honest[0], target.malicious[0]
-        live = Record(author.me, "head", b"live", 1, target.expiry(3600))
+        live = DhtRecord(author.me, "head", b"live", 1, target.expiry(3600))
         await author.publish(seal(author.network.sign, live), live.key)
         target.expect(live)
         for _ in range(self.times(GROUND)):
             ground = Ground()
-            record = Record(ground.me, "head", b"x" * 64, 1, target.expiry(3600))
+            record = DhtRecord(ground.me, "head", b"x" * 64, 1, target.expiry(3600))
             for peer in target.honest[:2]:
                 await attacker.raw_put(peer.me, record.key, seal(ground.key.sign, record))
 
@@ -118,7 +118,7 @@ class LyingRouters(Adversary):
             liar.network.serve(str(PROTOCOL_ID), lambda stream, liar=liar: self._lie(stream, liar, ground))
         for number in range(self.times(8)):
             author = target.honest[number % len(target.honest)]
-            record = Record(author.me, f"name-{number}", b"live", 1, target.expiry(3600))
+            record = DhtRecord(author.me, f"name-{number}", b"live", 1, target.expiry(3600))
             await author.publish(seal(author.network.sign, record), record.key)
             await target.look_up(record)
 
@@ -151,7 +151,7 @@ class SilentStreams(Adversary):
                     break
         await trio.sleep(0.2)
         author = target.honest[0]
-        record = Record(author.me, "head", b"live", 1, target.expiry(3600))
+        record = DhtRecord(author.me, "head", b"live", 1, target.expiry(3600))
         await author.publish(seal(author.network.sign, record), record.key)
         await target.look_up(record)
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Adversary
 from identity import Scene, address, slots
 
-from swarmnode.node.discovery import addressbook
-from swarmnode.node.discovery.addressbook import AddressBook
+from swarmnode.node.discovery import finder
+from swarmnode.node.discovery.finder import AddressBook
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.diversity import sample, spread
@@ -66,7 +66,7 @@ class FillTheBook(Crowd):
         book = AddressBook(None)
         honest = [pair for pair in self.peers(target) if self.is_honest(pair[1])]
         evil = [(identity_of(f"evil {n}"), address(target.attackers_host, n)) for n in range(3 * ATTACKERS)]
-        with target.blind(addressbook):
+        with target.blind(finder):
             for peer, where in (*honest, *evil):
                 book.answered(peer, (f"{where}/p2p/{peer}",), target.group(where))
         remembered = {peer for peer, _ in book.entries()}

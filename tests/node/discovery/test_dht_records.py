@@ -23,7 +23,7 @@ from swarmnode.protocols.dht.records import (
     MAX_LIFETIME,
     MAX_VALUE,
     BadRecord,
-    Record,
+    DhtRecord,
     Sealed,
     rank,
     record_key,
@@ -43,10 +43,10 @@ class Author:
         self.private_key = Ed25519PrivateKey.generate()
         self.peer_id = peer_id_of(self.private_key.public_key().public_bytes_raw())
 
-    def record(self, value: bytes = b"v", *, sequence: int = 1, lives: float = 3600.0, now: float = NOW) -> Record:
-        return Record(self.peer_id, "head", value, sequence, int((now + lives) * 1000))
+    def record(self, value: bytes = b"v", *, sequence: int = 1, lives: float = 3600.0, now: float = NOW) -> DhtRecord:
+        return DhtRecord(self.peer_id, "head", value, sequence, int((now + lives) * 1000))
 
-    def sealed(self, record: Record) -> bytes:
+    def sealed(self, record: DhtRecord) -> bytes:
         return seal(self.private_key.sign, record)
 
 
@@ -127,7 +127,7 @@ class Node:
         key = Ed25519PrivateKey.generate()
         identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         self.network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-        self.kademlia = Kademlia(self.network._host, self.network, now=clock.read)  # with a clock in place of its own
+        self.kademlia = Kademlia(self.network._host, self.network)  # with a clock in place of its own
         self.records = DhtRecords(self.network, self.kademlia, now=clock.read)
         self.scope = trio.CancelScope()
 
@@ -140,7 +140,7 @@ class Node:
         return self.network.me
 
     def holds(self, key: bytes) -> bytes | None:
-        record = self.kademlia.records.held(key)
+        record = self.records.store.held(key)
         return record.value if record else None
 
 
@@ -206,7 +206,7 @@ def test_refused_stores_leave_the_live_value_alone() -> None:
             stored = await author.records.put("head", b"two")
             live = stored.record
             key = live.key
-            forged = seal(attacker.network.sign, Record(author.me, "head", b"lie", 1 << 61, live.expires))
+            forged = seal(attacker.network.sign, DhtRecord(author.me, "head", b"lie", 1 << 61, live.expires))
             bad = [forged, old, b"", b"\xff" * 100, b"x" * (1 << 15), b"x" * (1 << 18)]
             for raw in bad:
                 try:
@@ -215,7 +215,7 @@ def test_refused_stores_leave_the_live_value_alone() -> None:
                     assert "answer" in str(error) or "stream" in str(error), error
                 assert storer.holds(key) == b"two"
             assert await attacker.kademlia.put(storer.me, key, seal(author.network.sign, live))  # the same again
-            refusals = storer.kademlia.records.refusals
+            refusals = storer.records.store.refusals
             assert refusals["forged"] and refusals["older"] and refusals["malformed"] and refusals["oversize"]
 
     run(main)
@@ -225,9 +225,9 @@ def test_a_full_store_refuses_and_keeps_what_lives() -> None:
     async def main() -> None:
         clock = Clock()
         async with nodes_in_a_ring(2, clock) as (storer, _):
-            author, store = Author(), storer.kademlia.records
+            author, store = Author(), storer.records.store
             for number in range(DhtLimits().records_per_author + 3):
-                record = Record(author.peer_id, f"n{number}", b"v", 1, int((NOW + 60) * 1000))
+                record = DhtRecord(author.peer_id, f"n{number}", b"v", 1, int((NOW + 60) * 1000))
                 if number < DhtLimits().records_per_author:
                     store.keep(record.key, author.sealed(record))
                     continue
@@ -236,7 +236,7 @@ def test_a_full_store_refuses_and_keeps_what_lives() -> None:
             assert store.held(record_key(author.peer_id, "n0")) is not None
             clock.time += 61
             assert store.held(record_key(author.peer_id, "n0")) is None
-            late = Record(author.peer_id, "late", b"v", 1, int((clock.time + 60) * 1000))
+            late = DhtRecord(author.peer_id, "late", b"v", 1, int((clock.time + 60) * 1000))
             store.keep(late.key, author.sealed(late))  # the expired made room
 
     run(main)
@@ -266,11 +266,11 @@ def test_own_records_are_renewed_until_dropped() -> None:
             await nursery.start(author.records.run)
             first = await author.records.put("head", b"here")
             clock.time += REPUBLISH
-            storer.kademlia.records.remove(first.record.key)  # as a restart would
+            storer.records.store.remove(first.record.key)  # as a restart would
             author.records.peer_arrived()
             while storer.holds(first.record.key) is None:  # noqa: ASYNC110 (the store has no event)
                 await trio.sleep(0.02)
-            renewed = storer.kademlia.records.held(first.record.key)
+            renewed = storer.records.store.held(first.record.key)
             assert renewed is not None and renewed.expires > first.record.expires
             author.records.drop("head")
             clock.time += MAX_LIFETIME
@@ -286,7 +286,7 @@ def test_a_restarted_author_goes_on_above_its_old_record() -> None:
         clock = Clock()
         async with nodes_in_a_ring(3, clock) as (author, storer, _):
             old = await author.records.put("head", b"before", lifetime=MAX_LIFETIME)
-            author.kademlia.records.remove(old.record.key)
+            author.records.store.remove(old.record.key)
             reborn = DhtRecords(author.network, author.kademlia, now=lambda: clock.time - 100)  # and its clock is late
             new = await reborn.put("head", b"after", lifetime=60)
             assert new.nodes == 2
@@ -303,8 +303,8 @@ def test_a_reader_does_not_go_back_when_all_others_are_rolled_back() -> None:
             await author.records.put("head", b"two")
             await reader.records.get(author.me, "head")
             for node in (author, reader, *others):
-                node.kademlia.records.remove(first.record.key)
-                node.kademlia.records.keep(first.record.key, seal(author.network.sign, first.record))
+                node.records.store.remove(first.record.key)
+                node.records.store.keep(first.record.key, seal(author.network.sign, first.record))
             record = await reader.records.get(author.me, "head")
             assert record is not None and record.value == b"two"
 

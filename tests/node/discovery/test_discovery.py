@@ -10,7 +10,7 @@ import pytest
 import trio
 from disconnecting import disconnect
 
-from swarmnode.node.discovery import addressbook
+from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols.network import Address, PeerId
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
@@ -147,9 +147,7 @@ def test_full_node_that_hangs_up_is_left_in_peace_more_and_more(after: float) ->
 
 
 def test_strangers_that_come_and_go_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarmnode.node.discovery import finder as module
-
-    monkeypatch.setattr(module, "CANDIDATES", 8)
+    monkeypatch.setattr(finder, "CANDIDATES", 8)
 
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         seed, friend = world.node("seed"), world.node("friend")
@@ -202,7 +200,7 @@ def test_restarted_node_finds_its_swarm_without_the_one_that_introduced_it(tmp_p
         await start(nursery, friend, seed.addresses[0], rendezvous=KEY)
         await start(nursery, node, seed.addresses[0], notes=AddressBook(tmp_path / "book.json"), rendezvous=KEY)
         await until(lambda: connected(node) == {seed.me, friend.me}, within=15)
-        await trio.sleep(addressbook_saved())
+        await trio.sleep(book_saved())
         world.kill(seed.me)
         world.kill(node.me)
         again = world.node("node")
@@ -212,7 +210,7 @@ def test_restarted_node_finds_its_swarm_without_the_one_that_introduced_it(tmp_p
     simulate(main)
 
 
-def addressbook_saved() -> float:
+def book_saved() -> float:
     from swarmnode.node.discovery.finder import SAVE
 
     return SAVE + 1
@@ -363,13 +361,13 @@ def test_book_keeps_the_newest_first_across_restarts(tmp_path: Path) -> None:
 
 
 def test_book_is_bounded_in_peers_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addressbook, "MAX_PEERS", 3)
+    monkeypatch.setattr(finder, "MAX_PEERS", 3)
     notes = book()
     for number in range(5):
         peer, _ = address(number)
         notes.answered(peer, tuple(address(number, port)[1] for port in range(1, 30)))
     assert len(notes.entries()) == 3
-    assert all(len(addresses) == addressbook.MAX_ADDRESSES for _, addresses in notes.entries())
+    assert all(len(addresses) == finder.MAX_ADDRESSES for _, addresses in notes.entries())
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"peers": 3}', '{"peers": [["nonsense"]]}', '{"peers": [[]]}'])

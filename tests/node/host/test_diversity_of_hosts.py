@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarmnode.node.discovery.addressbook import MAX_PEERS, AddressBook
+from swarmnode.node.discovery.finder import MAX_PEERS, AddressBook
 from swarmnode.node.discovery.kademlia import ANCHORS, CLOSER, PER_PREFIX, PER_RELAY, Kademlia
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of

@@ -423,10 +423,10 @@ def test_providers_are_found_through_a_third_node() -> None:
 
 
 def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarmnode.node.discovery import kademlia, providers
+    from swarmnode.node.discovery import kademlia
     from swarmnode.protocols.dht.lookup import LookupLimits
 
-    monkeypatch.setattr(providers, "LIMITS", LookupLimits(patience=5.0, seconds=0.5))
+    monkeypatch.setattr(kademlia, "LOOKUP", LookupLimits(patience=5.0, seconds=0.5))
 
     async def main() -> None:
         a, b = network(), network()

@@ -13,7 +13,7 @@ import swarmnode.node.host.limits
 from swarmnode.node.host.limits import MIB, ConnectionLimits, Limits
 
 PROMISED = 64 * MIB  # a peer
-ROOMS = Path(swarmnode.node.host.limits.__file__).parents[1]
+ROOMS = Path(swarmnode.node.host.limits.__file__).parents[2]
 
 
 def test_a_peer_that_does_its_worst_everywhere_costs_at_most_64_mib() -> None:

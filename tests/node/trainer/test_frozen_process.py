@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 import trio
 
-from swarmnode.node.discovery import finder as discovery
+from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.host.patches import yamux_session
@@ -27,12 +27,12 @@ LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 OTHER = f"""
 import sys, trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from swarmnode.node import discovery
+from swarmnode.node.discovery import finder
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.host.patches import yamux_session
 
-yamux_session.KEEPALIVE, yamux_session.SILENCE, discovery.BRIEF = {KEEPALIVE}, {SILENCE}, {BRIEF}
+yamux_session.KEEPALIVE, yamux_session.SILENCE, finder.BRIEF = {KEEPALIVE}, {SILENCE}, {BRIEF}
 key = Ed25519PrivateKey.generate()
 me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
 node = Libp2pNetwork(me, HostSettings(listen={LISTEN!r}))
@@ -40,7 +40,7 @@ node = Libp2pNetwork(me, HostSettings(listen={LISTEN!r}))
 async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
-        await nursery.start(discovery.Discovery(node, discovery.AddressBook(None), join=(sys.argv[1],)).run)
+        await nursery.start(finder.Discovery(node, finder.AddressBook(None), join=(sys.argv[1],)).run)
 
 trio.run(main)
 """
@@ -57,7 +57,7 @@ def test_process_that_was_frozen_is_connected_again_within_seconds(monkeypatch: 
 
     monkeypatch.setattr(yamux_session, "KEEPALIVE", KEEPALIVE)
     monkeypatch.setattr(yamux_session, "SILENCE", SILENCE)
-    monkeypatch.setattr(discovery, "BRIEF", BRIEF)
+    monkeypatch.setattr(finder, "BRIEF", BRIEF)
     key = Ed25519PrivateKey.generate()
     node = Libp2pNetwork(Identity(key, peer_id_of(key.public_key().public_bytes_raw())), HostSettings(listen=LISTEN))
 
