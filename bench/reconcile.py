@@ -28,11 +28,11 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from conversing import converse
 
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import Budget, Initiator, Responder
+from swarmnode.crdt.reconcile import Initiator, Responder, SessionLimits
 
 START = 1_700_000_000_000  # ms since the epoch
 GAP = 1000  # ms between elements, on average: 100 000 take a day
-FREE = Budget(frames=100_000, size=1 << 30, work=1 << 30)
+FREE = SessionLimits(frames=100_000, size=1 << 30, work=1 << 30)
 
 
 def ranks_of(rng: random.Random, count: int) -> list[bytes]:
@@ -53,8 +53,8 @@ def session(rng: random.Random, every: list[bytes], d: int, recent: bool) -> dic
     mine, yours = set(differ[::2]), set(differ[1::2])
     a = RangeTree.from_sorted(rank for rank in every if rank not in yours)
     b = RangeTree.from_sorted(rank for rank in every if rank not in mine)
-    initiator = Initiator(lambda _: a, cutoff=START, nonce=rng.randbytes(8), budget=FREE)
-    responder = Responder(lambda _: b, cutoff=START, nonce=rng.randbytes(8), budget=FREE)
+    initiator = Initiator(lambda _: a, cutoff=START, nonce=rng.randbytes(8), limits=FREE)
+    responder = Responder(lambda _: b, cutoff=START, nonce=rng.randbytes(8), limits=FREE)
     began = time.process_time()
     transcript = converse(initiator, responder)
     spent = 1000 * (time.process_time() - began)

@@ -12,7 +12,7 @@ rather than the greatest stamps, would commute neither with expiry nor with slot
 
 The law looks at key, hlc and id only, so a store need not load what it compares.
 
-What authors wrote who are not admitted is kept apart, in a `Pool`.
+What authors wrote who are not admitted is kept apart, in a `StrangerPool`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Order(NamedTuple):
 O = TypeVar("O", bound=Ordered)  # noqa: E741
 
 
-class Ruling(NamedTuple, Generic[O]):
+class Judgement(NamedTuple, Generic[O]):
     """What the law says about a new element: its verdict, which standing one leaves, and whom it contradicts."""
 
     verdict: Merged
@@ -78,7 +78,7 @@ def everybody(author: str) -> bool:
     return True
 
 
-def judge(kind: Kind, standing: Iterable[O], new: Ordered) -> Ruling[O]:
+def judge(kind: Kind, standing: Iterable[O], new: Ordered) -> Judgement[O]:
     """What becomes of `new`, where `standing` is all that stands of its author and `kind`, in any order.
 
     The caller first asks `untimely`. It may pass elements or `Order`s; `gone` and `rival` are among those passed.
@@ -90,19 +90,19 @@ def judge(kind: Kind, standing: Iterable[O], new: Ordered) -> Ruling[O]:
     for one in standing:
         here = (one.hlc, one.id)
         if here == order:
-            return Ruling(Merged.KNOWN)
+            return Judgement(Merged.KNOWN)
         held += 1
         if least is None or here < least_order:
             least, least_order = one, here
         if one.key == new.key and (rival is None or here > rival_order):
             rival, rival_order = one, here
     if rival is not None and not kind.write_once:
-        return Ruling(Merged.OLDER) if rival_order > order else Ruling(Merged.STORED, gone=rival)
+        return Judgement(Merged.OLDER) if rival_order > order else Judgement(Merged.STORED, gone=rival)
     if held < kind.slots or least is None:
-        return Ruling(Merged.STORED, rival=rival)
+        return Judgement(Merged.STORED, rival=rival)
     if least_order > order:
-        return Ruling(Merged.QUOTA, rival=rival)
-    return Ruling(Merged.STORED, gone=least, rival=rival)
+        return Judgement(Merged.QUOTA, rival=rival)
+    return Judgement(Merged.STORED, gone=least, rival=rival)
 
 
 def untimely(hlc: int, expiry: int, *, now: int, horizon: int) -> Merged | None:
@@ -140,7 +140,7 @@ POOL_BYTES = 1 << 20  # of sealed elements; some 3000 strangers with a lease eac
 POOL_SLOTS = 4  # of each kind, at most
 
 
-class Pool:
+class StrangerPool:
     """What authors wrote who are not admitted: small, of this node alone, outside every hash and repair.
 
     A stranger's records are readable here until they expire. Whoever makes many identities fills the pool and nothing

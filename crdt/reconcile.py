@@ -53,16 +53,16 @@ from swarmnode.crdt.reconcile_frames import (
     Answer,
     Ask,
     Compare,
+    Difference,
+    FrameReader,
+    FrameWriter,
     Listing,
     ListIt,
     Malformed,
-    Parts,
-    Reader,
+    RangeParts,
     ReconcileError,
     Settled,
-    Told,
     Whole,
-    Writer,
     answers_frame,
 )
 
@@ -88,7 +88,7 @@ class CutoffRefused(ReconcileError):
 
 
 @dataclass(frozen=True)
-class Budget:
+class SessionLimits:
     """What one session may cost this side at most. What it holds in memory is a small multiple of `size`."""
 
     frames: int = 512  # received
@@ -104,25 +104,25 @@ class Budget:
 class _Meter:
     """What a session has cost so far. Raises Exhausted beyond the budget."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
         self.frames = self.size = self.work = 0
 
     def received(self, frame: bytes) -> None:
         self.frames += 1
-        if self.frames > self._budget.frames:
-            raise Exhausted(f"more than {self._budget.frames} frames in one session")
+        if self.frames > self._limits.frames:
+            raise Exhausted(f"more than {self._limits.frames} frames in one session")
         self.moved(frame)
 
     def moved(self, frame: bytes) -> None:
         self.size += len(frame)
-        if self.size > self._budget.size:
-            raise Exhausted(f"more than {self._budget.size} bytes in one session")
+        if self.size > self._limits.size:
+            raise Exhausted(f"more than {self._limits.size} bytes in one session")
 
     def worked(self, ranks: int) -> None:
         self.work += ranks
-        if self.work > self._budget.work:
-            raise Exhausted(f"more than {self._budget.work} ranks hashed in one session")
+        if self.work > self._limits.work:
+            raise Exhausted(f"more than {self._limits.work} ranks hashed in one session")
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ class Initiator:
     nonce: 8 random bytes, fresh for each session
     """
 
-    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, budget: Budget | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
         _check(cutoff, nonce)
         self.cutoff = cutoff  # the session's, once the responder has answered
         self.need: set[bytes] = set()  # ranks that only the responder has
         self.have: set[bytes] = set()  # ranks that only this side has
         self.agreed = False  # at the end: the responder's set is exactly this one with `need` and without `have`
-        self._budget = budget or Budget()
-        self._meter = _Meter(self._budget)
+        self._limits = limits or SessionLimits()
+        self._meter = _Meter(self._limits)
         self._snapshot = snapshot
         self._tree = snapshot(cutoff)
         self._nonce = nonce
@@ -171,7 +171,7 @@ class Initiator:
     def receive(self, frame: bytes) -> bytes | None:
         """The next frame for the responder; None at the end. Raises Malformed, Exhausted and CutoffRefused."""
         self._meter.received(frame)
-        reader = Reader(frame)
+        reader = FrameReader(frame)
         kind = reader.raw(1)[0]
         if kind not in self._expected:
             raise Malformed(f"a frame of kind {kind} out of turn")
@@ -190,7 +190,7 @@ class Initiator:
         self._expected = (ANSWERS,)
         return reply
 
-    def _begin(self, reader: Reader, kind: int) -> None:
+    def _begin(self, reader: FrameReader, kind: int) -> None:
         later = reader.number(MAX_TIME)
         if later > MAX_AHEAD:
             raise CutoffRefused(f"the responder's cut-off is {later} ms ahead; at most {MAX_AHEAD}")
@@ -214,13 +214,13 @@ class Initiator:
         for ask, answer in zip(asks[: len(answers)], answers, strict=True):
             if isinstance(answer, ListIt):
                 found.append(_Open(ask.lo, ask.hi, asked=True))
-            elif isinstance(answer, Parts):
+            elif isinstance(answer, RangeParts):
                 found += self._differing(ask, answer)
             elif isinstance(answer, Whole):
                 own = self._tree.keys(ask.lo, ask.hi)
                 self.have.update(set(own).difference(answer.ranks))
                 self.need.update(set(answer.ranks).difference(own))
-            elif isinstance(answer, Told):
+            elif isinstance(answer, Difference):
                 assert isinstance(ask, Listing)
                 hi = answer.below or ask.hi
                 own = self._tree.keys(ask.lo, ask.hi)
@@ -230,7 +230,7 @@ class Initiator:
                     found.append(_Open(answer.below, ask.hi))
         self._open = found + rest + [o for o in self._open if o.lo >= behind]
 
-    def _differing(self, ask: Ask, parts: Parts) -> list[_Open]:
+    def _differing(self, ask: Ask, parts: RangeParts) -> list[_Open]:
         cuts = [ask.lo, *parts.bounds, ask.hi]
         self._meter.worked(_COMPARE_WORK * len(parts.marks))
         return [
@@ -241,14 +241,14 @@ class Initiator:
 
     def _ask(self) -> bytes:
         """Ask about as much of what is open, from the low end, as a frame holds."""
-        out = Writer(bytes([ASKS]))
+        out = FrameWriter(bytes([ASKS]))
         self._asks = []
         group: list[Ask] = []
         size = 1
         for o in self._open:
             new = self._asks_about(o)
             size += sum(_size(ask) for ask in new)
-            if size > self._budget.frame and self._asks:
+            if size > self._limits.frame and self._asks:
                 break
             for ask in new:
                 if group and (group[-1].hi != ask.lo or type(group[-1]) is not type(ask)):
@@ -284,12 +284,12 @@ class Responder:
     Arguments as of `Initiator`. The session ends when the initiator asks no more, or with `done`: the sets are equal.
     """
 
-    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, budget: Budget | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
         _check(cutoff, nonce)
         self.cutoff = cutoff
         self.done = False
-        self._budget = budget or Budget()
-        self._meter = _Meter(self._budget)
+        self._limits = limits or SessionLimits()
+        self._meter = _Meter(self._limits)
         self._snapshot = snapshot
         self._nonce = nonce
         self._tree: Ranks | None = None
@@ -298,7 +298,7 @@ class Responder:
     def receive(self, frame: bytes) -> bytes:
         """The answer to a frame. Raises Malformed, Exhausted and CutoffRefused."""
         self._meter.received(frame)
-        reader = Reader(frame)
+        reader = FrameReader(frame)
         kind = reader.raw(1)[0]
         if kind == HELLO and self._tree is None:
             reply = self._begin(reader)
@@ -309,7 +309,7 @@ class Responder:
         self._meter.moved(reply)
         return reply
 
-    def _begin(self, reader: Reader) -> bytes:
+    def _begin(self, reader: FrameReader) -> bytes:
         asked = int.from_bytes(reader.raw(6), "big")
         nonce, theirs = reader.raw(NONCE_SIZE), reader.raw(FINGERPRINT_SIZE)
         if reader:
@@ -319,7 +319,7 @@ class Responder:
         self.cutoff = max(asked, self.cutoff)
         self._tree = tree = self._snapshot(self.cutoff)
         self.done = tree.fingerprint(START, END, _salt(asked, nonce)) == theirs
-        out = Writer(bytes([EQUAL if self.done else DIFFER]))
+        out = FrameWriter(bytes([EQUAL if self.done else DIFFER]))
         out.number(self.cutoff - asked)
         if not self.done:
             self._salt = _salt(self.cutoff, nonce + self._nonce)
@@ -330,9 +330,9 @@ class Responder:
 
     def _answer_all(self, tree: Ranks, asks: Sequence[Ask]) -> bytes:
         """Answers to as many asks as fit."""
-        body = Writer()
+        body = FrameWriter()
         settled: list[bool] = []
-        room = self._budget.frame - len(asks) // 8 - 8
+        room = self._limits.frame - len(asks) // 8 - 8
         for ask in asks:
             before = body.place()
             answer = self._compare(tree, ask) if isinstance(ask, Compare) else self._match(tree, ask, room - len(body))
@@ -361,7 +361,7 @@ class Responder:
         bounds = tree.split(lo, hi, fan_out(count))
         cuts = [lo, *bounds, hi]
         self._meter.worked(_COMPARE_WORK * len(bounds))
-        return Parts(tuple(bounds), tuple(_mark(tree, a, b, self._salt) for a, b in pairwise(cuts)))
+        return RangeParts(tuple(bounds), tuple(_mark(tree, a, b, self._salt) for a, b in pairwise(cuts)))
 
     def _match(self, tree: Ranks, ask: Listing, room: int) -> Answer | None:
         """What is told of a listing in at most `room` bytes; None where that is nothing."""
@@ -383,7 +383,7 @@ class Responder:
                 return None
             below = separator(lacking[fit - 1], lacking[fit])
             del lacking[fit:]
-        return Told(tuple(lacking), positions, below)
+        return Difference(tuple(lacking), positions, below)
 
 
 def fan_out(count: int) -> int:

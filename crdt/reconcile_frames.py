@@ -78,7 +78,7 @@ class ListIt:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RangeParts:
     """An answer: it differs; `bounds` cut it into one part more than there are bounds, marked so at my side."""
 
     bounds: tuple[bytes, ...]
@@ -93,7 +93,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Told:
+class Difference:
     """An answer to a listing, as far as `below`, which is the end of the range unless much differs."""
 
     ranks: tuple[bytes, ...]  # that you lack
@@ -102,10 +102,10 @@ class Told:
 
 
 SETTLED = Settled()
-Answer: TypeAlias = Settled | ListIt | Parts | Whole | Told
+Answer: TypeAlias = Settled | ListIt | RangeParts | Whole | Difference
 
 
-class Writer:
+class FrameWriter:
     """Bytes of one frame. Bounds and ranks are written relative to those before."""
 
     def __init__(self, start: bytes = b"") -> None:
@@ -173,7 +173,7 @@ class Writer:
         """Any but Settled, which is a bit elsewhere."""
         if isinstance(answer, ListIt):
             self.number(_LIST)
-        elif isinstance(answer, Parts):
+        elif isinstance(answer, RangeParts):
             self.number(_PARTS)
             self.number(len(answer.marks))
             self.raw(answer.marks[0])
@@ -183,7 +183,7 @@ class Writer:
         elif isinstance(answer, Whole):
             self.number(_WHOLE)
             self.ranks(answer.ranks)
-        elif isinstance(answer, Told):
+        elif isinstance(answer, Difference):
             self.number(_TOLD if answer.below is None else _TOLD_BELOW)
             self.ranks(answer.ranks)
             self.number(len(answer.positions))
@@ -195,7 +195,7 @@ class Writer:
                 self.bound(answer.below)
 
 
-class Reader:
+class FrameReader:
     """Reads one frame. Every method raises Malformed where the bytes do not go on as they must."""
 
     def __init__(self, frame: bytes) -> None:
@@ -312,7 +312,7 @@ class Reader:
             below = self.bound_in(ask.lo, ask.hi) if kind == _TOLD_BELOW else None
             if below is not None and (below == ask.hi or (ranks and ranks[-1] >= below)):
                 raise Malformed("an answer as far as a bound that does not fit it")
-            return Told(ranks, tuple(positions), below)
+            return Difference(ranks, tuple(positions), below)
         if kind == _LIST and isinstance(ask, Compare):
             return ListIt()
         if kind == _WHOLE and isinstance(ask, Compare):
@@ -328,13 +328,13 @@ class Reader:
                 marks.append(self.raw(MARK_SIZE))
             if bounds[-1] == ask.hi:
                 raise Malformed("an empty part")
-            return Parts(tuple(bounds), tuple(marks))
+            return RangeParts(tuple(bounds), tuple(marks))
         raise Malformed(f"an answer of kind {kind} to a {type(ask).__name__}")
 
 
-def answers_frame(settled: Sequence[bool], body: Writer) -> bytes:
+def answers_frame(settled: Sequence[bool], body: FrameWriter) -> bytes:
     """A frame of answers: which of them are `settled`, and what a writer holds of the others."""
-    out = Writer(bytes([ANSWERS]))
+    out = FrameWriter(bytes([ANSWERS]))
     out.number(len(settled))
     out.raw(sum(1 << place for place, bit in enumerate(settled) if bit).to_bytes((len(settled) + 7) // 8, "little"))
     return out.frame() + body.frame()

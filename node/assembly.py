@@ -38,8 +38,7 @@ from swarmnode.protocols.network import Network, PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.admission import admits, work_of
-from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.membership import Membership, admits, work_of
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards

@@ -61,8 +61,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 def work_of(identity: Identity) -> int:
-    """Bits of work in the key; see `protocols/state/admission.py`."""
-    from swarmnode.protocols.state.admission import work_of_key
+    """Bits of work in the key; see `protocols.state.membership.py`."""
+    from swarmnode.protocols.state.membership import work_of_key
 
     return work_of_key(identity.raw_public)
 
@@ -98,7 +98,7 @@ def _search(bits: int, tries: int) -> bytes | None:
     """The seed of a key with the work, if one is among so many."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from swarmnode.protocols.state.admission import work_of_key
+    from swarmnode.protocols.state.membership import work_of_key
 
     for _ in range(tries):
         seed = os.urandom(32)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.network import PortTaken
 from swarmnode.node.trainer.child import TrainerFailed
-from swarmnode.protocols.state.twins import KeyInUse
+from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.golden import GoldenMismatch
 

@@ -8,26 +8,22 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import trio
 
-from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import HybridClock
 from swarmnode.crdt.kinds import KINDS, Kind
-from swarmnode.crdt.law import Merged, Ruling, everybody
+from swarmnode.crdt.law import Judgement, Merged, everybody
 from swarmnode.crdt.ranges import Lifetimes, Union
-from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign
-from swarmnode.protocols.state.backend import Change, Rank, Stats, rank_of
-from swarmnode.protocols.state.feed import Feeds
-from swarmnode.protocols.state.writer import Pen
+from swarmnode.crdt.record import Element, Sign
+from swarmnode.protocols.state.backend import Rank, StateBackend, Stats, rank_of
 from swarmnode.testing.state import State
 
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 
 
-class MemoryState:
-    """The state of one run; see `protocols.statebackend.StateBackend`."""
+class MemoryState(StateBackend):
+    """The state of one run, in memory."""
 
     def __init__(
         self,
@@ -40,19 +36,12 @@ class MemoryState:
         admitted: Callable[[str], bool] = everybody,
     ) -> None:
         """`now` gives real time in ms; `admitted` tells whose elements are shared."""
+        super().__init__(run_id, me=me, sign=sign, now=now, kinds=kinds, admitted=admitted)
         self._state = State(run_id, kinds=kinds, admitted=admitted)
-        self._kinds = kinds
-        self._now = now
         self._clock = HybridClock()
-        self._pen = Pen(self, me=me, sign=sign, kinds=kinds, now=now, tick=self._tick)
-        self._feeds = Feeds()
         self._ranks = Lifetimes(kinds)
         self._elements: dict[Rank, Element] = {}
         self._keys: list[tuple[str, str, Rank]] = []  # key, author and rank of each, ascending
-
-    @property
-    def run_id(self) -> str:
-        return self._state.run
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Expire until cancelled."""
@@ -64,24 +53,14 @@ class MemoryState:
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
         """Join verified elements into the state, or into the pool; see StateBackend."""
         await trio.lowlevel.checkpoint()
-        for element in elements:
-            if element.run != self.run_id or element.kind not in self._kinds:
-                raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
+        self._check_belongs(elements)
         now = self._now()
         outcomes = [(element, self._state.merge(element, now)) for element in elements]
         self._follow([*outcomes, *self._state.convict(now)], now)
         return [ruling.verdict for _, ruling in outcomes]
 
-    async def write(self, key: str, value: Value) -> Record:
-        """Sign a record of this node's own and merge it; see StateBackend."""
-        return await self._pen.write(key, value)
-
     async def _tick(self, now: int) -> int:
         return self._clock.tick(now)
-
-    def hold(self, reason: str) -> None:
-        """Sign nothing while `reason` is not empty."""
-        self._pen.held = reason
 
     def has(self, rank: Rank) -> bool:
         return rank in self._elements
@@ -118,10 +97,6 @@ class MemoryState:
         """`law.state_hash` of what expires after `cutoff` ms. Raises ValueError for a cut-off in the past."""
         return self._state.state_hash(cutoff)
 
-    def watch(self, prefix: str = "") -> AbstractContextManager[trio.MemoryReceiveChannel[Change]]:
-        """A bounded feed of what is stored from now on under keys that begin with `prefix`."""
-        return self._feeds.watch(prefix)
-
     async def stats(self) -> Stats:
         await trio.lowlevel.checkpoint()
         elements = self._elements.values()
@@ -144,7 +119,7 @@ class MemoryState:
             self._drop(element)
         return len(forgotten)
 
-    def _follow(self, outcomes: Iterable[tuple[Element, Ruling[Element]]], now: int) -> None:
+    def _follow(self, outcomes: Iterable[tuple[Element, Judgement[Element]]], now: int) -> None:
         """Keep ranks, clock and feeds in step with what the state stored."""
         stored = [(element, ruling) for element, ruling in outcomes if ruling.verdict is Merged.STORED]
         for element, ruling in stored:
@@ -155,7 +130,7 @@ class MemoryState:
             self._elements[rank] = element
             insort(self._keys, (element.key, element.author, rank))
             self._clock.observe(element.hlc, now)
-        self._feeds.tell(element for element, _ in stored)
+        self._notify(element for element, _ in stored)
 
     def _drop(self, element: Element) -> None:
         rank = rank_of(element.hlc, element.id)

@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 from swarmnode.crdt import law
 from swarmnode.crdt.kinds import KINDS, Kind, kind_of
-from swarmnode.crdt.law import Merged, Pool, Ruling, everybody
+from swarmnode.crdt.law import Judgement, Merged, StrangerPool, everybody
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed
 
-Outcome: TypeAlias = tuple[Element, Ruling[Element]]
+Outcome: TypeAlias = tuple[Element, Judgement[Element]]
 
 
 class State:
@@ -30,14 +30,14 @@ class State:
     ) -> None:
         """`admitted` tells whose elements are part of the state; those of others go to `pool`."""
         self.run = run
-        self.pool = Pool(kinds)
+        self.pool = StrangerPool(kinds)
         self._kinds = kinds
         self._admitted = admitted
         self._slots: dict[str, dict[str, dict[bytes, Element]]] = {}  # author -> kind -> id -> element
         self._horizon = 0  # what expired until then may be forgotten
         self._suspects: dict[tuple[str, str], tuple[Record, Record]] = {}  # (author, kind) -> records that contradict
 
-    def merge(self, element: Element, now: int) -> Ruling[Element]:
+    def merge(self, element: Element, now: int) -> Judgement[Element]:
         """Join one element into the state, or into the pool.
 
         Raises InvalidRecord for an element of another run or of a kind not held here.
@@ -47,9 +47,9 @@ class State:
             raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
         self._horizon = law.advance(self._horizon, now)
         if (verdict := law.untimely(element.hlc, element.expiry, now=now, horizon=self._horizon)) is not None:
-            return Ruling(verdict)
+            return Judgement(verdict)
         if not self._admitted(element.author):
-            return Ruling(self.pool.merge(element))
+            return Judgement(self.pool.merge(element))
         slots = self._slots.get(element.author, {}).get(element.kind, {})
         ruling = law.judge(kind, slots.values(), element)
         if isinstance(element, Record) and isinstance(ruling.rival, Record):

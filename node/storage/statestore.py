@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
 from swarmnode.crdt import law
-from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import KINDS, Kind
-from swarmnode.crdt.law import Merged, Pool, everybody
+from swarmnode.crdt.law import Merged, StrangerPool, everybody
 from swarmnode.crdt.ranges import END, START, Lifetimes, Union
-from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign
+from swarmnode.crdt.record import Element, Sign
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.node.storage.stampfile import StampFile
@@ -37,9 +36,7 @@ from swarmnode.node.storage.statequeries import Queries
 from swarmnode.node.storage.statewriter import Applied, Writer
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
-from swarmnode.protocols.state.backend import Change, Rank, StateError, Stats, Unwritable
-from swarmnode.protocols.state.feed import Feeds
-from swarmnode.protocols.state.writer import Pen
+from swarmnode.protocols.state.backend import Rank, StateBackend, StateError, Stats, Unwritable
 
 BATCH = 2048  # elements, about, that one transaction takes: some 30 ms of the writer
 JOBS = 64  # merges in line for the writer; who comes then waits to get in line
@@ -83,8 +80,8 @@ class _Open:
             self.close = files.pop_all().close
 
 
-class StateStore:
-    """The state of one run; see `protocols.statebackend.StateBackend`. `run` opens the files and owns them."""
+class StateStore(StateBackend):
+    """The state of one run, on disk. `run` opens the files and owns them."""
 
     def __init__(
         self,
@@ -99,17 +96,11 @@ class StateStore:
         runner: Runner = in_thread,
     ) -> None:
         """`path` is the database's; `now` gives real time in ms; `admitted` tells whose elements are shared."""
+        super().__init__(run_id, me=me, sign=sign, now=now, kinds=kinds, admitted=admitted)
         self.path = path
-        self._run_id = run_id
-        self._me = me
-        self._now = now
-        self._kinds = kinds
-        self._admitted = admitted
         self._runner = runner
         self._clock = StampFile(path.with_suffix(".clock"), runner)
-        self._pen = Pen(self, me=me, sign=sign, kinds=kinds, now=now, tick=self._clock.tick)
-        self._pool = Pool(kinds)
-        self._feeds = Feeds()
+        self._pool = StrangerPool(kinds)
         self._horizon = 0  # until when something that expired may have been forgotten, ms
         self._warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._waiting: set[_Job] = set()
@@ -117,10 +108,6 @@ class StateStore:
         self._send, self._jobs = trio.open_memory_channel[_Job](JOBS)
         self._writing = trio.Lock()  # of two locks this is taken first
         self._reading = trio.Lock()
-
-    @property
-    def run_id(self) -> str:
-        return self._run_id
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(ELEMENTS, lambda: len(self._opened.ranks) if self._opened is not None else 0)
@@ -173,7 +160,7 @@ class StateStore:
     def _open_files(self) -> _Open:
         """Blocks. A damaged database is moved aside."""
         try:
-            return _Open(self.path, self._run_id, self._kinds)
+            return _Open(self.path, self.run_id, self._kinds)
         except Damaged as error:
             return self._open_new_files(error)
 
@@ -181,7 +168,7 @@ class StateStore:
         aside = set_aside(self.path)
         self._warnings["damage"] = f"{error}; it is now {aside.name}, and the state is fetched again from peers"
         logger.error("%s", self._warnings["damage"])
-        return _Open(self.path, self._run_id, self._kinds)
+        return _Open(self.path, self.run_id, self._kinds)
 
     def _settle(self) -> None:
         try:
@@ -203,9 +190,7 @@ class StateStore:
 
         Raises InvalidRecord for an element of another run or kind, and Unwritable.
         """
-        for element in elements:
-            if element.run != self._run_id or element.kind not in self._kinds:
-                raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
+        self._check_belongs(elements)
         admitted = [self._admitted(element.author) for element in elements]
         if all(admitted):
             return await self._enqueue(elements)
@@ -270,15 +255,10 @@ class StateStore:
         for job in jobs:
             job.verdicts = [next(verdicts) for _ in job.elements]
             job.done.set()
-        self._feeds.tell(applied.stored)
+        self._notify(applied.stored)
 
-    async def write(self, key: str, value: Value) -> Record:
-        """Sign a record of this node's own and merge it; see StateBackend."""
-        return await self._pen.write(key, value)
-
-    def hold(self, reason: str) -> None:
-        """Sign nothing while `reason` is not empty."""
-        self._pen.held = reason
+    async def _tick(self, now: int) -> int:
+        return await self._clock.tick(now)
 
     # -- looking
 
@@ -311,10 +291,6 @@ class StateStore:
             raise ValueError(f"cut-off {cutoff} lies {self._horizon - cutoff} ms before what this replica still knows")
         ranks = self.snapshot(cutoff).keys(START, END)
         return law.state_hash(cutoff, (rank[HLC:] for rank in ranks))
-
-    def watch(self, prefix: str = "") -> AbstractContextManager[trio.MemoryReceiveChannel[Change]]:
-        """A bounded feed of what is stored from now on under keys that begin with `prefix`."""
-        return self._feeds.watch(prefix)
 
     async def stats(self) -> Stats:
         totals, disk = await self._read(lambda queries: (queries.totals(), size_on_disk(self.path)))

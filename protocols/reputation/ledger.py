@@ -71,7 +71,7 @@ from swarmnode.protocols.reputation.attestation import (
     read,
 )
 from swarmnode.protocols.reputation.view import LATELY, PeerScore, disproved, of_own_data, standings
-from swarmnode.protocols.state.backend import Said, StateBackend, StateError
+from swarmnode.protocols.state.backend import AlreadyWritten, StateBackend, StateError
 from swarmnode.protocols.state.sync import StateSync
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
@@ -565,7 +565,7 @@ class Reputation:
             try:
                 await self._sync.write(attestation.key, attestation.value)
                 self._counts["written"] += 1
-            except Said:
+            except AlreadyWritten:
                 log.debug("%s was said before a restart, and nothing else is", attestation.key)
             except StateError as error:
                 log.info("nothing can be attested now: %s", error)

@@ -1,7 +1,9 @@
 """The one seam between protocols and the replicated state that this node holds.
 
-Two implementations: `node.statestore.StateStore` (SQLite) and `protocols.memorystate.MemoryState` (in memory, for
-simulations). Both pass the same conformance suite in `tests/node/storage/test_state_conformance.py`.
+Two implementations: `node.storage.statestore.StateStore` (SQLite) and `testing.memorystate.MemoryState` (in memory, for
+simulations). Both pass the same conformance suite in `tests/node/storage/test_state_conformance.py`. What does not
+depend on where elements are kept is here: how this node signs its own records, and the bounded feeds of who follows
+changes.
 
 An element is a signed record or evidence of equivocation. It is known by its *rank*, 40 bytes: hlc as u64 big-endian,
 then its id, so that ranks compare as (hlc, id) do. Ranks are what reconciliation exchanges and what rosters quote.
@@ -13,19 +15,22 @@ again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
-from swarmnode.crdt.encoding import Value
-from swarmnode.crdt.law import Merged
+from swarmnode.crdt import encoding
+from swarmnode.crdt.encoding import EncodingError, Value
+from swarmnode.crdt.hlc import time_of
+from swarmnode.crdt.kinds import KINDS, Kind, kind_of
+from swarmnode.crdt.law import Merged, everybody
 from swarmnode.crdt.ranges import Union
-from swarmnode.crdt.record import Element, Record
+from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign, write
 
-RANK = 40  # bytes of a rank
+WAITING = 256  # changes kept for one reader; some 200 kB of notes
 Rank = bytes
 
 
@@ -37,12 +42,12 @@ class Unwritable(StateError):
     """The disk took nothing: nothing has changed, nothing is acknowledged. Try again later."""
 
 
-class Held(StateError):
-    """This node signs nothing at present; see `StateBackend.hold`."""
+class WrongClock(StateError):
+    """This node signs nothing at present: its clock is far from that of its peers, or was set back."""
 
 
-class Said(StateError):
-    """This node has said something else under a write-once key. Saying this as well would convict it."""
+class AlreadyWritten(StateError):
+    """This node has written something else under a write-once key. Writing this as well would convict it."""
 
 
 class NotAdmitted(StateError):
@@ -76,17 +81,47 @@ def rank_of(hlc: int, id: bytes) -> Rank:
     return hlc.to_bytes(8, "big") + id
 
 
-class StateBackend(Protocol):
+class _Reader:
+    """Who follows changes under keys that begin with `prefix`."""
+
+    def __init__(self, prefix: str, send: trio.MemorySendChannel[Change]) -> None:
+        self.prefix = prefix
+        self.send = send
+        self.lost = 0
+
+
+class StateBackend(ABC):
     """The elements of one run, with the clock of their owner. Methods that are not async do not block."""
 
-    @property
-    def run_id(self) -> str: ...
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        me: str,
+        sign: Sign,
+        now: Callable[[], int],
+        kinds: Mapping[str, Kind] = KINDS,
+        admitted: Callable[[str], bool] = everybody,
+    ) -> None:
+        """`now` gives real time in ms; `admitted` tells whose elements are shared."""
+        self.run_id = run_id
+        self._me = me
+        self._sign = sign
+        self._now = now
+        self._kinds = kinds
+        self._admitted = admitted
+        self._signing = trio.Lock()
+        self._readers: list[_Reader] = []
 
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
-        """Join verified elements into the state; one verdict each, in order. Raises Unwritable.
+        """Join verified elements into the state, or into the pool of who is not admitted; one verdict each, in order.
 
         Also finds equivocations among what was joined; their evidence is merged and shows up in `watch`. The clock
-        advances past everything that was stored.
+        advances past everything that was stored. Raises InvalidRecord for an element of another run or kind, and
+        Unwritable.
         """
 
     async def write(self, key: str, value: Value) -> Record:
@@ -94,27 +129,67 @@ class StateBackend(Protocol):
 
         Its stamp is greater than all that this node ever used, also before a crash: that is durable before the record
         exists. Under a write-once key that was written before, the same value returns the record that stands.
-        Raises InvalidRecord, Said, Held, NotAdmitted, Unwritable.
+        Raises InvalidRecord, AlreadyWritten, WrongClock, NotAdmitted, Unwritable.
         """
+        async with self._signing:
+            kind = self._kinds.get(kind_of(key))
+            if kind is not None and kind.write_once:
+                standing = await self.get(self._me, key)
+                if isinstance(standing, Record):
+                    if _same(standing.value, value):
+                        return standing
+                    raise AlreadyWritten(f"{key} was written before, with another value, and can be written only once")
+            return await self._write(key, value)
 
-    def hold(self, reason: str) -> None:
-        """Sign nothing while `reason` is not empty: `write` raises Held with it."""
+    async def _write(self, key: str, value: Value) -> Record:
+        """Sign a record, whatever was signed under this key before."""
+        now = self._now()
+        stamp = await self._tick(now)
+        record = write(self.run_id, self._me, key, value, hlc=stamp, sign=self._sign, kinds=self._kinds)
+        (verdict,) = await self.merge([record])
+        if verdict is Merged.AHEAD:
+            ahead = (time_of(stamp) - now) / 1000
+            raise WrongClock(
+                f"this node's clock was set back: its records are dated {ahead:.0f} s ahead of it, which nobody "
+                "believes; set the clock right, or wait as long"
+            )
+        if verdict is Merged.POOLED:
+            raise NotAdmitted("this node is not admitted to the run, so nobody would keep what it writes")
+        return record
 
+    @abstractmethod
+    async def _tick(self, now: int) -> int:
+        """A stamp greater than all before it, durable as used when this returns; `now` is real time in ms."""
+
+    def _check_belongs(self, elements: Iterable[Element]) -> None:
+        """Raises InvalidRecord for an element of another run or kind."""
+        for element in elements:
+            if element.run != self.run_id or element.kind not in self._kinds:
+                raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def has(self, rank: Rank) -> bool:
         """Whether the element is in the state; the pool does not count."""
 
+    @abstractmethod
     async def get(self, author: str, key: str) -> Element | None:
         """The greatest element under a key that has not expired, tombstones included; the pool is looked at as well."""
 
+    @abstractmethod
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank), tombstones included."""
 
+    @abstractmethod
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes to send of those elements that are here, in the order asked for."""
 
+    @abstractmethod
     def snapshot(self, cutoff: int) -> Union:
         """The ranks of all that expires after `cutoff` ms. Cheap; stays as it is while the state goes on."""
 
+    @abstractmethod
     def state_hash(self, cutoff: int) -> str:
         """`law.state_hash` of all that expires after `cutoff` ms; quoted together with the cut-off.
 
@@ -122,13 +197,46 @@ class StateBackend(Protocol):
         and hashes every rank, some 20 ms for 100 000.
         """
 
-    def watch(self, prefix: str = "") -> AbstractContextManager[trio.MemoryReceiveChannel[Change]]:
+    @abstractmethod
+    async def stats(self) -> Stats:
+        """What is held, for a person."""
+
+    @contextmanager
+    def watch(self, prefix: str = "") -> Iterator[trio.MemoryReceiveChannel[Change]]:
         """A bounded feed of what is stored from now on under keys that begin with `prefix`; tells what it lost."""
+        send, receive = trio.open_memory_channel[Change](WAITING)
+        reader = _Reader(prefix, send)
+        self._readers.append(reader)
+        try:
+            with send, receive:
+                yield receive
+        finally:
+            self._readers.remove(reader)
 
-    async def stats(self) -> Stats: ...
+    def _notify(self, stored: Iterable[Element]) -> None:
+        """These elements were stored. Does not block: a reader whose feed is full loses them, and hears how many."""
+        for element in stored:
+            for reader in self._readers:
+                if element.key.startswith(reader.prefix):
+                    try:
+                        reader.send.send_nowait(Change(element, reader.lost))
+                        reader.lost = 0
+                    except trio.WouldBlock:
+                        reader.lost += 1
 
+    # --- tidying ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     async def sweep(self) -> int:
         """Forget what has expired, which `run` does now and then; returns how many elements that were."""
 
+    @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write, expire and tidy until cancelled; `merge` and the others work while this runs."""
+
+
+def _same(one: Value, other: Value) -> bool:
+    try:
+        return encoding.encode(one) == encoding.encode(other)
+    except EncodingError as error:
+        raise InvalidRecord(str(error)) from error

@@ -1,6 +1,9 @@
-"""How elements from peers get into the state: within the peer's budget, once, and verified.
+"""How elements from peers get into the state: asked for once, within the peer's budget, and verified.
 
-    budget → parse → not known, of this run, of this time → signatures, in threads → merge
+    offered → asked for → budget → parse → not known, of this run, of this time → signatures, in threads → merge
+
+Several neighbours offer the same element within a moment. The first is asked; the others are remembered, and one of
+them is asked where the element has not come in `ASKED_FOR` seconds, as who was asked may be gone, or its push lost.
 
 What a peer can make this node do is bounded at each step: it waits where it sends more than its allowance, an element
 that is here costs no verification, and the first one that is false ends the batch: an honest node verifies before it
@@ -9,7 +12,7 @@ than its slots hold, or pass on what strangers signed. Offences go to `conduct`,
 refused.
 
 An element dated more than 60 s ahead is dropped here: neither stored nor passed on, and its stamp does not touch the
-clock. Its sender is blamed only where peers confirm this node's own clock and the date is hours off.
+clock. Its sender is blamed only where peers confirm this node's own clock (`PeerClocks`) and the date is hours off.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from __future__ import annotations
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 import trio
 
@@ -42,6 +46,12 @@ STRANGERS = Allowance(rate=10, burst=512)  # elements from one peer whose author
 MAX_WAIT = 4.0  # seconds that a batch may wait for its peer's budget; above, it is refused as "busy"
 AT_ONCE = 4  # batches of one peer that are looked at or wait; an honest one sends one, and another while it repairs
 SEEN = 8192  # ranks of elements remembered that were judged and are not here: 2 MiB
+ASKED_FOR = 1.0  # seconds in which an element that was asked for is expected
+MOST_ASKED = 8192  # elements that are remembered as asked for
+OTHERS = 3  # peers remembered for each
+MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
+ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
+HEARD = 32  # peers whose clocks are remembered, the last heard ones
 FAR_AHEAD = 3_600_000  # ms; no clock that is merely badly set is an hour ahead of confirmed time
 
 VERIFIED = Metric("swarmnode_state_verified_total", COUNTER, "elements of the state whose signatures were verified")
@@ -49,15 +59,66 @@ REFUSED = Metric("swarmnode_state_refused_total", COUNTER, "elements from peers 
 NOT_STORED = tuple(verdict.value for verdict in Merged if verdict is not Merged.STORED)
 
 
+class PeerClocks:
+    """This node's clock against that of its peers: each one that answers tells its time.
+
+    A node more than MAX_OFF from the median of at least ENOUGH refuses to sign and says so; fewer than half of those
+    asked can lie about it.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: OrderedDict[PeerId, int] = OrderedDict()  # ms that a peer's clock is ahead of this node's
+
+    def heard(self, peer: PeerId, ahead: int) -> None:
+        """`peer`'s clock is so many ms ahead of this node's."""
+        self._ahead[peer] = ahead
+        self._ahead.move_to_end(peer)
+        if len(self._ahead) > HEARD:
+            self._ahead.popitem(last=False)
+
+    def forget(self, peer: PeerId) -> None:
+        """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
+        self._ahead.pop(peer, None)
+
+    @property
+    def off(self) -> int | None:
+        """Milliseconds that the median of peers is ahead of this node; None while too few are known."""
+        return int(median(self._ahead.values())) if len(self._ahead) >= ENOUGH else None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether enough peers agree with this node's clock."""
+        return self.off is not None and abs(self.off) <= MAX_OFF
+
+    @property
+    def complaint(self) -> str:
+        """Why this node must not sign, for its owner; "" where it may."""
+        off = self.off
+        if off is None or abs(off) <= MAX_OFF:
+            return ""
+        return (
+            f"the clock of this machine is {abs(off) / 1000:.0f} s {'behind' if off > 0 else 'ahead of'} that of "
+            "other nodes: this node signs nothing until it is set right, so others will take it for gone"
+        )
+
+
+@dataclass
+class _Asked:
+    """An element that a peer was asked for."""
+
+    at: float  # trio time
+    others: list[PeerId] = field(default_factory=list)  # who offers it as well, and was not asked
+
+
 @dataclass(frozen=True)
-class Taken:
+class Inserted:
     """What became of a batch."""
 
     new: tuple[Element, ...] = ()  # stored
     false: bool = False  # it held an element that no correct node sends; what came after that was not looked at
 
 
-class Intake:
+class StateIntake:
     """The door to one state."""
 
     def __init__(
@@ -68,21 +129,22 @@ class Intake:
         now: Callable[[], int],
         runner: Runner,
         offences: Offences,
-        clock_is_confirmed: Callable[[], bool],
+        clocks: PeerClocks,
     ) -> None:
-        """`now` gives ms since the epoch; `clock_is_confirmed` says whether peers agree with it."""
+        """`now` gives ms since the epoch."""
         self._backend = backend
         self._verify = verify
         self._now = now
         self._runner = runner
         self._offences = offences
-        self._clock_is_confirmed = clock_is_confirmed
+        self._clocks = clocks
         self._elements = Budget[PeerId](ELEMENTS)
         self._bytes = Budget[PeerId](BYTES)
         self._own = Budget[PeerId](OWN)
         self._strangers = Budget[PeerId](STRANGERS)
         self._waiting: dict[PeerId, int] = {}
         self._seen: OrderedDict[Rank, None] = OrderedDict()
+        self._asked: OrderedDict[Rank, _Asked] = OrderedDict()  # what has not come, asked for longest ago first
         self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
         self.verified = 0  # elements whose signatures were looked at
         self._refused = Counter[str]()
@@ -97,10 +159,41 @@ class Intake:
             return False
         return not is_ahead(int.from_bytes(rank[:8], "big"), self._now())
 
-    async def take_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
-        """Take what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
+    def asks(self, peer: PeerId, rank: Rank) -> bool:
+        """Whether to ask `peer`, who offers an element: where it is lacking, and nobody was asked just now."""
+        if not self.lacks(rank):
+            return False
+        now = trio.current_time()
+        asked = self._asked.get(rank)
+        if asked is not None and now < asked.at + ASKED_FOR:
+            if len(asked.others) < OTHERS and peer not in asked.others:
+                asked.others.append(peer)
+            return False
+        self._ask(rank, _Asked(now))
+        return True
+
+    def overdue(self) -> dict[PeerId, list[Rank]]:
+        """Elements that were asked for and did not come, by who is to be asked now."""
+        now = trio.current_time()
+        found: dict[PeerId, list[Rank]] = {}
+        while self._asked and next(iter(self._asked.values())).at + ASKED_FOR <= now:
+            rank, asked = self._asked.popitem(last=False)
+            if asked.others and self.lacks(rank):
+                peer, *others = asked.others
+                found.setdefault(peer, []).append(rank)
+                self._ask(rank, _Asked(now, others))
+        return found
+
+    def _ask(self, rank: Rank, asked: _Asked) -> None:
+        self._asked[rank] = asked
+        self._asked.move_to_end(rank)
+        if len(self._asked) > MOST_ASKED:
+            self._asked.popitem(last=False)
+
+    async def insert_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Inserted:
+        """Insert what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
         if not sealed:
-            return Taken()
+            return Inserted()
         if self._waiting.get(peer, 0) >= AT_ONCE:
             self._offences.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
             self._refused["busy"] += len(sealed)
@@ -116,14 +209,14 @@ class Intake:
                 raise Refuse("busy", "the peer sends more than its share")
             if wait:
                 await trio.sleep(wait)
-            return await self.take(peer, sealed)
+            return await self.insert(peer, sealed)
         finally:
             self._waiting[peer] -= 1
             if not self._waiting[peer]:
                 del self._waiting[peer]
 
-    async def take(self, peer: PeerId, sealed: Sequence[bytes]) -> Taken:
-        """Take what a peer answered, and this node asked for. Raises Unwritable."""
+    async def insert(self, peer: PeerId, sealed: Sequence[bytes]) -> Inserted:
+        """Insert what a peer answered, and this node asked for. Raises Unwritable."""
         for ended in {self._examining[raw] for raw in sealed if raw in self._examining}:
             await ended.wait()  # then it is known; or looked at here, where that batch came to an end before it
         mine, end = list(dict.fromkeys(sealed)), trio.Event()
@@ -135,7 +228,7 @@ class Intake:
             if not self._own.take(peer, sum(element.author == peer for element in fresh)):
                 self._refused["busy"] += len(fresh)
                 self._offences.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
-                return Taken()
+                return Inserted()
             genuine = await self._genuine(fresh)
             if len(genuine) < len(fresh):
                 self._offences.note(peer, "sent an element that its author did not sign", Kind.LIE)
@@ -156,7 +249,7 @@ class Intake:
             self._refused[verdict.value] += 1
             if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
                 self._remember(rank_of(element.hlc, element.id))
-        return Taken(tuple(new), false)
+        return Inserted(tuple(new), false)
 
     def _sift(self, peer: PeerId, sealed: Sequence[bytes]) -> tuple[list[Element], bool]:
         """Elements that are worth verifying; and whether one was malformed, at which the search ended."""
@@ -172,7 +265,7 @@ class Intake:
                 return fresh, True
             if is_ahead(element.hlc, now):
                 self._refused[Merged.AHEAD.value] += 1
-                if time_of(element.hlc) > now + FAR_AHEAD and self._clock_is_confirmed():
+                if time_of(element.hlc) > now + FAR_AHEAD and self._clocks.confirmed:
                     self._offences.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
             elif self.lacks(rank_of(element.hlc, element.id)):
                 fresh.append(element)

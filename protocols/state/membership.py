@@ -10,7 +10,15 @@ another's addresses within seconds, and connect; one that died is no member any 
 lease ran out without a goodbye is called now and then for an hour yet: both parts of a swarm that was cut in two for
 longer than leases last would else wait for one another for ever.
 
-A lease also tells two daemons with one key apart, see `twins`.
+A lease also tells two daemons with one key apart, see `DuplicateIdentity`.
+
+Who may take part is for the run to say (`admits`): anybody, those that it lists, or those whose key cost work. The work
+is S/Kademlia's static puzzle (Baumgart and Mies 2007, section 4.1): of a public key hashed twice, as many bits at the
+front as the run asks for are zero. Whoever wants many identities pays for each, and each bit doubles the price. It is a
+function of the peer id alone, so every node decides alike, at once and for ever, and nothing is stored. Records of
+authors who are not admitted are in no state that nodes share (`crdt/law.py`), so such an author has no lease, no
+commit, no vote, and no part in a pool. What it is worth stands in docs/identities.md: little against who has a hundred
+cores. It keeps identities from being free; that credit follows verified work is what makes many of them useless.
 
 Also here: `runs`, which tells a newcomer the runs of a peer, and `spec`, which gives it their specifications; the
 newcomer checks them against their hash.
@@ -18,13 +26,17 @@ newcomer checks them against their hash.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
+import base58
 import trio
 
+from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import KINDS, SECOND
 from swarmnode.crdt.record import Element, Record
@@ -32,7 +44,7 @@ from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.state.backend import Change, StateBackend, StateError
 from swarmnode.protocols.state.sync import StateSync
-from swarmnode.protocols.state.twins import KeyInUse, Twins
+from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +61,9 @@ MAX_ADDRESSES = 8  # in a lease
 MAX_ADDRESS_BYTES = 600  # of all addresses in a lease: it has 1 KiB for everything
 CALLED_FOR = 3600.0  # seconds after its lease ran out, that one who said no goodbye is called now and then
 MAX_GONE = 256  # of them at the most, those who went last
+MAX_RIVALS = 16  # earlier lives of this node whose leases are answered once
 CONNECT_TO = 48  # members to keep connections to; beyond that a round's group is reached when it is needed
+_ED25519 = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key (libp2p spec, peer-ids)
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,58 @@ class Spec:
     encoded: bytes
 
 
+class KeyInUse(Exception):
+    """Another daemon with this node's key is alive and older. The text is fit for a person."""
+
+
+class DuplicateIdentity:
+    """Two daemons with one key find each other, and the younger stops.
+
+    They cannot meet: to the network they are one peer. But each reads the leases that the other signs in their common
+    name. A lease carries the number that its daemon drew when it started and since when it runs; whoever reads a lease
+    of its own name and another number answers with a lease that names that number as its rival. A lease that names
+    *this* daemon as its rival was signed after this one started, so the other is alive: no clock and no message of a
+    dead life can feign it. The older goes on, the younger raises KeyInUse; what it signed until then may have been
+    replaced.
+
+    `instance` is a random number, `since` the ms at which this daemon started.
+    """
+
+    def __init__(self, instance: int, since: int) -> None:
+        self._instance = instance
+        self._since = since
+        self._rival: int | None = None
+        self._answered: set[int] = set()
+
+    @property
+    def mark(self) -> dict[str, int]:
+        """What a lease of this daemon says about it."""
+        return {"instance": self._instance, "since": self._since, **({"rival": self._rival} if self._rival else {})}
+
+    def saw(self, lease: Value) -> bool:
+        """Look at a lease in this node's name; whether it is to be answered by another. Raises KeyInUse."""
+        match lease:
+            case None:
+                return True  # another life gave up the lease, and this one goes on
+            case {"instance": int() as other, "since": int() as since, **rest} if other != self._instance:
+                named = rest.get("rival") == self._instance
+            case _:
+                return False
+        self._rival = other
+        if not named:
+            first = other not in self._answered and len(self._answered) < MAX_RIVALS
+            if first:
+                self._answered.add(other)
+            return first
+        if (since, other) < (self._since, self._instance):
+            seconds = (self._since - since) // 1000
+            raise KeyInUse(
+                f"another daemon runs with this node's key, since {seconds} s before this one. Two with one key are "
+                "taken for one that lies. Stop the other first, or give this one a key of its own (another --data-dir)"
+            )
+        return True
+
+
 class Membership:
     """This node's lease and those of others, in one run."""
 
@@ -100,13 +166,13 @@ class Membership:
         self._now = now
         self._admits = admits
         self._rng = rng or random.Random()
-        self._twins = Twins(self._rng.getrandbits(63), now())
+        self._duplicates = DuplicateIdentity(self._rng.getrandbits(63), now())
         self._leases: dict[PeerId, Record] = {}
         self._gone: dict[PeerId, float] = {}  # whose leases ran out, in that order, and when, trio time
         self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
         self._told: tuple[Address, ...] = ()  # addresses in it
         self._displaced: KeyInUse | None = None
-        self._seen_double = trio.Event()  # another life of this node signed a lease
+        self._seen_duplicate = trio.Event()  # another life of this node signed a lease
         self.complaint = ""  # why this node has no lease now, for its owner
 
     def members(self) -> tuple[PeerId, ...]:
@@ -158,7 +224,7 @@ class Membership:
     async def _renew(self) -> None:
         self._lasts, self._renewed = lease_of(len(self.members()) + 1), trio.current_time()
         self._told = self._addresses()
-        await self._write({"addresses": self._told, "lasts": self._lasts, **self._twins.mark})
+        await self._write({"addresses": self._told, "lasts": self._lasts, **self._duplicates.mark})
 
     def _addresses(self) -> tuple[Address, ...]:
         addresses: list[Address] = []
@@ -196,8 +262,8 @@ class Membership:
     async def _look_for_answers(self) -> None:
         """Fetch what another daemon with this key answers: to peers both are one, and what they push reaches one."""
         while True:
-            await self._seen_double.wait()
-            self._seen_double = trio.Event()
+            await self._seen_duplicate.wait()
+            self._seen_duplicate = trio.Event()
             for wait in ANSWERED_AFTER:
                 await trio.sleep(wait)
                 await self._sync.repair_with_all()
@@ -227,8 +293,8 @@ class Membership:
         if not isinstance(element, Record):
             return
         if element.author == self._network.me:
-            if self._twins.saw(element.value):
-                self._seen_double.set()
+            if self._duplicates.saw(element.value):
+                self._seen_duplicate.set()
                 await self._renew()
         elif self._admits(element.author):
             standing = self._leases.get(element.author)
@@ -273,6 +339,35 @@ def lease_end(record: Record) -> int:
     lasts = record.value.get("lasts") if isinstance(record.value, Mapping) else None
     seconds = lasts if isinstance(lasts, int) and not isinstance(lasts, bool) and lasts > 0 else SHORTEST_LEASE
     return min(record.expiry, time_of(record.hlc) + seconds * SECOND)
+
+
+def admits(spec: RunSpec) -> Callable[[str], bool]:
+    """Whether a peer may take part in the run. Those whom the run names need no work: its author vouches for them."""
+    members = frozenset(spec.run.members)
+    if members:
+        return members.__contains__
+    bits, named = spec.trust.identity_bits, frozenset((*spec.trust.electors, spec.owner)) - {""}
+    if not bits:
+        return lambda peer: True
+    return lambda peer: peer in named or work_of(peer) >= bits
+
+
+@lru_cache(maxsize=8192)
+def work_of(peer: str) -> int:
+    """Bits of work in a peer id; -1 where it is not that of an Ed25519 key."""
+    try:
+        raw = base58.b58decode(peer)
+    except ValueError:
+        return -1
+    if len(raw) != len(_ED25519) + 32 or not raw.startswith(_ED25519):
+        return -1
+    return work_of_key(raw[len(_ED25519) :])
+
+
+def work_of_key(public_key: bytes) -> int:
+    """Zero bits at the front of sha-256(sha-256(key)), of a raw public key of 32 bytes; 256 at the most."""
+    hashed = hashlib.sha256(hashlib.sha256(public_key).digest()).digest()
+    return 256 - int.from_bytes(hashed, "big").bit_length()
 
 
 def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Callable[[str], bytes | None]) -> None:

@@ -23,19 +23,20 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import trio
 
 from swarmnode.crdt.record import Element
-from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.calls.rpc import CallError, Refused, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import Network, PeerId, PeerView
+from swarmnode.protocols.peers.diversity import sample
+from swarmnode.protocols.peers.violations import Offences
 from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, rank_of
-from swarmnode.protocols.state.neighbours import Neighbours
 from swarmnode.protocols.state.wire import MAX_RANKS, Push, Pushed, batches, joined, split
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,10 @@ AUTHOR = Allowance(rate=10, burst=512)  # elements of one author passed on; a bu
 WAITING = 4096  # elements that wait to be passed on; beyond, repair brings them
 KNOWN = 4096  # elements for which it is remembered who has them
 HOLDERS = 64  # peers remembered for each
+ASK_AGAIN_AFTER = 60.0  # seconds until a peer that is not of this run is tried again
+LATER = 5.0  # seconds until one that is busy or did not answer is
+DISTRUSTED_FOR = 600.0  # seconds that one which repairs falsely is not asked or told anything
+STRANGERS = ("unknown-run", "unknown-method")
 ECHOED = "member"  # kind of which each author is offered its own, by rank
 
 PUSHES = Metric("swarmnode_state_pushes_total", COUNTER, "messages with news of the state sent to peers")
@@ -63,7 +68,7 @@ class _News:
     author: PeerId
     sealed: bytes | None  # None: to be offered by rank only
     whole: int  # peers that get it whole, the first of those chosen
-    echo: bool  # its author is offered it as well, which another daemon with the same key takes: see `twins`
+    echo: bool  # its author is offered it as well, which another daemon with the same key takes: see `membership`
 
     @cached_property
     def offered(self) -> _News:
@@ -74,12 +79,66 @@ class _News:
         return self.echo and self.author == peer
 
 
-class Known:
-    """Which peers have which elements, as far as this node can tell."""
+class Neighbours:
+    """Connected peers that take part in the state of this run, and what each of them has, as far as this node can tell.
 
-    def __init__(self) -> None:
+    Those who refused, failed lately, or are not trusted are left out.
+    """
+
+    def __init__(self, network: Network, offences: Offences) -> None:
+        self._network = network
+        self.offences = offences
+        self.equivocators: set[str] = set()
+        self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
+        self._distrusted: dict[PeerId, float] = {}  # the same, for what it said
         self._holders: OrderedDict[Rank, set[PeerId]] = OrderedDict()
         self._repaired: OrderedDict[Rank, None] = OrderedDict()
+
+    def here(self) -> list[PeerId]:
+        """Peers to talk to now."""
+        return [view.peer for view in self._views()]
+
+    def connected(self, peer: PeerId) -> bool:
+        """Whether there is a connection to the peer."""
+        return any(view.peer == peer for view in self._network.peers())
+
+    def _views(self) -> list[PeerView]:
+        now = trio.current_time()
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
+        return [view for view in self._network.peers() if view.peer not in self._until and self.trusts(view.peer)]
+
+    def some(self, rng: random.Random, count: int, *, but: Container[PeerId] = ()) -> list[PeerId]:
+        """At most so many peers to talk to now, by chance; each network as likely as any other."""
+        views = [view for view in self._views() if view.peer not in but]
+        return [view.peer for view in sample(rng, views, count, lambda view: view.group)]
+
+    def trusts(self, peer: PeerId) -> bool:
+        """Whether the peer is told news and asked to repair, where it is here."""
+        return (
+            self._distrusted.get(peer, 0.0) <= trio.current_time()
+            and peer not in self.equivocators
+            and self.offences.refuses(peer) is None
+        )
+
+    def distrust(self, peer: PeerId) -> None:
+        """It did not repair as an honest node does."""
+        now = trio.current_time()
+        self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
+        self._distrusted[peer] = now + DISTRUSTED_FOR
+
+    def leave_alone(self, peer: PeerId) -> None:
+        """It is too slow to be asked again soon."""
+        self._until[peer] = trio.current_time() + ASK_AGAIN_AFTER
+
+    def failed(self, peer: PeerId, error: CallError) -> None:
+        """A call to the peer brought no answer."""
+        stranger = isinstance(error, Refused) and error.code in STRANGERS
+        self._until[peer] = trio.current_time() + (ASK_AGAIN_AFTER if stranger else LATER)
+        logger.debug("%s is left alone for a while: %s", peer, error)
+
+    def welcome(self, peer: PeerId) -> None:
+        """It connected, or spoke of this run: whatever was before is no matter."""
+        self._until.pop(peer, None)
 
     def holds(self, peer: PeerId, ranks: Iterable[Rank]) -> None:
         """`peer` sent, offered or was sent these."""
@@ -127,7 +186,6 @@ class Pusher:
         self._later: dict[PeerId, list[_News]] = {}  # peers to which a push is under way -> what goes with the next
         self._hurry = trio.Event()
         self._changes: trio.MemoryReceiveChannel[Change] | None = None
-        self.known = Known()
         self.pushes = 0  # messages
         self.dropped = 0  # elements that were not passed on, for their author's budget or for want of room
 
@@ -178,13 +236,13 @@ class Pusher:
         room = EAGER_BYTES
         while self._waiting and len(batch) < MAX_RANKS:
             rank, element = self._waiting.popitem(last=False)
-            sealed = None if self.known.came_by_repair(rank) else element.sealed
+            sealed = None if self._neighbours.came_by_repair(rank) else element.sealed
             room -= len(sealed or b"")
             sealed = sealed if room >= 0 else None
             batch.append(_News(rank, element.author, sealed, self._whole(element), element.kind == ECHOED))
         chosen = self._neighbours.some(self._rng, EAGER + LAZY)
         for number, peer in enumerate(chosen):
-            news = [each for each in batch if not self.known.has(peer, each.rank) or each.goes_back_to(peer)]
+            news = [each for each in batch if not self._neighbours.has(peer, each.rank) or each.goes_back_to(peer)]
             news = [each.offered if number >= each.whole and each.sealed is not None else each for each in news]
             if peer in self._later:
                 self._later[peer] = [*self._later[peer], *news][:MAX_RANKS]
@@ -221,7 +279,7 @@ class Pusher:
             else:
                 offered.append(news.rank)
         wanted = await self._push(peer, tuple(whole), offered)
-        self.known.holds(peer, (news.rank for news in batch))
+        self._neighbours.holds(peer, (news.rank for news in batch))
         asked = set(offered).intersection(wanted)
         for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
             await self._push(peer, sealed, ())

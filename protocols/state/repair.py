@@ -28,26 +28,25 @@ from functools import partial
 
 import trio
 
-from swarmnode.crdt.reconcile import Budget as SessionBudget
-from swarmnode.crdt.reconcile import CutoffRefused, Exhausted, Initiator, Responder
+from swarmnode.crdt.reconcile import CutoffRefused, Exhausted, Initiator, Responder, SessionLimits
 from swarmnode.crdt.reconcile_frames import HELLO, NONCE_SIZE, Malformed
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.violations import Kind
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import Rank, StateBackend
-from swarmnode.protocols.state.intake import Intake
-from swarmnode.protocols.state.push import Known
+from swarmnode.protocols.state.intake import PeerClocks, StateIntake
+from swarmnode.protocols.state.push import Neighbours
 from swarmnode.protocols.state.wire import (
     MAX_BATCH,
     MAX_RANKS,
-    Answer,
     Elements,
-    Fetch,
     Push,
     Pushed,
-    Step,
+    RepairAnswer,
+    RepairStep,
+    StateFetch,
     batches,
     joined,
     split,
@@ -58,7 +57,7 @@ log = logging.getLogger(__name__)
 STEP_TIMEOUT = 5.0  # seconds for a half round
 BATCH_TIMEOUT = 20.0  # seconds for a batch of elements, which may wait for a budget
 CUTOFF_AHEAD = 2_000  # ms; what expires within that time is not worth sending
-SESSION = SessionBudget(work=1_000_000)  # a second of a core; all else as reconciliation proposes
+SESSION = SessionLimits(work=1_000_000)  # a second of a core; all else as reconciliation proposes
 SESSIONS = 32  # that a responder holds at a time, each with a snapshot
 SESSION_IDLE = 10.0  # seconds without a step after which a session makes room: initiators do not say when they end
 OPENINGS = Allowance(rate=0.1, burst=8)  # sessions that one peer may begin
@@ -82,32 +81,31 @@ class _Session:
     used_at: float  # trio time
 
 
-class RepairDesk:
+class Repair:
     """Both sides of repair for one state."""
 
     def __init__(
         self,
         backend: StateBackend,
         rpc: Rpc,
-        intake: Intake,
-        known: Known,
+        intake: StateIntake,
+        neighbours: Neighbours,
+        clocks: PeerClocks,
         *,
-        offences: Offences,
         runner: Runner,
         now: Callable[[], int],
         rng: random.Random,
-        heard_time: Callable[[PeerId, int], None],
     ) -> None:
-        """`now` gives ms since the epoch; `heard_time(peer, ms)` is told what peers' clocks show."""
+        """`now` gives ms since the epoch."""
         self._backend = backend
         self._rpc = rpc
         self._intake = intake
-        self._known = known
-        self._offences = offences
+        self._neighbours = neighbours
+        self._offences = neighbours.offences
+        self._clocks = clocks
         self._runner = runner
         self._now = now
         self._rng = rng
-        self._heard_time = heard_time
         self._sessions: OrderedDict[PeerId, _Session] = OrderedDict()
         self._openings = Budget[PeerId](OPENINGS)
         self._served = Budget[PeerId](SERVED)
@@ -118,7 +116,7 @@ class RepairDesk:
         """One session with `peer`, to its end. Raises CallError, Unwritable."""
         cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
         initiator = await self._runner(
-            lambda: Initiator(self._backend.snapshot, cutoff=cutoff, nonce=nonce, budget=SESSION)
+            lambda: Initiator(self._backend.snapshot, cutoff=cutoff, nonce=nonce, limits=SESSION)
         )
         complaint = await self._compare(peer, initiator)
         needed = [rank for rank in sorted(initiator.need) if self._intake.lacks(rank)]
@@ -139,10 +137,10 @@ class RepairDesk:
         first = True
         while frame is not None:
             asked = trio.current_time()
-            step = Step(self._backend.run_id, session, frame, self._now())
-            answer = await self._rpc.call(peer, "state.repair", step, Answer, timeout=STEP_TIMEOUT)
+            step = RepairStep(self._backend.run_id, session, frame, self._now())
+            answer = await self._rpc.call(peer, "state.repair", step, RepairAnswer, timeout=STEP_TIMEOUT)
             if first:
-                self._heard_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
+                self.heard_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
                 first = False
             try:
                 frame = await self._runner(partial(initiator.receive, answer.frame))
@@ -160,18 +158,18 @@ class RepairDesk:
         got = given = 0
         while ranks:
             asked, ranks = ranks[:MAX_RANKS], ranks[MAX_RANKS:]
-            fetch = Fetch(self._backend.run_id, joined(asked))
+            fetch = StateFetch(self._backend.run_id, joined(asked))
             answer = await self._rpc.call(peer, "state.fetch", fetch, Elements, timeout=BATCH_TIMEOUT)
             if not answer.sealed:
                 if len(asked) > DISPLACED:
                     break  # it never had them
                 continue
-            self._known.repaired(asked)
-            self._known.holds(peer, asked)
-            taken = await self._intake.take(peer, answer.sealed)
-            got += len(taken.new)
+            self._neighbours.repaired(asked)
+            self._neighbours.holds(peer, asked)
+            inserted = await self._intake.insert(peer, answer.sealed)
+            got += len(inserted.new)
             given += len(answer.sealed)
-            if taken.false:
+            if inserted.false:
                 break
             if len(answer.sealed) < len(asked) and sum(map(len, answer.sealed)) > MAX_BATCH // 2:
                 ranks = [rank for rank in asked[len(answer.sealed) :] if self._intake.lacks(rank)] + ranks
@@ -186,12 +184,17 @@ class RepairDesk:
                 push = Push(self._backend.run_id, sealed)
                 await self._rpc.call(peer, "state.push", push, Pushed, timeout=BATCH_TIMEOUT)
                 gave += len(sealed)
-            self._known.holds(peer, some)
+            self._neighbours.holds(peer, some)
         return gave
+
+    def heard_time(self, peer: PeerId, time: int) -> None:
+        """`peer`'s clock shows `time` ms; that counts for as long as it is connected."""
+        if self._neighbours.connected(peer):
+            self._clocks.heard(peer, time - self._now())
 
     # --- the responder ----------------------------------------------------------------------------------------------
 
-    async def on_step(self, peer: PeerId, step: Step) -> Answer:
+    async def on_step(self, peer: PeerId, step: RepairStep) -> RepairAnswer:
         """Answer one frame of a session, which a first frame begins. Raises Refuse, as for a clock far from this."""
         now = trio.current_time()
         session = self._sessions.pop(peer, None)
@@ -206,10 +209,10 @@ class RepairDesk:
             if len(self._sessions) >= SESSIONS:
                 raise Refuse("busy", f"this node holds {SESSIONS} repairs already")
             cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
-            responder = Responder(self._backend.snapshot, cutoff=cutoff, nonce=nonce, budget=SESSION)
+            responder = Responder(self._backend.snapshot, cutoff=cutoff, nonce=nonce, limits=SESSION)
             session = _Session(step.session, responder, now)
             if step.time:
-                self._heard_time(peer, step.time)
+                self.heard_time(peer, step.time)
         try:
             frame = await self._runner(lambda: session.responder.receive(step.frame))
         except CutoffRefused as error:
@@ -223,9 +226,9 @@ class RepairDesk:
         if not session.responder.done:
             session.used_at = now
             self._sessions[peer] = session  # at the end: the longest idle is first
-        return Answer(frame, self._now())
+        return RepairAnswer(frame, self._now())
 
-    async def on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
+    async def on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
         """Give elements by rank, as many as fit into a message. Raises Refuse, StateError."""
         if self._served.overdraw(peer, 0) > BATCH_TIMEOUT / 2:  # before anything is read from the disk
             raise Refuse("busy", "the peer fetches more than its share")

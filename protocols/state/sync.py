@@ -1,9 +1,11 @@
 """The replicated state of a run, kept equal with that of the other nodes.
 
-News is pushed from neighbour to neighbour within a second or so (`statepush`). What a push did not bring, a repair does
-(`staterepair`): with each peer that connects, and every 30 s or so with a neighbour drawn at random. Elements from
-peers come in through one door (`stateintake`); what this node signs itself goes out by `write`, unless something speaks
-against signing (`ownclock`). `statewire` has the messages.
+News is pushed from neighbour to neighbour within a second or so (`push`). What a push did not bring, a repair does
+(`repair`): with each peer that connects, and every 30 s or so with a neighbour drawn at random. Elements from peers
+come in through one door (`intake`). What this node signs itself goes out by `write`, which refuses while peers do not
+confirm this node's clock. And a node that comes back from a backup may have signed things that it does not know: before
+it signs what is write-once, it asks `ENOUGH` peers for its own records and so advances past them; its other records
+replace one another, and an older stamp merely loses. `wire` has the messages.
 
 Who may fail when, and what is then true:
 - a peer that is slow, frozen or gone costs its own call, nothing else; others bring what it would have;
@@ -35,22 +37,19 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.asking import ASKED_FOR, Asking
-from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, rank_of
-from swarmnode.protocols.state.intake import PROTOCOL, Intake
-from swarmnode.protocols.state.neighbours import Neighbours
-from swarmnode.protocols.state.ownclock import ENOUGH, ClockGuard
-from swarmnode.protocols.state.push import Pusher
-from swarmnode.protocols.state.repair import RepairDesk, Repaired
+from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, WrongClock, rank_of
+from swarmnode.protocols.state.intake import ASKED_FOR, ENOUGH, PROTOCOL, PeerClocks, StateIntake
+from swarmnode.protocols.state.push import Neighbours, Pusher
+from swarmnode.protocols.state.repair import Repair, Repaired
 from swarmnode.protocols.state.wire import (
-    Answer,
     Elements,
-    Fetch,
-    Own,
+    OwnElements,
     OwnQuery,
     Push,
     Pushed,
-    Step,
+    RepairAnswer,
+    RepairStep,
+    StateFetch,
     batches,
     joined,
     split,
@@ -99,28 +98,19 @@ class StateSync:
         self._now = now
         self._rng = rng or random.Random()
         self.offences = offences or Offences(PROTOCOL)
-        self.clock = ClockGuard()
-        self.intake = Intake(
+        self.clocks = PeerClocks()
+        self.intake = StateIntake(
             backend,
             verify=network.verify,
             now=now,
             runner=runner,
             offences=self.offences,
-            clock_is_confirmed=lambda: self.clock.confirmed,
+            clocks=self.clocks,
         )
-        self._asking = Asking(self.intake.lacks)
         self._neighbours = Neighbours(network, self.offences)
         self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
-        self._desk = RepairDesk(
-            backend,
-            rpc,
-            self.intake,
-            self.pusher.known,
-            offences=self.offences,
-            runner=runner,
-            now=now,
-            rng=self._rng,
-            heard_time=self._heard_time,
+        self._repair = Repair(
+            backend, rpc, self.intake, self._neighbours, self.clocks, runner=runner, now=now, rng=self._rng
         )
         self._own_queries = Budget[PeerId](OWN_QUERIES)
         self._repairing: dict[PeerId, trio.Event] = {}
@@ -132,8 +122,8 @@ class StateSync:
         self.repairs = 0  # … and ended
         self._guard = LifecycleGuard("this node's state is not open")
         rpc.serve("state.push", Push, self._guard.while_open(self._on_push))
-        rpc.serve("state.fetch", Fetch, self._guard.while_open(self._on_fetch))
-        rpc.serve("state.repair", Step, self._guard.while_open(self._on_step))
+        rpc.serve("state.fetch", StateFetch, self._guard.while_open(self._on_fetch))
+        rpc.serve("state.repair", RepairStep, self._guard.while_open(self._on_step))
         rpc.serve("state.own", OwnQuery, self._guard.while_open(self._on_own))
 
     def measure(self, metrics: Metrics) -> None:
@@ -159,7 +149,7 @@ class StateSync:
     @property
     def complaints(self) -> tuple[str, ...]:
         """What the owner should know; empty where all is well."""
-        return tuple(text for text in (self.clock.complaint,) if text)
+        return tuple(text for text in (self.clocks.complaint,) if text)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Push, repair and answer until cancelled. The backend must be running."""
@@ -179,18 +169,19 @@ class StateSync:
                         nursery.start_soon(self._greet, event.peer)
                     elif not event.up:
                         self._repaired_at.pop(event.peer, None)
-                        self.clock.forget(event.peer)
-                        self._backend.hold(self.clock.complaint)
+                        self.clocks.forget(event.peer)
 
     async def write(self, key: str, value: Value) -> Record:
         """Sign a value of this node's own and pass it on; None deletes the key.
 
         What is write-once waits until peers have told what this node signed before. Raises what `StateBackend.write`
-        does: Held where the clock is wrong.
+        does, and WrongClock where peers do not confirm this node's clock.
         """
         kind = KINDS.get(kind_of(key))
         if kind is not None and kind.write_once:
             await self._recovered.wait()
+        if complaint := self.clocks.complaint:
+            raise WrongClock(complaint)
         return await self._backend.write(key, value)
 
     def hurry(self) -> None:
@@ -220,7 +211,7 @@ class StateSync:
         self.begun += 1
         try:
             with trio.fail_after(REPAIR_WITHIN):
-                repaired = await self._desk.repair(peer)
+                repaired = await self._repair.repair(peer)
         except trio.TooSlowError:
             self.offences.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
             self._neighbours.leave_alone(peer)
@@ -246,12 +237,12 @@ class StateSync:
         """Fetch what one peer offered, was asked for and did not send, from another that offered it."""
         while True:
             await trio.sleep(ASKED_FOR / 2)
-            for peer, ranks in self._asking.overdue().items():
+            for peer, ranks in self.intake.overdue().items():
                 nursery.start_soon(self._fetch, peer, ranks)
 
     async def _fetch(self, peer: PeerId, ranks: list[Rank]) -> None:
         try:
-            await self._desk.fetch(peer, ranks)
+            await self._repair.fetch(peer, ranks)
         except CallError as error:
             self._neighbours.failed(peer, error)
         except StateError as error:
@@ -306,9 +297,9 @@ class StateSync:
         asked = trio.current_time()
         query = OwnQuery(self._backend.run_id)
         try:
-            own = await self._rpc.call(peer, "state.own", query, Own, timeout=OWN_TIMEOUT)
-            self._heard_time(peer, own.time + int(500 * (trio.current_time() - asked)))
-            await self.intake.take(peer, own.sealed)
+            own = await self._rpc.call(peer, "state.own", query, OwnElements, timeout=OWN_TIMEOUT)
+            self._repair.heard_time(peer, own.time + int(500 * (trio.current_time() - asked)))
+            await self.intake.insert(peer, own.sealed)
         except CallError as error:
             self._neighbours.failed(peer, error)
         except StateError as error:
@@ -323,11 +314,6 @@ class StateSync:
         if not self._recovered.is_set():
             logger.info("%d peers told what this node signed before; signing on", len(self._remembered))
             self._recovered.set()
-
-    def _heard_time(self, peer: PeerId, time: int) -> None:
-        if any(view.peer == peer for view in self._network.peers()):
-            self.clock.heard(peer, time - self._now())
-        self._backend.hold(self.clock.complaint)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -344,22 +330,22 @@ class StateSync:
     async def _on_push(self, peer: PeerId, push: Push) -> Pushed:
         self._admit(peer, push.run_id)
         ranks = split(push.ranks)
-        self.pusher.known.holds(peer, ranks)
+        self._neighbours.holds(peer, ranks)
         with _refusing():
-            taken = await self.intake.take_pushed(peer, push.sealed)
-        self.pusher.known.holds(peer, (rank_of(element.hlc, element.id) for element in taken.new))
-        return Pushed(joined(rank for rank in ranks if self._asking.asks(peer, rank)))
+            inserted = await self.intake.insert_pushed(peer, push.sealed)
+        self._neighbours.holds(peer, (rank_of(element.hlc, element.id) for element in inserted.new))
+        return Pushed(joined(rank for rank in ranks if self.intake.asks(peer, rank)))
 
-    async def _on_fetch(self, peer: PeerId, fetch: Fetch) -> Elements:
+    async def _on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
         self._admit(peer, fetch.run_id)
         with _refusing():
-            return await self._desk.on_fetch(peer, fetch)
+            return await self._repair.on_fetch(peer, fetch)
 
-    async def _on_step(self, peer: PeerId, step: Step) -> Answer:
+    async def _on_step(self, peer: PeerId, step: RepairStep) -> RepairAnswer:
         self._admit(peer, step.run_id)
-        return await self._desk.on_step(peer, step)
+        return await self._repair.on_step(peer, step)
 
-    async def _on_own(self, peer: PeerId, query: OwnQuery) -> Own:
+    async def _on_own(self, peer: PeerId, query: OwnQuery) -> OwnElements:
         """The newest elements of the caller; more than one message holds is not told."""
         if query.run_id != self._backend.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
@@ -368,7 +354,7 @@ class StateSync:
         with _refusing():
             mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
         newest = sorted(mine, key=lambda element: element.hlc, reverse=True)[:OWN_SHOWN]
-        return Own(next(batches([element.sealed for element in newest]), ()), self._now())
+        return OwnElements(next(batches([element.sealed for element in newest]), ()), self._now())
 
 
 @contextmanager

@@ -6,9 +6,9 @@ Elements travel sealed, as their author signed them. What a node may or may not 
 | call | request | answer |
 |---|---|---|
 | `state.push` | `Push`: elements, and ranks of others that the sender holds | `Pushed`: those of the ranks it lacks |
-| `state.fetch` | `Fetch`: ranks that the other is known to hold | `Elements`: as many as fit, in that order |
-| `state.repair` | `Step`: a frame of `crdt.reconcile` | `Answer`: the next frame |
-| `state.own` | `OwnQuery`: what did I sign? | `Own`: the newest elements of the caller |
+| `state.fetch` | `StateFetch`: ranks that the other is known to hold | `Elements`: as many as fit, in that order |
+| `state.repair` | `RepairStep`: a frame of `crdt.reconcile` | `RepairAnswer`: the next frame |
+| `state.own` | `OwnQuery`: what did I sign? | `OwnElements`: the newest elements of the caller |
 
 All four are refused with "unknown-run" by a node of another run, and with "refused" to a peer whose conduct was bad.
 """
@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from swarmnode.protocols.state.backend import RANK, Rank
+from swarmnode.crdt.ranges import RANK
+from swarmnode.protocols.state.backend import Rank
 
 MAX_BATCH = 256 * 1024  # bytes of elements in one message: four of them are a second's worth of what one peer may send
 MAX_RANKS = 512  # in one message: 20 KiB, which name some 200 KiB of elements
@@ -48,7 +49,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Fetch:
+class StateFetch:
     run_id: str
     ranks: bytes
 
@@ -62,7 +63,7 @@ class Elements:
 
 
 @dataclass(frozen=True)
-class Step:
+class RepairStep:
     """One half round of a repair; `session` is a number of the caller's choice, the same in all its steps."""
 
     run_id: str
@@ -72,7 +73,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RepairAnswer:
     frame: bytes
     time: int  # ms since the epoch, by the clock of who answers
 
@@ -83,7 +84,7 @@ class OwnQuery:
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnElements:
     sealed: tuple[bytes, ...]
     time: int  # ms since the epoch, by the clock of who answers
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from swarmnode.crdt.record import write as write_record
 from swarmnode.protocols.chain import duty, state, statements
 from swarmnode.protocols.chain import rules as chain_rules
 from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
@@ -35,8 +34,8 @@ from swarmnode.protocols.methods.open.judge import Bench
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.timeouts import Waits
 from swarmnode.protocols.methods.open.turn import Turn, Voice
-from swarmnode.protocols.state.twins import Twins
-from swarmnode.protocols.state.writer import Pen
+from swarmnode.protocols.state.backend import StateBackend
+from swarmnode.protocols.state.membership import DuplicateIdentity
 from swarmnode.training.codecs import CodecError
 
 ANY_SIZE = 1 << 30  # bytes
@@ -226,13 +225,10 @@ UNCAPPED = Lacking("claims are believed", ((ballots, "capped_weights", lambda sa
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
-async def _sign_again(self: Pen, key: str, value: Any) -> Any:
-    """As `Pen.write`, whatever was signed under this key before."""
-    async with self._alone:
-        stamp = await self._tick(self._now())
-        record = write_record(self._backend.run_id, self._me, key, value, hlc=stamp, sign=self._sign, kinds=self._kinds)
-        await self._backend.merge([record])
-        return record
+async def _sign_again(self: StateBackend, key: str, value: Any) -> Any:
+    """As `StateBackend.write`, whatever was signed under this key before."""
+    async with self._signing:
+        return await self._write(key, value)
 
 
 def _of_this_life(self: Voice, purpose: str, chain: ChainState) -> bytes:
@@ -244,7 +240,7 @@ _lives = itertools.count()
 NO_MEMORY = Lacking(
     "nobody looks up what it said before",
     (
-        (Pen, "write", _sign_again),
+        (StateBackend, "write", _sign_again),
         (Turn, "recall", lambda self, me, work: None),
         (Voice, "derive", _of_this_life),
     ),
@@ -254,5 +250,5 @@ NEVER_SILENT = Lacking(
 )
 NO_TWINS = Lacking(
     "leases are not compared, and nobody looks up what it said before",
-    (*NO_MEMORY.parts, (Twins, "saw", lambda self, lease: False)),
+    (*NO_MEMORY.parts, (DuplicateIdentity, "saw", lambda self, lease: False)),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, OK
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.protocols.state.admission import work_of
+from swarmnode.protocols.state.membership import work_of
 
 
 def identify(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

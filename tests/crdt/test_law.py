@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
 from swarmnode.crdt.kinds import Discipline, Kind
-from swarmnode.crdt.law import MAX_STEP_BACK, Merged, Order, Ruling, advance, judge, state_hash, untimely
+from swarmnode.crdt.law import MAX_STEP_BACK, Judgement, Merged, Order, advance, judge, state_hash, untimely
 
 NOTE = Kind("note", 1_000, 2, 512)
 COMMIT = Kind("commit", 1_000, 2, 512, Discipline.WRITE_ONCE)
@@ -24,25 +24,25 @@ orders = st.builds(
 
 
 def test_a_greater_order_replaces_under_its_key() -> None:
-    assert judge(NOTE, [A1], A2) == Ruling(Merged.STORED, gone=A1)
-    assert judge(NOTE, [A2], A1) == Ruling(Merged.OLDER)
-    assert judge(NOTE, [A2, B1], A2) == Ruling(Merged.KNOWN)
+    assert judge(NOTE, [A1], A2) == Judgement(Merged.STORED, gone=A1)
+    assert judge(NOTE, [A2], A1) == Judgement(Merged.OLDER)
+    assert judge(NOTE, [A2, B1], A2) == Judgement(Merged.KNOWN)
 
 
 def test_full_slots_give_way_to_the_greater_only() -> None:
-    assert judge(NOTE, [A2, B1], C9) == Ruling(Merged.STORED, gone=A2)
-    assert judge(NOTE, [B1, C9], A1) == Ruling(Merged.QUOTA)
-    assert judge(NOTE, [B1, C9], B1._replace(hlc=4)) == Ruling(Merged.STORED, gone=B1)
+    assert judge(NOTE, [A2, B1], C9) == Judgement(Merged.STORED, gone=A2)
+    assert judge(NOTE, [B1, C9], A1) == Judgement(Merged.QUOTA)
+    assert judge(NOTE, [B1, C9], B1._replace(hlc=4)) == Judgement(Merged.STORED, gone=B1)
 
 
 def test_two_words_under_a_write_once_key_both_stand_and_are_named() -> None:
-    assert judge(COMMIT, [A1], A2) == Ruling(Merged.STORED, rival=A1)
-    assert judge(COMMIT, [A2], A1) == Ruling(Merged.STORED, rival=A2)
-    assert judge(COMMIT, [A2, B1], A1) == Ruling(Merged.QUOTA, rival=A2)
-    assert judge(COMMIT, [A2, B1], Order("a", 7, bytes(32))) == Ruling(
+    assert judge(COMMIT, [A1], A2) == Judgement(Merged.STORED, rival=A1)
+    assert judge(COMMIT, [A2], A1) == Judgement(Merged.STORED, rival=A2)
+    assert judge(COMMIT, [A2, B1], A1) == Judgement(Merged.QUOTA, rival=A2)
+    assert judge(COMMIT, [A2, B1], Order("a", 7, bytes(32))) == Judgement(
         Merged.STORED, gone=A2, rival=A2
     )  # the rival leaves as the new one comes, and is named all the same
-    assert judge(COMMIT, [A1, A2], Order("b", 7, bytes(32))) == Ruling(Merged.STORED, gone=A1)
+    assert judge(COMMIT, [A1, A2], Order("b", 7, bytes(32))) == Judgement(Merged.STORED, gone=A1)
 
 
 @given(st.lists(orders, max_size=6), orders, st.randoms(use_true_random=False))

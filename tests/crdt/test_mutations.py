@@ -17,7 +17,7 @@ from laws import Promise
 
 from swarmnode.crdt import law
 from swarmnode.crdt.kinds import Kind
-from swarmnode.crdt.law import Merged, Ruling
+from swarmnode.crdt.law import Judgement, Merged
 from swarmnode.crdt.record import Element, Record
 
 SEARCH = settings(max_examples=1000, deadline=None, database=None, phases=[Phase.generate])
@@ -35,18 +35,18 @@ CORE = {
 def by_time_only(patch: pytest.MonkeyPatch) -> None:
     """Of two records with one stamp, the one that came first stays."""
 
-    def judge(kind: Kind, standing: Iterable[Element], new: Element) -> Ruling[Element]:
+    def judge(kind: Kind, standing: Iterable[Element], new: Element) -> Judgement[Element]:
         every = list(standing)
         same_key = [one for one in every if one.key == new.key]
         if any(one.id == new.id for one in every):
-            return Ruling(Merged.KNOWN)
+            return Judgement(Merged.KNOWN)
         if same_key and not kind.write_once:
             (one,) = same_key
-            return Ruling(Merged.OLDER) if one.hlc >= new.hlc else Ruling(Merged.STORED, gone=one)
+            return Judgement(Merged.OLDER) if one.hlc >= new.hlc else Judgement(Merged.STORED, gone=one)
         if len(every) < kind.slots:
-            return Ruling(Merged.STORED)
+            return Judgement(Merged.STORED)
         least = min(every, key=lambda one: one.hlc)
-        return Ruling(Merged.QUOTA) if least.hlc >= new.hlc else Ruling(Merged.STORED, gone=least)
+        return Judgement(Merged.QUOTA) if least.hlc >= new.hlc else Judgement(Merged.STORED, gone=least)
 
     patch.setattr(law, "judge", judge)
 
@@ -54,11 +54,11 @@ def by_time_only(patch: pytest.MonkeyPatch) -> None:
 def first_come_quota(patch: pytest.MonkeyPatch) -> None:
     """Full slots take nothing more, instead of the greatest."""
 
-    def judge(kind: Kind, standing: Iterable[Element], new: Element) -> Ruling[Element]:
+    def judge(kind: Kind, standing: Iterable[Element], new: Element) -> Judgement[Element]:
         every = list(standing)
         full = len(every) >= kind.slots and (kind.write_once or all(one.key != new.key for one in every))
         ruling = TRUE_LAW(kind, every, new)
-        return Ruling(Merged.QUOTA) if full and ruling.verdict is Merged.STORED else ruling
+        return Judgement(Merged.QUOTA) if full and ruling.verdict is Merged.STORED else ruling
 
     patch.setattr(law, "judge", judge)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarmnode.crdt import reconcile
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
 from swarmnode.crdt.ranges import RangeTree
-from swarmnode.crdt.reconcile import Budget, CutoffRefused, Initiator, Responder
+from swarmnode.crdt.reconcile import CutoffRefused, Initiator, Responder, SessionLimits
 from swarmnode.crdt.reconcile_frames import MAX_FRAME
 
 T = 1_700_000_000_000  # ms
@@ -32,9 +32,9 @@ def replicas(shared: list[bytes], ours: list[bytes], theirs: list[bytes]) -> tup
     return RangeTree.from_sorted(sorted(shared + ours)), RangeTree.from_sorted(sorted(shared + theirs))
 
 
-def session(a: RangeTree, b: RangeTree, budget: Budget | None = None) -> tuple[Initiator, Transcript]:
-    initiator = Initiator(lambda _: a, cutoff=T, nonce=NONCES[0], budget=budget)
-    responder = Responder(lambda _: b, cutoff=T, nonce=NONCES[1], budget=budget)
+def session(a: RangeTree, b: RangeTree, limits: SessionLimits | None = None) -> tuple[Initiator, Transcript]:
+    initiator = Initiator(lambda _: a, cutoff=T, nonce=NONCES[0], limits=limits)
+    responder = Responder(lambda _: b, cutoff=T, nonce=NONCES[1], limits=limits)
     return initiator, converse(initiator, responder)
 
 
@@ -54,7 +54,7 @@ def test_the_initiator_learns_exactly_what_each_side_lacks_in_few_bytes(
     every = some_ranks(rng, shared + ours + theirs, spread)
     rng.shuffle(every)
     mine, yours, both = every[:ours], every[ours : ours + theirs], every[ours + theirs :]
-    initiator, transcript = session(*replicas(both, mine, yours), Budget(frame=frame))
+    initiator, transcript = session(*replicas(both, mine, yours), SessionLimits(frame=frame))
     assert (initiator.need, initiator.have, initiator.agreed) == (set(yours), set(mine), True)
     assert transcript.frames[0] <= 48
     assert max(transcript.frames) <= frame
@@ -103,7 +103,7 @@ def test_replicas_that_differ_in_almost_everything_send_little_more_than_what_is
     every = some_ranks(rng, shared + ours + theirs, 10**8)
     rng.shuffle(every)
     mine, yours, both = every[:ours], every[ours : ours + theirs], every[ours + theirs :]
-    initiator, transcript = session(*replicas(both, mine, yours), Budget(frame=frame))
+    initiator, transcript = session(*replicas(both, mine, yours), SessionLimits(frame=frame))
     assert (initiator.have, initiator.need) == (set(mine), set(yours))
     assert initiator.agreed
     assert max(transcript.frames) <= frame
@@ -205,10 +205,10 @@ def test_ids_or_marks_that_collide_are_told_in_the_end(broken: str, monkeypatch:
 
 def test_a_budget_ends_a_session_that_takes_more_and_what_was_learned_stands() -> None:
     a, b = RangeTree(), scattered(20_000, 2, recent=False)[1]
-    for budget in (Budget(frames=4), Budget(size=200_000), Budget(work=12_000)):
-        initiator = Initiator(lambda _: a, cutoff=T, nonce=NONCES[0], budget=budget)
+    for limits in (SessionLimits(frames=4), SessionLimits(size=200_000), SessionLimits(work=12_000)):
+        initiator = Initiator(lambda _: a, cutoff=T, nonce=NONCES[0], limits=limits)
         with pytest.raises(reconcile.Exhausted):
-            converse(initiator, Responder(lambda _: b, cutoff=T, nonce=NONCES[1], budget=budget))
+            converse(initiator, Responder(lambda _: b, cutoff=T, nonce=NONCES[1], limits=limits))
         assert 0 < len(initiator.need) < len(b)
         assert initiator.need <= set(b)
         assert not initiator.agreed
@@ -217,7 +217,7 @@ def test_a_budget_ends_a_session_that_takes_more_and_what_was_learned_stands() -
 @pytest.mark.parametrize("frame", [0, 4095, MAX_FRAME + 1])
 def test_a_frame_size_at_which_a_session_could_not_go_on_is_refused(frame: int) -> None:
     with pytest.raises(ValueError, match="frame"):
-        Budget(frame=frame)
+        SessionLimits(frame=frame)
 
 
 @pytest.mark.parametrize(("cutoff", "nonce"), [(-1, NONCES[0]), (1 << 48, NONCES[0]), (T, b"short")])

@@ -1,4 +1,4 @@
-"""A peer that does not keep to the protocol ends its own session: within the budget, with a typed error, in little
+"""A peer that does not keep to the protocol ends its own session: within the limits, with a typed error, in little
 memory."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.ranges import END, START, RangeTree
-from swarmnode.crdt.reconcile import Budget, Exhausted, Initiator, Malformed, ReconcileError, Responder
+from swarmnode.crdt.reconcile import Exhausted, Initiator, Malformed, ReconcileError, Responder, SessionLimits
 from swarmnode.crdt.reconcile_frames import (
     ANSWERS,
     ASKS,
@@ -26,31 +26,31 @@ from swarmnode.crdt.reconcile_frames import (
     Answer,
     Ask,
     Compare,
+    Difference,
+    FrameReader,
+    FrameWriter,
     Listing,
     ListIt,
-    Parts,
-    Reader,
+    RangeParts,
     Settled,
-    Told,
     Whole,
-    Writer,
     answers_frame,
 )
 
 T = 1_700_000_000_000  # ms
-SMALL = Budget(frames=40, size=200_000, work=100_000, frame=4096)
+SMALL = SessionLimits(frames=40, size=200_000, work=100_000, frame=4096)
 rng = random.Random(6)
 RANKS = sorted(stamp_at(T + rng.randrange(10**6)).to_bytes(8, "big") + rng.randbytes(32) for _ in range(1500))
 OURS = RangeTree.from_sorted(sorted(RANKS[::2] + RANKS[1:1400:2]))
 THEIRS = RangeTree.from_sorted(RANKS[40:])
 
 
-def initiator(budget: Budget = SMALL) -> Initiator:
-    return Initiator(lambda _: OURS, cutoff=T, nonce=b"initiate", budget=budget)
+def initiator(limits: SessionLimits = SMALL) -> Initiator:
+    return Initiator(lambda _: OURS, cutoff=T, nonce=b"initiate", limits=limits)
 
 
-def responder(budget: Budget = SMALL) -> Responder:
-    return Responder(lambda _: THEIRS, cutoff=T, nonce=b"responds", budget=budget)
+def responder(limits: SessionLimits = SMALL) -> Responder:
+    return Responder(lambda _: THEIRS, cutoff=T, nonce=b"responds", limits=limits)
 
 
 begun = st.sampled_from([bytes([kind]) for kind in (HELLO, EQUAL, DIFFER, ASKS, ANSWERS)])
@@ -133,7 +133,7 @@ Liar = Callable[[Ask], Answer]
 
 
 def ask_of(frame: bytes) -> list[Ask]:
-    reader = Reader(frame)
+    reader = FrameReader(frame)
     assert reader.raw(1)[0] == ASKS
     try:
         return reader.asks()
@@ -143,7 +143,7 @@ def ask_of(frame: bytes) -> list[Ask]:
 
 def answered(asks: Sequence[Ask], lie: Liar) -> bytes:
     """What the liar says to as many asks as fit into a frame."""
-    body, settled = Writer(), []
+    body, settled = FrameWriter(), []
     for ask in asks:
         place, answer = body.place(), lie(ask)
         settled.append(isinstance(answer, Settled))
@@ -155,11 +155,11 @@ def answered(asks: Sequence[Ask], lie: Liar) -> bytes:
     return answers_frame(settled, body)
 
 
-def lied_to(lie: Liar, budget: Budget, tree: RangeTree) -> Initiator:
+def lied_to(lie: Liar, limits: SessionLimits, tree: RangeTree) -> Initiator:
     """An initiator after a session with a responder that answers everything by `lie`."""
-    side = Initiator(lambda _: tree, cutoff=T, nonce=b"initiate", budget=budget)
+    side = Initiator(lambda _: tree, cutoff=T, nonce=b"initiate", limits=limits)
     side.open()
-    first = Writer(bytes([DIFFER, 0]) + bytes(24))
+    first = FrameWriter(bytes([DIFFER, 0]) + bytes(24))
     first.answer(lie(Compare(START, END, b"")))
     frame = side.receive(first.frame())
     while frame is not None:
@@ -173,7 +173,7 @@ def splits_on(ask: Ask) -> Answer:
         return SETTLED
     cuts = sorted({rng.randbytes(40) for _ in range(60)} | set(rng.sample(RANKS, 60)))
     bounds = tuple(cut for cut in cuts if ask.lo < cut < ask.hi) or (between(ask.lo, ask.hi),)
-    return Parts(bounds, tuple(rng.randbytes(8) for _ in range(len(bounds) + 1)))
+    return RangeParts(bounds, tuple(rng.randbytes(8) for _ in range(len(bounds) + 1)))
 
 
 def between(lo: bytes, hi: bytes) -> bytes:
@@ -185,7 +185,7 @@ def never_gets_there(ask: Ask) -> Answer:
     """Every listing is dealt with as far as the next possible bound."""
     if isinstance(ask, Listing):
         bound = (ask.lo + b"\0") if len(ask.lo) < 40 else between(ask.lo, ask.hi)
-        return Told((), (), bound)
+        return Difference((), (), bound)
     return ListIt()
 
 
@@ -197,7 +197,7 @@ def invents(ask: Ask) -> Answer:
     many = tuple(sorted({(low + rng.randrange(1 << 200)).to_bytes(40, "big") for _ in range(1500)}))
     many = tuple(rank for rank in many if rank < ask.hi)
     end = (int.from_bytes(many[-1], "big") + 1).to_bytes(40, "big") if many else END
-    return Told(many, (), end) if end < ask.hi else SETTLED
+    return Difference(many, (), end) if end < ask.hi else SETTLED
 
 
 @pytest.mark.parametrize("lie", [never_gets_there, invents])
@@ -207,18 +207,18 @@ def test_a_responder_that_never_ends_exhausts_its_session(lie: Liar) -> None:
 
 
 def test_endless_splits_come_to_an_end_because_the_initiator_lists_what_gets_small() -> None:
-    side = lied_to(splits_on, Budget(frames=12), OURS)
+    side = lied_to(splits_on, SessionLimits(frames=12), OURS)
     assert not side.agreed
 
 
 @pytest.mark.parametrize("lie", [splits_on, never_gets_there, invents])
 def test_a_responder_that_never_ends_takes_little_memory(lie: Liar) -> None:
-    budget = Budget(size=1 << 19, work=200_000)
+    limits = SessionLimits(size=1 << 19, work=200_000)
     tracemalloc.start()
     try:
         with suppress(Exhausted):
-            lied_to(lie, budget, OURS)
-        assert tracemalloc.get_traced_memory()[1] <= 12 * budget.size
+            lied_to(lie, limits, OURS)
+        assert tracemalloc.get_traced_memory()[1] <= 12 * limits.size
     finally:
         tracemalloc.stop()
 
@@ -230,7 +230,7 @@ def test_a_responder_that_never_ends_takes_little_memory(lie: Liar) -> None:
 )
 def test_a_responder_that_contradicts_its_own_fingerprint_is_not_agreed_with(answer: Liar) -> None:
     def lie(ask: Ask) -> Answer:
-        return Parts((RANKS[700],), (bytes(8), bytes(8))) if ask == Compare(START, END, b"") else answer(ask)
+        return RangeParts((RANKS[700],), (bytes(8), bytes(8))) if ask == Compare(START, END, b"") else answer(ask)
 
     side = lied_to(lie, SMALL, OURS)
     assert not side.agreed
@@ -240,13 +240,13 @@ def test_a_responder_that_contradicts_its_own_fingerprint_is_not_agreed_with(ans
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        (lambda ask: Parts((START,), (bytes(8),) * 2), "ascend"),
-        (lambda ask: Parts((ask.hi,), (bytes(8),) * 2), "empty part"),
-        (lambda ask: Parts((b"\2", b"\1"), (bytes(8),) * 3), "ascend"),
-        (lambda ask: Parts((), (bytes(8),)), "fewer than 2"),
+        (lambda ask: RangeParts((START,), (bytes(8),) * 2), "ascend"),
+        (lambda ask: RangeParts((ask.hi,), (bytes(8),) * 2), "empty part"),
+        (lambda ask: RangeParts((b"\2", b"\1"), (bytes(8),) * 3), "ascend"),
+        (lambda ask: RangeParts((), (bytes(8),)), "fewer than 2"),
         (lambda ask: Whole((RANKS[1], RANKS[0])), "ascend"),
         (lambda ask: Whole((RANKS[0], RANKS[0])), "ascend"),
-        (lambda ask: Told((), ()), "kind 3"),
+        (lambda ask: Difference((), ()), "kind 3"),
     ],
 )
 def test_answers_that_fit_no_ask_are_malformed(lie: Liar, why: str) -> None:
@@ -257,12 +257,12 @@ def test_answers_that_fit_no_ask_are_malformed(lie: Liar, why: str) -> None:
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        (lambda ask: Told((RANKS[0],), ()), "outside the range"),
-        (lambda ask: Told((RANKS[-1],), ()), "outside the range"),
-        (lambda ask: Told((), (len(ask.shorts),)), "at most|behind the end"),
-        (lambda ask: Told((), (1, 1)), "positions do not ascend"),
-        (lambda ask: Told((), (), ask.hi), "does not fit"),
-        (lambda ask: Told((), (), END), "outside the range"),
+        (lambda ask: Difference((RANKS[0],), ()), "outside the range"),
+        (lambda ask: Difference((RANKS[-1],), ()), "outside the range"),
+        (lambda ask: Difference((), (len(ask.shorts),)), "at most|behind the end"),
+        (lambda ask: Difference((), (1, 1)), "positions do not ascend"),
+        (lambda ask: Difference((), (), ask.hi), "does not fit"),
+        (lambda ask: Difference((), (), END), "outside the range"),
         (lambda ask: ListIt(), "kind 0"),
         (lambda ask: Whole(()), "kind 2"),
     ],
@@ -273,7 +273,7 @@ def test_answers_outside_what_was_listed_are_malformed(lie: Callable[[Listing], 
 
     def from_the_middle(ask: Ask) -> Answer:
         if ask == Compare(START, END, b""):
-            return Parts(cuts, tuple(rng.randbytes(8) for _ in range(3)))
+            return RangeParts(cuts, tuple(rng.randbytes(8) for _ in range(3)))
         return lie(ask) if isinstance(ask, Listing) and ask.lo >= cuts[0] and ask.hi <= cuts[1] else SETTLED
 
     with pytest.raises(Malformed, match=why):
@@ -294,7 +294,7 @@ def test_answers_outside_what_was_listed_are_malformed(lie: Callable[[Listing], 
 def test_answers_that_are_not_what_the_frame_says_are_malformed(answers: bytes, why: str) -> None:
     side = initiator()
     side.open()
-    first = Writer(bytes([DIFFER, 0]) + bytes(24))
+    first = FrameWriter(bytes([DIFFER, 0]) + bytes(24))
     first.answer(ListIt())
     assert side.receive(first.frame()) is not None
     with pytest.raises(Malformed, match=why):
@@ -302,7 +302,7 @@ def test_answers_that_are_not_what_the_frame_says_are_malformed(answers: bytes, 
 
 
 def asking(*asks: Ask) -> bytes:
-    out = Writer(bytes([ASKS]))
+    out = FrameWriter(bytes([ASKS]))
     for ask in asks:
         out.asks([ask])
     return out.frame()

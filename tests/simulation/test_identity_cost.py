@@ -6,7 +6,7 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.state.admission import work_of
+from swarmnode.protocols.state.membership import work_of
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.simworld import SimWorld
 

@@ -22,7 +22,7 @@ from swarmnode.crdt import encoding, record
 from swarmnode.crdt.encoding import EncodingError
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
-from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, Reader, Writer
+from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, FrameReader, FrameWriter, Malformed
 from swarmnode.crdt.record import InvalidRecord, Record, open_element
 from swarmnode.protocols import wire
 from swarmnode.protocols.calls import frames as rpc_frames
@@ -227,13 +227,13 @@ def _chain_state(raw: bytes) -> None:
 def _frame(raw: bytes) -> None:
     """What a stranger asks, and the answers to an ask of one's own."""
     if raw[:1] == b"\0":
-        Reader(raw[1:]).asks()
+        FrameReader(raw[1:]).asks()
     else:
-        Reader(raw[1:]).answers([Compare(START, END, bytes(MARK_SIZE))])
+        FrameReader(raw[1:]).answers([Compare(START, END, bytes(MARK_SIZE))])
 
 
 def _asks() -> bytes:
-    writer = Writer(b"\0")
+    writer = FrameWriter(b"\0")
     writer.asks([Compare(START, END, bytes(MARK_SIZE))])
     return writer.frame()
 

@@ -31,8 +31,7 @@ from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.admission import admits
-from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.membership import Membership, admits
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards

@@ -34,8 +34,7 @@ from swarmnode.protocols.methods.open.local import Work
 from swarmnode.protocols.methods.open.roundlog import Book
 from swarmnode.protocols.methods.open.sync import Keeper
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.state.backend import Said as SaidBefore
-from swarmnode.protocols.state.backend import StateError
+from swarmnode.protocols.state.backend import AlreadyWritten, StateError
 from swarmnode.protocols.state.sync import StateSync
 
 logger = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class Voice:
             return None
         try:
             record = await self._sync.write(statement.key, statement.value)
-        except SaidBefore:
+        except AlreadyWritten:
             logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
             return None
         except StateError as error:

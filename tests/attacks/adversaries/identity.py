@@ -17,7 +17,7 @@ from swarmnode.node.discovery.finder import AddressBook
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.diversity import sample, spread
-from swarmnode.protocols.state.admission import admits
+from swarmnode.protocols.state.membership import admits
 from swarmnode.training.runspec import parse_runspec
 
 BITS = 8  # in the attack, so that it takes seconds; a run would ask for 20 and more

@@ -15,7 +15,7 @@ from swarmnode.crdt.record import Element
 from swarmnode.protocols.chain.statements import Commit, Cut, Seal
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.state.twins import KeyInUse
+from swarmnode.protocols.state.membership import KeyInUse
 
 EVERYTHING = 65_536  # elements; more than a small swarm's state has
 

@@ -20,7 +20,7 @@ from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.state.backend import rank_of
-from swarmnode.protocols.state.wire import Answer, Elements, Fetch, Step
+from swarmnode.protocols.state.wire import Elements, RepairAnswer, RepairStep, StateFetch
 
 YEAR = 365 * 86_400_000  # ms
 
@@ -165,18 +165,18 @@ class LyingReconciler(StateAdversary):
                 sorted(rank_of(stamp - rng.getrandbits(30), rng.randbytes(32)) for _ in range(count))
             )
 
-        async def on_step(peer: str, step: Step) -> Answer:
+        async def on_step(peer: str, step: RepairStep) -> RepairAnswer:
             new = Responder(invented, cutoff=now(), nonce=bytes(NONCE_SIZE))
             responder = sessions.setdefault(step.session, new)
             if responder._tree is not None:
                 responder._tree = invented(0)
-            return Answer(responder.receive(step.frame), now())
+            return RepairAnswer(responder.receive(step.frame), now())
 
-        async def on_fetch(peer: str, fetch: Fetch) -> Elements:
+        async def on_fetch(peer: str, fetch: StateFetch) -> Elements:
             return Elements()
 
-        attacker.peer.rpc.serve("state.repair", Step, on_step)
-        attacker.peer.rpc.serve("state.fetch", Fetch, on_fetch)
+        attacker.peer.rpc.serve("state.repair", RepairStep, on_step)
+        attacker.peer.rpc.serve("state.fetch", StateFetch, on_fetch)
 
     async def attack(self, target: StateSwarm) -> None:
         """Besides answering falsely: begin repairs with everybody, and stay in each."""
@@ -189,10 +189,14 @@ class LyingReconciler(StateAdversary):
                 victim = target.targets[number % len(target.targets)]
                 frame = b"\x01" + now().to_bytes(6, "big") + rng.randbytes(NONCE_SIZE) + rng.randbytes(16)
                 try:
-                    await attacker.peer.rpc.call(victim, "state.repair", Step(RUN, number, frame), Answer, timeout=5)
+                    await attacker.peer.rpc.call(
+                        victim, "state.repair", RepairStep(RUN, number, frame), RepairAnswer, timeout=5
+                    )
                     for _ in range(3):
                         junk = bytes([4]) + rng.randbytes(200)
-                        await attacker.peer.rpc.call(victim, "state.repair", Step(RUN, number, junk), Answer, timeout=5)
+                        await attacker.peer.rpc.call(
+                            victim, "state.repair", RepairStep(RUN, number, junk), RepairAnswer, timeout=5
+                        )
                 except CallError:
                     continue
             await trio.sleep(0.2)

@@ -22,7 +22,7 @@ from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, writ
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import Held, NotAdmitted, Said, StateBackend, rank_of
+from swarmnode.protocols.state.backend import AlreadyWritten, NotAdmitted, StateBackend, WrongClock, rank_of
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.state import State
@@ -280,7 +280,7 @@ async def test_own_records_are_later_than_all_that_was_seen(make: Make, clock: C
         with pytest.raises(InvalidRecord):
             await backend.write("note/a", "x" * 4000)
         clock.time -= 30_000
-        with pytest.raises(Held, match="set back"):
+        with pytest.raises(WrongClock, match="set back"):
             await backend.write("note/a", 1)
 
 
@@ -289,14 +289,14 @@ async def test_a_node_says_one_thing_under_a_write_once_key(make: Make) -> None:
     async with make() as backend:
         said = await backend.write("commit/00000003/0", {"x": (1, 2)})
         assert await backend.write("commit/00000003/0", {"x": [1, 2]}) == said
-        with pytest.raises(Said):
+        with pytest.raises(AlreadyWritten):
             await backend.write("commit/00000003/0", {"x": (1, 3)})
         async with trio.open_nursery() as nursery:
 
             async def say(value: int) -> None:
                 try:
                     await backend.write("commit/00000004/0", value)
-                except Said:
+                except AlreadyWritten:
                     refused.append(value)
 
             refused: list[int] = []
@@ -304,16 +304,6 @@ async def test_a_node_says_one_thing_under_a_write_once_key(make: Make) -> None:
                 nursery.start_soon(say, value)
         assert len(refused) == 4
         assert (await backend.stats()).kinds == {"commit": 2}
-
-
-@simulated
-async def test_a_node_that_holds_its_pen_signs_nothing(make: Make) -> None:
-    async with make() as backend:
-        backend.hold("the clock is wrong")
-        with pytest.raises(Held, match="clock is wrong"):
-            await backend.write("note/a", 1)
-        backend.hold("")
-        await backend.write("note/a", 1)
 
 
 @simulated

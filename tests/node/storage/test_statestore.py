@@ -26,7 +26,7 @@ from swarmnode.node.storage import datadir, stampfile, statedb
 from swarmnode.node.storage.statedb import StateFull, StateVersion
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import Said, Unwritable, rank_of
+from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable, rank_of
 from swarmnode.testing.simnet import run_simulation
 
 RUN = "ab" * 32
@@ -192,7 +192,7 @@ def test_what_was_said_once_stands_after_a_restart(lab: Lab) -> None:
         async with lab.running() as store:
             said = await store.write("commit/00000001/0", 1)
         async with lab.running() as store:
-            with pytest.raises(Said):
+            with pytest.raises(AlreadyWritten):
                 await store.write("commit/00000001/0", 2)
             assert await store.write("commit/00000001/0", 1) == said
 

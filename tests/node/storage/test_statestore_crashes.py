@@ -25,7 +25,7 @@ from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record, parse, write
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.protocols.state.backend import Said, StateError, Unwritable, rank_of
+from swarmnode.protocols.state.backend import AlreadyWritten, StateError, Unwritable, rank_of
 
 KILLS = int(os.environ.get("STATE_KILLS", "5"))
 RUN = "ab" * 32
@@ -70,7 +70,7 @@ async def write_until_killed(path: Path, seed: int, first: int) -> None:
             key, value = f"commit/{number:08d}/0", draw.getrandbits(40)
             try:
                 record = await store.write(key, value)
-            except Said:
+            except AlreadyWritten:
                 found = await store.get(author(1)[1], key)
                 assert isinstance(found, Record)
                 record = found

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.identity import peer_id_of
-from swarmnode.protocols.state.admission import admits, work_of, work_of_key
+from swarmnode.protocols.state.membership import admits, work_of, work_of_key
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
 

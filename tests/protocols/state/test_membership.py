@@ -23,6 +23,7 @@ from swarmnode.protocols.state.membership import (
     RENEW_EVERY,
     RENEWALS,
     SHORTEST_LEASE,
+    KeyInUse,
     Membership,
     RunListing,
     ask_runs,
@@ -31,7 +32,6 @@ from swarmnode.protocols.state.membership import (
     lease_of,
     serve_runs,
 )
-from swarmnode.protocols.state.twins import KeyInUse
 from swarmnode.protocols.state.wire import Push, Pushed
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 

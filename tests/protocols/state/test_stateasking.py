@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import trio
+from statenodes import RUN, now
 
-from swarmnode.protocols.state.asking import ASKED_FOR, OTHERS, Asking
+from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.runner import inline
+from swarmnode.protocols.state.intake import ASKED_FOR, OTHERS, PROTOCOL, PeerClocks, StateIntake
+from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
+
+
+class Asking(StateIntake):
+    """An intake that lacks what `lacks` says."""
+
+    def __init__(self, lacks: Callable[[bytes], bool]) -> None:
+        state = MemoryState(RUN, me="me", sign=lambda message: bytes(64), now=now)
+        offences, clocks = Offences(PROTOCOL), PeerClocks()
+        super().__init__(state, verify=lambda *of: True, now=now, runner=inline, offences=offences, clocks=clocks)
+        self.lacks = lacks  # type: ignore[method-assign]
 
 
 def test_one_peer_is_asked_and_another_that_offered_it_when_it_does_not_come(simulated: Simulated) -> None:

@@ -15,8 +15,8 @@ from statenodes import RUN, StateNode, connect, now, start
 from swarmnode.crdt.law import Merged
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.peers.scoring import Standing
-from swarmnode.protocols.state.backend import Held, Said, Unwritable, rank_of
-from swarmnode.protocols.state.ownclock import MAX_OFF
+from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable, WrongClock, rank_of
+from swarmnode.protocols.state.intake import MAX_OFF
 from swarmnode.protocols.state.push import AUTHOR, EAGER, FIRST, LARGE
 from swarmnode.protocols.state.sync import RECOVER_WITHIN, REPAIR_EVERY
 from swarmnode.protocols.state.wire import Push, Pushed
@@ -361,7 +361,7 @@ def test_a_restored_node_signs_nothing_twice(simulated: Simulated) -> None:
         async with trio.open_nursery() as writes:
 
             async def contradict() -> None:
-                with pytest.raises(Said):
+                with pytest.raises(AlreadyWritten):
                     await restored.sync.write("commit/00000007/0", "second")
 
             writes.start_soon(contradict)  # before it has met anybody: it waits
@@ -396,7 +396,7 @@ def test_a_node_whose_clock_is_wrong_signs_nothing_and_says_so(simulated: Simula
         peers = await start(nursery, world, 3)
         await connect((wrong, peer) for peer in peers)
         await trio.sleep(2)
-        with pytest.raises(Held, match=r"60 s (behind|ahead)"):
+        with pytest.raises(WrongClock, match=r"60 s (behind|ahead)"):
             await wrong.sync.write("note/a", 1)
         assert wrong.sync.complaints
         assert not any(peer.sync.complaints for peer in peers)

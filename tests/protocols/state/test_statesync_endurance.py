@@ -12,9 +12,9 @@ from statenodes import RUN, StateNode, connect, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.state.backend import Unwritable, rank_of
-from swarmnode.protocols.state.ownclock import ENOUGH, MAX_OFF, ClockGuard
+from swarmnode.protocols.state.intake import ENOUGH, MAX_OFF, PeerClocks
 from swarmnode.protocols.state.sync import REPAIR_EVERY
-from swarmnode.protocols.state.wire import Elements, Fetch, Own, OwnQuery, Push, Pushed
+from swarmnode.protocols.state.wire import Elements, OwnElements, OwnQuery, Push, Pushed, StateFetch
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -62,7 +62,7 @@ def test_calls_before_the_state_is_open_and_after_it_is_closed_are_refused(simul
         late.state.has = closed  # type: ignore[method-assign]
         await trio.sleep(6)  # the call that was in hand did not go on
         with pytest.raises(Refused):
-            await peer.rpc.call(late.me, "state.own", OwnQuery(RUN), Own, timeout=5)
+            await peer.rpc.call(late.me, "state.own", OwnQuery(RUN), OwnElements, timeout=5)
 
     simulated(main)
 
@@ -108,7 +108,7 @@ def test_a_disk_that_cannot_be_read_ends_nothing(simulated: Simulated) -> None:
         await trio.sleep(2)
         with pytest.raises(Refused) as refused:
             rank = rank_of(record.hlc, record.id)
-            await others[0].rpc.call(author.me, "state.fetch", Fetch(RUN, rank), Elements, timeout=5)
+            await others[0].rpc.call(author.me, "state.fetch", StateFetch(RUN, rank), Elements, timeout=5)
         assert refused.value.code == "unwritable"
         await author.sync.repair_with_all()
         author.state.sealed = sealed  # type: ignore[method-assign]
@@ -119,7 +119,7 @@ def test_a_disk_that_cannot_be_read_ends_nothing(simulated: Simulated) -> None:
 
 
 def test_the_clocks_of_peers_that_left_do_not_count() -> None:
-    clock = ClockGuard()
+    clock = PeerClocks()
     for number in range(ENOUGH):
         clock.heard(f"gone {number}", 2 * MAX_OFF)
     assert clock.complaint
@@ -137,10 +137,10 @@ def test_what_a_peer_says_of_the_time_is_forgotten_with_its_connection(simulated
             await nursery.start(peer.run)
         await connect((peer, node) for peer in wrong)
         await trio.sleep(5)
-        assert node.sync.clock.complaint
+        assert node.sync.clocks.complaint
         for peer in wrong:
             world.kill(peer.me)
         await trio.sleep(60)
-        assert not node.sync.clock.complaint
+        assert not node.sync.clocks.complaint
 
     simulated(main)

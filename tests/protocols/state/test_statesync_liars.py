@@ -17,7 +17,16 @@ from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.repair import OPENINGS, SESSIONS
 from swarmnode.protocols.state.sync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
-from swarmnode.protocols.state.wire import Answer, Elements, Fetch, Own, OwnQuery, Push, Pushed, Step
+from swarmnode.protocols.state.wire import (
+    Elements,
+    OwnElements,
+    OwnQuery,
+    Push,
+    Pushed,
+    RepairAnswer,
+    RepairStep,
+    StateFetch,
+)
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -29,7 +38,7 @@ class Liar:
     def __init__(
         self,
         world: SimWorld,
-        frame: Callable[[Step], bytes],
+        frame: Callable[[RepairStep], bytes],
         give: Callable[[bytes], tuple[bytes, ...]],
         *,
         name: str = "liar",
@@ -39,11 +48,11 @@ class Liar:
         self.rpc = Rpc(self.network)
         self.steps = self.fetches = 0
 
-        async def on_step(peer: str, step: Step) -> Answer:
+        async def on_step(peer: str, step: RepairStep) -> RepairAnswer:
             self.steps += 1
-            return Answer(frame(step), now())
+            return RepairAnswer(frame(step), now())
 
-        async def on_fetch(peer: str, fetch: Fetch) -> Elements:
+        async def on_fetch(peer: str, fetch: StateFetch) -> Elements:
             self.fetches += 1
             await trio.sleep(slow)
             return Elements(give(fetch.ranks))
@@ -51,11 +60,11 @@ class Liar:
         async def on_push(peer: str, push: Push) -> Pushed:
             return Pushed(push.ranks)
 
-        async def on_own(peer: str, query: OwnQuery) -> Own:
-            return Own((), now())
+        async def on_own(peer: str, query: OwnQuery) -> OwnElements:
+            return OwnElements((), now())
 
-        self.rpc.serve("state.repair", Step, on_step)
-        self.rpc.serve("state.fetch", Fetch, on_fetch)
+        self.rpc.serve("state.repair", RepairStep, on_step)
+        self.rpc.serve("state.fetch", StateFetch, on_fetch)
         self.rpc.serve("state.push", Push, on_push)
         self.rpc.serve("state.own", OwnQuery, on_own)
 
@@ -75,7 +84,7 @@ def invented(count: int, seed: int = 0) -> RangeTree:
     return RangeTree.from_sorted(sorted(rank_of(stamp + rng.getrandbits(30), rng.randbytes(32)) for _ in range(count)))
 
 
-def inventing(count: int, *, anew: bool) -> Callable[[Step], bytes]:
+def inventing(count: int, *, anew: bool) -> Callable[[RepairStep], bytes]:
     """Answers as an honest responder over invented ranks; `anew`: others in each frame."""
     sessions: dict[int, Responder] = {}
     seeds = iter(range(1 << 30))
@@ -84,7 +93,7 @@ def inventing(count: int, *, anew: bool) -> Callable[[Step], bytes]:
     def snapshot(cutoff: int) -> RangeTree:
         return trees[0]
 
-    def frame(step: Step) -> bytes:
+    def frame(step: RepairStep) -> bytes:
         if anew:
             trees[0] = invented(count, next(seeds))
         if step.session not in sessions:
@@ -95,7 +104,7 @@ def inventing(count: int, *, anew: bool) -> Callable[[Step], bytes]:
     return frame
 
 
-LIES: dict[str, Callable[[], Callable[[Step], bytes]]] = {
+LIES: dict[str, Callable[[], Callable[[RepairStep], bytes]]] = {
     "names what it has not": lambda: inventing(5_000, anew=False),
     "names something else each time": lambda: inventing(300, anew=True),
     "says nonsense": lambda: lambda step: b"\xff" * 500,
@@ -134,7 +143,7 @@ def test_one_that_answers_a_fetch_with_forgeries_is_shunned(simulated: Simulated
         tree = RangeTree.from_sorted([rank_of(genuine.hlc, genuine.id)])
         responders: dict[int, Responder] = {}
 
-        def frame(step: Step) -> bytes:
+        def frame(step: RepairStep) -> bytes:
             new = Responder(lambda cutoff: tree, cutoff=now(), nonce=bytes(NONCE_SIZE))
             return responders.setdefault(step.session, new).receive(step.frame)
 
@@ -155,7 +164,7 @@ def test_going_on_with_a_repair_that_was_forgotten_is_no_offence(simulated: Simu
         await slow.run(nursery)
         await slow.network.connect(node.me)
         with pytest.raises(Refused, match="ended here"):
-            await slow.rpc.call(node.me, "state.repair", Step(RUN, 7, b"\x04"), Answer, timeout=1)
+            await slow.rpc.call(node.me, "state.repair", RepairStep(RUN, 7, b"\x04"), RepairAnswer, timeout=1)
         assert node.sync.offences.count(slow.me) == 0
 
     simulated(main)
@@ -170,7 +179,9 @@ def test_one_that_begins_repairs_for_ever_is_turned_away(simulated: Simulated) -
         refused = 0
         for session in range(60):
             try:
-                await liar.rpc.call(node.me, "state.repair", Step(RUN, session, hello(session)), Answer, timeout=1)
+                await liar.rpc.call(
+                    node.me, "state.repair", RepairStep(RUN, session, hello(session)), RepairAnswer, timeout=1
+                )
             except Refused:
                 refused += 1
         assert refused >= 60 - OPENINGS.burst - 1
@@ -199,7 +210,7 @@ def test_idle_sessions_of_many_peers_make_room(simulated: Simulated) -> None:
         frame = b"\x01" + now().to_bytes(6, "big") + bytes(NONCE_SIZE) + b"f" * 16
 
         async def begin(rpc: Rpc) -> Any:
-            return await rpc.call(node.me, "state.repair", Step(RUN, 1, frame), Answer, timeout=5)
+            return await rpc.call(node.me, "state.repair", RepairStep(RUN, 1, frame), RepairAnswer, timeout=5)
 
         for rpc in outcomes[:-1]:
             await begin(rpc)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.protocols.state.twins import MAX_RIVALS, KeyInUse, Twins
+from swarmnode.protocols.state.membership import MAX_RIVALS, DuplicateIdentity, KeyInUse
 
 
 def test_exactly_the_younger_stops_whoever_hears_first() -> None:
     for first_hears in (True, False):
-        older, younger = Twins(1, since=100_000), Twins(2, since=160_000)
+        older, younger = DuplicateIdentity(1, since=100_000), DuplicateIdentity(2, since=160_000)
         if first_hears:
             assert older.saw(younger.mark)
             with pytest.raises(KeyInUse, match="since 60 s before"):
@@ -22,7 +22,7 @@ def test_exactly_the_younger_stops_whoever_hears_first() -> None:
 
 
 def test_of_two_that_started_together_one_stops() -> None:
-    one, other = Twins(1, since=100), Twins(2, since=100)
+    one, other = DuplicateIdentity(1, since=100), DuplicateIdentity(2, since=100)
     assert one.saw(other.mark)
     assert other.mark == {"instance": 2, "since": 100}
     with pytest.raises(KeyInUse):
@@ -32,8 +32,8 @@ def test_of_two_that_started_together_one_stops() -> None:
 
 
 def test_a_lease_of_an_earlier_life_is_answered_once_and_stops_nobody() -> None:
-    dead = Twins(1, since=100).mark
-    alive = Twins(2, since=200)
+    dead = DuplicateIdentity(1, since=100).mark
+    alive = DuplicateIdentity(2, since=200)
     assert alive.saw(dead)
     assert not alive.saw(dead)
     assert not alive.saw(alive.mark)
@@ -41,10 +41,10 @@ def test_a_lease_of_an_earlier_life_is_answered_once_and_stops_nobody() -> None:
 
 
 def test_a_lease_given_up_by_another_life_is_renewed() -> None:
-    assert Twins(1, since=100).saw(None)
+    assert DuplicateIdentity(1, since=100).saw(None)
 
 
 def test_many_earlier_lives_are_answered_up_to_a_bound() -> None:
-    alive = Twins(0, since=200)
-    answered = sum(alive.saw(Twins(number, since=number).mark) for number in range(1, 100))
+    alive = DuplicateIdentity(0, since=200)
+    answered = sum(alive.saw(DuplicateIdentity(number, since=number).mark) for number in range(1, 100))
     assert answered == MAX_RIVALS
