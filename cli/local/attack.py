@@ -3,6 +3,7 @@
 The last COUNT nodes lie; this command alone knows which. What became of everybody's contributions is what the first
 honest node to end a round says in its event; scores are the median of what all honest nodes say when asked. In a run by
 rollouts, where nothing is judged by all, accepted and refused are the groups that honest nodes took and turned down.
+What a liar does is in `swarmnode.testing.adversary`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.cli.local.lies import LIES
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.identity import load_or_create
@@ -27,6 +27,37 @@ if TYPE_CHECKING:
     from swarmnode.cli.local.swarm import NodeProcess
     from swarmnode.training.runspec import RunSpec
 
+THROWAWAY = r"[a-z0-9._-]*-attacked-[0-9a-f]{8}"  # names of runs that are made for one local swarm
+EXCHANGING = ("open", "diloco", "btard")  # methods in which pseudo-gradients are exchanged
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One lie."""
+
+    name: str
+    told: str  # what it does, for a person
+    methods: tuple[str, ...]  # exchange methods in whose runs it has a meaning
+
+
+LIES = {
+    lie.name: lie
+    for lie in (
+        Lie("sign-flip", "offers the opposite of what it learned", EXCHANGING),
+        Lie("sign-flip-1000", "the same, a thousand times as large", EXCHANGING),
+        Lie("label-flip", "learns to predict the byte 255 - b where b follows", EXCHANGING),
+        Lie("noise", "offers noise as large as what it learned", EXCHANGING),
+        Lie("free-ride", "offers what the swarm did in the round before, as its own work", EXCHANGING),
+        Lie("slow-drift", "adds a quarter of a step in one direction, in every round the same", EXCHANGING),
+        Lie("nan", "offers bytes that decode to NaN", ("open",)),
+        Lie("copy", "offers what another has just revealed", ("open",)),
+        Lie("withhold", "commits to its work and never reveals it", ("open",)),
+        Lie("slander", "offers the opposite; as a judge it praises that and calls others' work missing", ("open",)),
+        Lie("inserted-text", "shares answers with something smuggled in, half of them gibberish", ("sapo",)),
+        Lie("forged-reward", "shares wrong answers and says that they are right", ("sapo",)),
+        Lie("overlong", "shares answers that are far too long, half of them gibberish", ("sapo",)),
+    )
+}
 ACCEPTED = "accepted"
 ASK_WITHIN = 2.0  # s for a node to tell its scores; a frozen one tells none
 LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's begins with
@@ -99,7 +130,7 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
 
 
 @dataclass
-class Tally:
+class WorkTally:
     """What became of one node's work so far."""
 
     accepted: int = 0
@@ -115,7 +146,7 @@ class Onlooker:
     def __init__(self, attack: Attack, nodes: Sequence[NodeProcess]) -> None:
         self.attack = attack
         self._nodes = nodes
-        self.tallies = [Tally() for _ in nodes]
+        self.tallies = [WorkTally() for _ in nodes]
         self._rounds: set[int] = set()
         self.by_rollouts = False
         self.lies: list[tuple[int, int]] = []  # by round, how many of the liars' contributions counted
@@ -211,7 +242,7 @@ class Onlooker:
             lines.append("this run believes its members: nothing in it refuses a lie (run.trust = open does)")
         return lines
 
-    def _pairs(self) -> list[tuple[NodeProcess, Tally]]:
+    def _pairs(self) -> list[tuple[NodeProcess, WorkTally]]:
         return list(zip(self._nodes, self.tallies, strict=True))
 
 

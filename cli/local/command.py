@@ -1,4 +1,4 @@
-"""The command line of `swarmnode local`; what it does is in `local_run.py`.
+"""The command line of `swarmnode local`; what it does is in `run.py`.
 
     swarmnode local --nodes 4 --rounds 12 --solo
 

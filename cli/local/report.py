@@ -1,19 +1,144 @@
-"""The report of a local swarm: `loss.png`, and `index.html` with the same picture and the figures in one file.
+"""What a local swarm reached: the figures of its summary, and the report in two files, `index.html` and `loss.png`.
 
-`index.html` refers to nothing outside itself, so it can be mailed or archived. matplotlib is imported when a picture is
+The figures are arithmetic over `RoundReport`s, one for each round that one node ended. `index.html` holds the same
+picture and refers to nothing outside itself, so it can be mailed or archived. matplotlib is imported when a picture is
 drawn; without it the report has the figures only.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from swarmnode.cli.local.summary import RoundReport, Summary, by_rollouts, hashes_by_round, loss_curve, reward_curve
+from swarmnode.cli.local.swarm import RoundReport
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The last line of `swarmnode local --json`, field by field."""
+
+    nodes: int
+    rounds: int  # rounds that at least one node ended
+    parameters: int
+    heldout_bits_per_byte: float | None
+    solo_bits_per_byte: float | None
+    hashes_agree: bool | None  # in each round that anybody ended; None where each node has a policy of its own
+    bytes_per_parameter_round: float | None  # sent at the sockets, all traffic; mean over nodes
+    compute_share: float | None  # 0 to 1; mean over the nodes that ended the last round
+    seconds: float  # from the start of the first process to the end of the last, the solo run included
+    reward: float | None = None  # on fresh questions, 0 to 1; mean over nodes; of a run by rollouts
+    solo_reward: float | None = None
+
+    def event(self) -> dict[str, Any]:
+        """The JSON object; rewards are in those of runs by rollouts only."""
+        told = {"event": "summary", **dataclasses.asdict(self)}
+        if self.hashes_agree is not None:
+            del told["reward"], told["solo_reward"]
+        return told
+
+    @property
+    def gain(self) -> float | None:
+        """Bits per byte by which the swarm is better than the node alone; negative when it is worse."""
+        if self.heldout_bits_per_byte is None or self.solo_bits_per_byte is None:
+            return None
+        return self.solo_bits_per_byte - self.heldout_bits_per_byte
+
+
+def summarize(
+    reports: Sequence[Sequence[RoundReport]],
+    *,
+    parameters: int,
+    heldout: float | None,
+    solo: float | None,
+    seconds: float,
+    by_rollouts: bool = False,
+) -> Summary:
+    """The figures of one swarm; `reports` holds each node's rounds in the order in which they ended.
+
+    `heldout` and `solo` are losses, or rewards in a run `by_rollouts`.
+    """
+    hashes = hashes_by_round(reports).values()
+    last = max((report.round for node in reports for report in node), default=None)
+    finishers = [node for node in reports if node and node[-1].round == last]
+    return Summary(
+        nodes=len(reports),
+        rounds=len({report.round for node in reports for report in node}),
+        parameters=parameters,
+        heldout_bits_per_byte=None if by_rollouts else heldout,
+        solo_bits_per_byte=None if by_rollouts else solo,
+        hashes_agree=None if by_rollouts else bool(hashes) and all(len(said) == 1 for said in hashes),
+        bytes_per_parameter_round=_mean(_bytes_per_parameter_round(node, parameters) for node in reports if node),
+        compute_share=_mean(_compute_share(node) for node in finishers),
+        seconds=round(seconds, 3),
+        reward=heldout if by_rollouts else None,
+        solo_reward=solo if by_rollouts else None,
+    )
+
+
+def hashes_by_round(reports: Sequence[Sequence[RoundReport]]) -> dict[int, set[str]]:
+    """The different state hashes reported for each round."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for node in reports:
+        for report in node:
+            if report.state_hash is not None:
+                found[report.round].add(report.state_hash)
+    return dict(found)
+
+
+def curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, float], ...]:
+    """(round, measured), mean over the nodes that measured: held-out bits per byte, which are equal where parameters
+    are; or the reward of own answers, in a run by rollouts, where each has a policy of its own.
+    """
+    measured: defaultdict[int, list[float]] = defaultdict(list)
+    rewarded = by_rollouts(reports)
+    for node in reports:
+        for report in node:
+            value = report.reward if rewarded else report.loss
+            if value is not None:
+                measured[report.round].append(value)
+    return tuple((number, fmean(measured[number])) for number in sorted(measured))
+
+
+def by_rollouts(reports: Sequence[Sequence[RoundReport]]) -> bool:
+    """Whether these are rounds of a run by rollouts."""
+    return any(report.reward is not None for node in reports for report in node)
+
+
+def _bytes_per_parameter_round(node: Sequence[RoundReport], parameters: int) -> float | None:
+    return sum(report.bytes_out for report in node) / (parameters * len(node)) if parameters else None
+
+
+def _compute_share(node: Sequence[RoundReport]) -> float | None:
+    """Share of the time from the start of the node's first round to the end of its last spent in inner steps."""
+    wall = node[-1].ended_at - (node[0].ended_at - node[0].seconds)
+    return sum(report.compute_seconds for report in node) / wall if wall > 0 else None
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def strict_json(value: Any) -> Any:
+    """`value` with null in place of NaN and infinities, which strict JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    return value
+
+
+# -- the report
 
 
 @dataclass(frozen=True)
@@ -38,25 +163,16 @@ class Results:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ReportFiles:
-    """Where the report is. `picture` is None when matplotlib is not installed."""
-
-    page: Path
-    picture: Path | None
-
-
-def write_report(folder: Path, results: Results) -> ReportFiles:
-    """Write the report into `folder`, which is made when missing. Raises OSError."""
+def write_report(folder: Path, results: Results) -> bool:
+    """Write the report into `folder`, which is made when missing; whether it has a picture. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     picture: Path | None = folder / "loss.png"
     try:
         draw_losses(folder / "loss.png", results)
     except ImportError:
         picture = None
-    page = folder / "index.html"
-    page.write_text(_page(results, picture), encoding="utf-8")
-    return ReportFiles(page, picture)
+    (folder / "index.html").write_text(_page(results, picture), encoding="utf-8")
+    return picture is not None
 
 
 def draw_losses(file: Path, results: Results) -> None:
@@ -69,14 +185,13 @@ def draw_losses(file: Path, results: Results) -> None:
     axes = figure.add_subplot()
     reports = [node.reports for node in results.nodes]
     rewarded = by_rollouts(reports)
-    curve = reward_curve if rewarded else loss_curve
     curves = [(f"swarm of {results.summary.nodes}", curve(reports), "C0")]
     if results.solo:
         curves.append(("one node alone", curve([results.solo]), "C1"))
     if rewarded:
         curves = [(label, _smooth(points), colour) for label, points, colour in curves]
         for node in reports:
-            points = _smooth(reward_curve([node]))
+            points = _smooth(curve([node]))
             axes.plot([x for x, _ in points], [y for _, y in points], color="C0", alpha=0.25, linewidth=0.8)
     for label, points, colour in curves:
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=colour, marker=".", markersize=4)
@@ -96,6 +211,7 @@ def _smooth(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...
 
 def _page(results: Results, picture: Path | None) -> str:
     rewarded = results.summary.hashes_agree is None
+    measured = "reward" if rewarded else "loss"
     drawn = "<p>No picture: matplotlib is not installed.</p>"
     if picture is not None:
         encoded = base64.b64encode(picture.read_bytes()).decode("ascii")
@@ -109,20 +225,16 @@ def _page(results: Results, picture: Path | None) -> str:
         picture=drawn,
         summary=_table(("figure", "value"), figures(results.summary)),
         nodes=_table(
-            ("node", "peer id", "at the end", "rounds", _measured(rewarded), "state hash", "received", "sent"),
+            ("node", "peer id", "at the end", "rounds", measured, "state hash", "received", "sent"),
             [_node_cells(node) for node in results.nodes],
         ),
         rounds=_table(
-            ("round", "nodes", _measured(rewarded), "slowest", "outcomes", "state hash"),
+            ("round", "nodes", measured, "slowest", "outcomes", "state hash"),
             _round_cells([node.reports for node in results.nodes]),
         ),
         run_id=html.escape(results.run_id),
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
     )
-
-
-def _measured(rewarded: bool) -> str:
-    return "reward" if rewarded else "loss"
 
 
 def verdict(summary: Summary) -> str:
@@ -192,9 +304,8 @@ def _node_cells(node: NodeFacts) -> tuple[str, ...]:
 
 
 def _round_cells(reports: Sequence[Sequence[RoundReport]]) -> list[tuple[str, ...]]:
-    rewarded = by_rollouts(reports)
-    hashes = {} if rewarded else hashes_by_round(reports)
-    losses = dict(reward_curve(reports) if rewarded else loss_curve(reports))
+    hashes = {} if by_rollouts(reports) else hashes_by_round(reports)
+    losses = dict(curve(reports))
     rows: list[tuple[str, ...]] = []
     for number in sorted({report.round for node in reports for report in node}):
         ended = [report for node in reports for report in node if report.round == number]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -27,17 +28,18 @@ from rich.console import Console
 from rich.table import Table
 
 from swarmnode.cli.local.attack import Attack, Onlooker, make_identities, under_attack
-from swarmnode.cli.local.report import NodeFacts, Results, figures, write_report
-from swarmnode.cli.local.summary import by_rollouts, loss_curve, reward_curve, strict_json, summarize
-from swarmnode.cli.local.swarm import (
-    AllNodesDied,
-    LocalSwarm,
-    NodeProcess,
-    StartFailed,
-    SwarmSettings,
-    remove_folder,
+from swarmnode.cli.local.report import (
+    NodeFacts,
+    Results,
+    by_rollouts,
+    curve,
+    figures,
+    strict_json,
+    summarize,
+    write_report,
 )
-from swarmnode.cli.local.table import View, snapshot, view_for
+from swarmnode.cli.local.swarm import AllNodesDied, LocalSwarm, NodeProcess, StartFailed, SwarmSettings
+from swarmnode.cli.local.view import Lines, snapshot, view_for
 from swarmnode.node import exitcodes
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.options import SettingError
@@ -150,7 +152,7 @@ def run_local(
     if options.keep or options.data_dir is not None or ending.code == exitcodes.ERROR:
         console.print(f"data directories and logs of the nodes: {folder}", highlight=False, soft_wrap=True)
     else:
-        remove_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # the figures are shown already; what cannot be deleted stays
     return ending.code
 
 
@@ -173,7 +175,7 @@ def _folder(options: LocalOptions) -> Path:
 
 def _train(
     swarm: LocalSwarm,
-    view: View,
+    view: Lines,
     ending: Ending,
     measure: Measure,
     emit: Emit,
@@ -223,37 +225,30 @@ def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:
     }
 
 
-def _heldout_loss(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure) -> float | None:
+def _heldout_loss(swarm: LocalSwarm, view: Lines, ending: Ending, measure: Measure) -> float | None:
     """Measured by the first node that answers; all hold the same parameters. Else the loss of the last round.
 
     In a run by rollouts, where each has a policy of its own: the mean reward of all who answer.
     """
-    if by_rollouts(swarm.reports):
-        return _mean_reward(swarm, view, ending, measure)
+    rewarded = by_rollouts(swarm.reports)
+    what = "its reward" if rewarded else "the held-out loss"
+    found: list[float] = []
     for node in swarm.survivors():
-        try:
-            return measure(node.data_dir)
-        except NotMeasured as error:
-            _remark(view, ending, f"node {node.label} could not measure the held-out loss: {error}")
-    _remark(view, ending, "no node measured the held-out loss; the figure is the shorter measurement of the last round")
+        if not found or rewarded:
+            try:
+                found.append(measure(node.data_dir))
+            except NotMeasured as error:
+                _remark(view, ending, f"node {node.label} could not measure {what}: {error}")
+    if found:
+        return fmean(found)
+    instead = "that of the answers" if rewarded else "the shorter measurement"
+    _remark(view, ending, f"no node measured {what}; the figure is {instead} of the last round")
     return _last_loss(swarm)
 
 
-def _mean_reward(swarm: LocalSwarm, view: View, ending: Ending, measure: Measure) -> float | None:
-    rewards = []
-    for node in swarm.survivors():
-        try:
-            rewards.append(measure(node.data_dir))
-        except NotMeasured as error:
-            _remark(view, ending, f"node {node.label} could not measure its reward: {error}")
-    if not rewards:
-        _remark(view, ending, "no node measured its reward; the figure is that of the answers of the last round")
-    return fmean(rewards) if rewards else _last_loss(swarm)
-
-
 def _last_loss(swarm: LocalSwarm) -> float | None:
-    curve = reward_curve(swarm.reports) if by_rollouts(swarm.reports) else loss_curve(swarm.reports)
-    return curve[-1][1] if curve else None
+    measured = curve(swarm.reports)
+    return measured[-1][1] if measured else None
 
 
 def _results(spec: RunSpec, swarm: LocalSwarm, lone: LocalSwarm, ending: Ending, seconds: float) -> Results:
@@ -278,16 +273,16 @@ def _results(spec: RunSpec, swarm: LocalSwarm, lone: LocalSwarm, ending: Ending,
     )
 
 
-def _write_report(folder: Path, results: Results, view: View, ending: Ending) -> Path | None:
+def _write_report(folder: Path, results: Results, view: Lines, ending: Ending) -> Path | None:
+    """The report's page; None where it could not be written."""
     try:
-        report = write_report(folder, results)
+        if not write_report(folder, results):
+            _remark(view, ending, "the report has no picture: pip install matplotlib")
     except OSError as error:
         _remark(view, ending, f"the report could not be written: {error}")
         ending.code = ending.code or exitcodes.ERROR
         return None
-    if report.picture is None:
-        _remark(view, ending, "the report has no picture: pip install matplotlib")
-    return report.page
+    return folder / "index.html"
 
 
 def _show(console: Console, results: Results, page: Path | None) -> None:
@@ -300,7 +295,7 @@ def _show(console: Console, results: Results, page: Path | None) -> None:
     console.print(shown)
 
 
-def _remark(view: View, ending: Ending, text: str) -> None:
+def _remark(view: Lines, ending: Ending, text: str) -> None:
     """Say it now and in the report."""
     ending.notes.append(text)
     view.note(text)

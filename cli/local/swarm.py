@@ -13,9 +13,9 @@ over `LocalSwarm.watch()`. Nobody is restarted:
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-
-from swarmnode.cli.local.summary import RoundReport, round_report
 
 TICK = 0.25  # s; how often the state of the processes is looked at when no event comes
 START_LIMIT = 180.0  # s until a node must be ready: importing torch in many processes on few cores is slow
@@ -67,6 +65,56 @@ class AllNodesDied(Exception):
 
 
 @dataclass(frozen=True)
+class RoundReport:
+    """One round as one node ended it.
+
+    `loss` is held-out bits per byte of the shared parameters, None if not finite; `reward`, of a node's own policy on
+    its own answers, takes its place in a run by rollouts.
+    """
+
+    round: int
+    loss: float | None
+    state_hash: str | None
+    outcome: str
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+    compute_seconds: float  # wall time of the trainer inside inner steps
+    tokens: int
+    ended_at: float  # this process's monotonic clock when the report was read; comparable between nodes
+    reward: float | None = None  # 0 to 1
+    learned_from: int = 0  # peers
+
+
+def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
+    """The record of a node's `round` event. Raises ValueError when the event names no round."""
+    number = event.get("round")
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"round event without a round number: {event!r}")
+    loss = event.get("loss")
+    state_hash, learned = event.get("state_hash"), event.get("learned")
+    return RoundReport(
+        round=number,
+        loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
+        state_hash=state_hash if isinstance(state_hash, str) and state_hash else None,
+        outcome=str(event.get("outcome", "")),
+        seconds=_amount(event.get("seconds")),
+        bytes_in=int(_amount(event.get("bytes_in"))),
+        bytes_out=int(_amount(event.get("bytes_out"))),
+        compute_seconds=_amount(event.get("compute_seconds")),
+        tokens=int(_amount(event.get("tokens"))),
+        ended_at=ended_at,
+        reward=_amount(learned.get("reward")) if isinstance(learned, Mapping) else None,
+        learned_from=int(_amount(learned.get("authors"))) if isinstance(learned, Mapping) else 0,
+    )
+
+
+def _amount(value: Any) -> float:
+    """A count or duration; what is missing or not finite counts as nothing."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+@dataclass(frozen=True)
 class SwarmSettings:
     """What to start. Node i lives in `folder/node-i`; its log is `folder/node-i.log`."""
 
@@ -78,16 +126,6 @@ class SwarmSettings:
     lie: str = ""  # what the last nodes tell; see testing/adversary
     liars: int = 0
     name: str = "node"  # first part of the data directories' names, so that a second swarm may share the folder
-
-
-def liar_command(lie: str) -> tuple[str, ...]:
-    """The daemon of a node that lies, which only a swarm like this one starts."""
-    return (sys.executable, "-m", "swarmnode.testing.adversary", lie)
-
-
-def node_command() -> tuple[str, ...]:
-    """The daemon of this installation, independent of PATH."""
-    return (sys.executable, "-m", "swarmnode")
 
 
 class NodeProcess:
@@ -197,7 +235,7 @@ class LocalSwarm:
             )
             for index in range(settings.nodes)
         ]
-        self._command = node_command() if command is None else tuple(command)
+        self._command = tuple(command or (sys.executable, "-m", "swarmnode"))  # independent of PATH
         self._events: queue.Queue[tuple[NodeProcess, float, bytes]] = queue.Queue()
         self._held_back: list[tuple[NodeProcess, dict[str, Any]]] = []
         self._others_done_at: float | None = None
@@ -235,13 +273,14 @@ class LocalSwarm:
 
     def _start(self, node: NodeProcess, what: Sequence[str]) -> None:
         node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         join = f'"{what[what.index("--join") + 1]}"' if "--join" in what else ""
         (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.settings.threads, join=join))
         # as flags too: the environment of whoever runs `local` must not move a node elsewhere
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
         options += ["--threads", str(self.settings.threads), "--rounds", str(self.settings.rounds), "--stay", "--json"]
-        command = liar_command(node.lie) if node.lie else self._command
+        # a liar's program, which only a swarm like this one starts
+        liar = (sys.executable, "-m", "swarmnode.testing.adversary", node.lie)
+        command = liar if node.lie else self._command
         node.start([*command, "run", *what, *options], self._events)
 
     def _until_ready(self, nodes: Sequence[NodeProcess]) -> Iterator[NodeProcess]:
@@ -364,9 +403,3 @@ def _patience(node: NodeProcess) -> float:
     if node.frozen:
         return FROZEN_PATIENCE
     return CATCH_UP_PATIENCE if node.thawed_at is not None else 0.0
-
-
-def remove_folder(folder: Path) -> None:
-    """Delete the swarm's folder. What cannot be deleted stays: the figures are shown already, and a temporary folder is
-    no reason to fail."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swarmnode.cli.local.lies import LIES
+from swarmnode.cli.local.attack import LIES
 from swarmnode.node import assembly, daemon, exitcodes
 from swarmnode.node.config import NodeConfig, load_config
 from swarmnode.protocols.methods.registry import METHODS

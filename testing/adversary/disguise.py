@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from swarmnode.cli.local.lies import LIES as NAMED
-from swarmnode.cli.local.lies import THROWAWAY
+from swarmnode.cli.local.attack import LIES as NAMED
+from swarmnode.cli.local.attack import THROWAWAY
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from openswarm import Scene, with_swarm
 
-from swarmnode.cli.local.lies import LIES
+from swarmnode.cli.local.attack import LIES
 from swarmnode.testing.adversary.disguise import lie_in_open
 from swarmnode.testing.simnet import run_simulation
 

@@ -24,9 +24,10 @@ from typer.testing import CliRunner
 from swarmnode.cli.local import run as local_run
 from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
+from swarmnode.cli.local.report import summarize
 from swarmnode.cli.local.run import LocalOptions, NotMeasured, run_local
-from swarmnode.cli.local.summary import RoundReport, round_report, summarize
-from swarmnode.cli.local.table import Board, Lines, LiveTable, Row, table, view_for
+from swarmnode.cli.local.swarm import RoundReport, round_report
+from swarmnode.cli.local.view import Board, Lines, LiveTable, Row, table, view_for
 from swarmnode.node import exitcodes
 from swarmnode.node.config import load_config
 
@@ -451,7 +452,7 @@ def test_the_table_fits_80_columns():
     console.print(table(Board(rows, 99999, 2.0)))
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= 80
-    assert "99999/99999" in text and "999.0 MB" in text and "1,234,567" in text and "ffffffff" in text
+    assert "99999/99999" in text and "999 MB" in text and "1,234,567" in text and "ffffffff" in text
 
 
 def test_the_live_table_shows_phase_nodes_and_time_left_and_leaves_the_last_table():

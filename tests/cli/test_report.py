@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.local.report import NodeFacts, Results, figures, verdict, write_report
-from swarmnode.cli.local.summary import RoundReport, Summary
+from swarmnode.cli.local.report import NodeFacts, Results, Summary, figures, verdict, write_report
+from swarmnode.cli.local.swarm import RoundReport
 
 
 def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundReport, ...]:
@@ -33,17 +33,22 @@ def _results(**changes: object) -> Results:
     return Results(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def _page(folder: Path, results: Results) -> str:
+    write_report(folder, results)
+    return (folder / "index.html").read_text(encoding="utf-8")
+
+
 def test_the_page_holds_its_picture_and_refers_to_nothing_outside(tmp_path):
-    files = write_report(tmp_path / "deep" / "report", _results())
-    page = files.page.read_text(encoding="utf-8")
-    assert files.picture is not None and files.picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert files.picture.name == "loss.png" and files.page.name == "index.html"
+    folder = tmp_path / "deep" / "report"
+    assert write_report(folder, _results())
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert re.findall(r'(?:src|href)="([^"]{0,22})', page) == ["data:image/png;base64,"]
     assert "http" not in page and "<script" not in page
 
 
 def test_the_page_has_summary_and_facts_of_every_node(tmp_path):
-    page = write_report(tmp_path, _results(notes=("node 1: disk is full",))).page.read_text(encoding="utf-8")
+    page = _page(tmp_path, _results(notes=("node 1: disk is full",)))
     for text in (
         "0.120 below the 2.520 of one node alone",
         "2.4000 bits per byte",
@@ -64,27 +69,27 @@ def test_the_page_has_summary_and_facts_of_every_node(tmp_path):
 
 def test_what_comes_from_elsewhere_is_escaped(tmp_path):
     nodes = (NodeFacts("0", "<b>peer</b>", "finished", _rounds([4.0])),)
-    page = write_report(tmp_path, _results(nodes=nodes)).page.read_text(encoding="utf-8")
+    page = _page(tmp_path, _results(nodes=nodes))
     assert "byte-lm &lt;test&gt;" in page and "<b>peer" not in page and "<test>" not in page
 
 
 def test_a_round_with_two_hashes_shows_both(tmp_path):
     nodes = (NodeFacts("0", "a", "finished", _rounds([4.0])), NodeFacts("1", "b", "finished", _rounds([4.0], "cc")))
-    page = write_report(tmp_path, _results(nodes=nodes)).page.read_text(encoding="utf-8")
+    page = _page(tmp_path, _results(nodes=nodes))
     assert "aa0aa0aa0aa0aa0a ≠ cc0cc0cc0cc0cc0c" in page
 
 
 def test_without_matplotlib_the_page_has_the_figures_only(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    files = write_report(tmp_path, _results())
-    assert files.picture is None and not (tmp_path / "loss.png").exists()
-    assert "matplotlib is not installed" in files.page.read_text(encoding="utf-8")
+    assert not write_report(tmp_path, _results())
+    assert not (tmp_path / "loss.png").exists()
+    assert "matplotlib is not installed" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
 def test_a_run_that_reached_nothing_still_gives_a_report(tmp_path):
     nothing = Summary(2, 0, 0, None, None, False, None, None, 3.0)
-    page = write_report(tmp_path, _results(summary=nothing, nodes=(NodeFacts("0", "", "dead", ()),), solo=())).page
-    assert "no held-out loss was measured" in page.read_text(encoding="utf-8")
+    page = _page(tmp_path, _results(summary=nothing, nodes=(NodeFacts("0", "", "dead", ()),), solo=()))
+    assert "no held-out loss was measured" in page
 
 
 @pytest.mark.parametrize(

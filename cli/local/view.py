@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from types import TracebackType
-from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -21,9 +19,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.cli.local.attack import ACCEPTED, Onlooker, Tally
-from swarmnode.cli.local.summary import RoundReport, hashes_by_round
-from swarmnode.cli.local.swarm import LocalSwarm
+from swarmnode.cli.local.attack import ACCEPTED, Onlooker, WorkTally
+from swarmnode.cli.local.report import hashes_by_round
+from swarmnode.cli.local.swarm import LocalSwarm, RoundReport
+from swarmnode.cli.terminal import duration, size
 
 RECENT = 5  # rounds that the time left is estimated from
 REWARDED = 10  # rounds of whose answers the reward is the mean: those of one round are few
@@ -43,7 +42,7 @@ class Row:
     hash_style: str  # green where all agree on the node's last round
     reward: float | None = None  # mean of the node's last rounds, in a run by rollouts
     lie: str = ""  # of a node that attacks; what this command alone knows
-    tally: Tally | None = None  # what became of its work, in a swarm that is attacked
+    tally: WorkTally | None = None  # what became of its work, in a swarm that is attacked
 
 
 @dataclass(frozen=True)
@@ -105,67 +104,51 @@ def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
 
 
 def table(board: Board) -> Table:
-    """The nodes, one a line, within 80 columns."""
-    if any(row.tally is not None for row in board.rows):
-        return attacked_table(board)
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    """The nodes, one a line, within 80 columns. In an attacked swarm: who lies, and what honest nodes make of it."""
+    attacked = any(row.tally is not None for row in board.rows)
     rewarded = any(row.reward is not None for row in board.rows)
-    for heading, justify in (
-        ("node", "left"),
-        ("state", "left"),
-        ("round", "right"),
-        ("reward" if rewarded else "loss", "right"),
-        ("tokens/s", "right"),
-        ("in", "right"),
-        ("out", "right"),
-        ("learned from" if rewarded else "state hash", "left"),
-    ):
-        shown.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    measured = "reward" if rewarded else "loss"
+    left, right = ("node", "who" if attacked else "state"), ("round", measured)
+    if attacked:
+        heads = [*left, *right, "accepted", "refused", "score", "state hash", "the last"]
+    else:
+        heads = [*left, *right, "tokens/s", "in", "out", "learned from" if rewarded else "state hash"]
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in heads:
+        words = head in (*left, "state hash", "learned from", "the last")
+        shown.add_column(head, justify="left" if words else "right", no_wrap=True)
     for row in board.rows:
-        last = row.last
-        shown.add_row(
-            row.label,
-            Text(row.state, style=_STATE_STYLES.get(row.state, "")),
-            f"{row.done}/{board.rounds}",
-            bits(row.reward if rewarded else None if last is None else last.loss),
-            tokens_per_second(last),
-            data_size(row.bytes_in),
-            data_size(row.bytes_out),
-            peers_of(last) if rewarded else Text(short_hash(last), style=row.hash_style),
+        value = bits(row.reward if rewarded else None if row.last is None else row.last.loss)
+        state_hash = Text(short_hash(row.last), style=row.hash_style)
+        cells = (
+            _attacked_cells(row, board.rounds, value, state_hash)
+            if attacked
+            else (
+                Text(row.state, style=_STATE_STYLES.get(row.state, "")),
+                f"{row.done}/{board.rounds}",
+                value,
+                tokens_per_second(row.last),
+                size(row.bytes_in),
+                size(row.bytes_out),
+                peers_of(row.last) if rewarded else state_hash,
+            )
         )
+        shown.add_row(row.label, *cells)
     return shown
 
 
-def attacked_table(board: Board) -> Table:
-    """The nodes of a swarm that is attacked: who lies, and what honest nodes make of everybody's work."""
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    rewarded = any(row.reward is not None for row in board.rows)
-    for heading, justify in (
-        ("node", "left"),
-        ("who", "left"),
-        ("round", "right"),
-        ("reward" if rewarded else "loss", "right"),
-        ("accepted", "right"),
-        ("refused", "right"),
-        ("score", "right"),
-        ("state hash", "left"),
-        ("the last", "left"),
-    ):
-        shown.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in board.rows:
-        tally = row.tally or Tally()
-        shown.add_row(
-            row.label,
-            Text(row.lie or "honest", style="bold red" if row.lie else "green"),
-            f"{row.done}/{board.rounds}" if row.state in ("training", "finished") else row.state,
-            bits(row.reward if rewarded else None if row.last is None else row.last.loss),
-            str(tally.accepted),
-            str(tally.refused.total()),
-            "–" if tally.score is None else f"{tally.score:.2f}",
-            Text(short_hash(row.last), style=row.hash_style),
-            Text(tally.last, style="" if tally.last in ("", ACCEPTED) else "yellow"),
-        )
-    return shown
+def _attacked_cells(row: Row, rounds: int, value: str, state_hash: Text) -> tuple[str | Text, ...]:
+    tally = row.tally or WorkTally()
+    return (
+        Text(row.lie or "honest", style="bold red" if row.lie else "green"),
+        f"{row.done}/{rounds}" if row.state in ("training", "finished") else row.state,
+        value,
+        str(tally.accepted),
+        str(tally.refused.total()),
+        "–" if tally.score is None else f"{tally.score:.2f}",
+        state_hash,
+        Text(tally.last, style="" if tally.last in ("", ACCEPTED) else "yellow"),
+    )
 
 
 def bits(value: float | None) -> str:
@@ -190,56 +173,59 @@ def tokens_per_second(report: RoundReport | None) -> str:
     return "–" if report is None or report.seconds <= 0 else f"{report.tokens / report.seconds:,.0f}"
 
 
-def data_size(count: float) -> str:
-    """Bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """A length of time in words that are short."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-class View(Protocol):
-    """What shows the progress. A context manager."""
-
-    def __enter__(self) -> View: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def phase(self, text: str) -> None:
-        """What is being done from now on, such as "starting 4 nodes"."""
-
-    def note(self, text: str) -> None:
-        """Something that the person should know and that stays on the screen."""
-
-    def show(self, board: Board) -> None:
-        """The nodes as they are now."""
-
-    def settle(self) -> None:
-        """The nodes shown last stay as they are; others may follow."""
-
-
-def view_for(console: Console) -> View:
+def view_for(console: Console) -> Lines:
     """The live table where there is a terminal to draw it on, else lines."""
     return LiveTable(console) if console.is_terminal else Lines(console)
 
 
-class LiveTable:
-    """One table that is redrawn in place, with the phase, a bar and the time left below it."""
+class Lines:
+    """What shows the progress, a context manager. For pipes and log files: one line when a phase begins, when a node
+    changes its state and when a round ends.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._states: dict[str, str] = {}
+        self._announced: dict[str, int] = {}  # rounds announced, by the labels of the swarm that ended them
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def phase(self, text: str) -> None:
+        """Say what is being done from now on, such as "starting 4 nodes"."""
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Say something that the person should know and that stays on the screen."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def show(self, board: Board) -> None:
+        """The nodes as they are now."""
+        for row in board.rows:
+            before = self._states.get(row.label)
+            if before not in (None, row.state) and (row.state in ("dead", "frozen") or before == "frozen"):
+                self.note(f"node {row.label} is {'back' if before == 'frozen' else row.state}")
+            self._states[row.label] = row.state
+        swarm = " ".join(row.label for row in board.rows)
+        at_work = [row for row in board.rows if row.state in ("training", "finished")]
+        done = min((row.done for row in at_work), default=0)
+        if done > self._announced.get(swarm, 0):
+            self._announced[swarm] = done
+            self.note(_round_line(board, at_work, done))
+
+    def settle(self) -> None:
+        """The nodes shown last stay as they are; others may follow."""
+        self._states.clear()
+
+
+class LiveTable(Lines):
+    """One table that is redrawn in place, with the phase, a bar and the time left below it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._board: Board | None = None
         self._spinner = Spinner("dots")
         self._phase = ""
@@ -250,18 +236,13 @@ class LiveTable:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._phase = ""
         self._live.stop()
 
     def phase(self, text: str) -> None:
         self._phase, self._phase_began = text, time.monotonic()
         self._live.refresh()
-
-    def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
 
     def show(self, board: Board) -> None:
         self._board = board
@@ -294,48 +275,6 @@ def _bar(board: Board) -> Table:
         "" if left is None or not left else f"about {duration(left)} left",
     )
     return line
-
-
-class Lines:
-    """For pipes and log files: one line when a phase begins, when a node changes its state and when a round ends."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._states: dict[str, str] = {}
-        self._announced: dict[str, int] = {}  # rounds announced, by the labels of the swarm that ended them
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def phase(self, text: str) -> None:
-        self._print(text)
-
-    def note(self, text: str) -> None:
-        self._print(text)
-
-    def show(self, board: Board) -> None:
-        for row in board.rows:
-            before = self._states.get(row.label)
-            if before not in (None, row.state) and (row.state in ("dead", "frozen") or before == "frozen"):
-                self._print(f"node {row.label} is {'back' if before == 'frozen' else row.state}")
-            self._states[row.label] = row.state
-        swarm = " ".join(row.label for row in board.rows)
-        at_work = [row for row in board.rows if row.state in ("training", "finished")]
-        done = min((row.done for row in at_work), default=0)
-        if done > self._announced.get(swarm, 0):
-            self._announced[swarm] = done
-            self._print(_round_line(board, at_work, done))
-
-    def settle(self) -> None:
-        self._states.clear()
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _lies(board: Board) -> str:
