@@ -21,7 +21,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.roster import Roster, Seat
+from swarmnode.protocols.methods.known.messages import Roster, Seat
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk

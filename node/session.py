@@ -22,16 +22,18 @@ from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter, Hi
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.method import (
+    Abandoned,
     Begin,
     LostPlace,
     Method,
     Observer,
     OtherHistory,
+    Outcome,
     Overtaken,
+    Partial,
     Place,
     RoundResult,
 )
-from swarmnode.protocols.methods.outcomes import Abandoned, Outcome, Partial
 from swarmnode.protocols.methods.trainer import Learned
 from swarmnode.protocols.network import Network, Traffic
 from swarmnode.protocols.runner import Runner

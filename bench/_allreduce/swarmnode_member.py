@@ -23,9 +23,10 @@ import pair
 
 from swarmnode.node.process import rest_what_stays
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings, Position
+from swarmnode.protocols.methods.known.acceptor import Position
+from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.roster import Roster, Seat
+from swarmnode.protocols.methods.known.messages import Roster, Seat
 from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from learned.workers import DataParallel, Vector, Workers
-from swarmnode.protocols.methods.known.roster import Roster, Seat, parts
+from swarmnode.protocols.methods.known.messages import Roster, Seat, parts
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop

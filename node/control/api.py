@@ -32,7 +32,7 @@ from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.storage.datashards import release_forgotten
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.methods.outcomes import Partial
+from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.runner import in_thread

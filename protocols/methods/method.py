@@ -32,7 +32,6 @@ from typing import Any
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
-from swarmnode.protocols.methods.outcomes import Outcome
 from swarmnode.protocols.methods.rollouts import RolloutLimits, Rollouts
 from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
@@ -85,6 +84,31 @@ class Begin:
     last_round: int | None  # a swarm that has done so many rounds names nobody any more
     saved: Saved | None  # from the newest checkpoint
     roster: str = ""  # of the run's history, which the join string named: only what contains it is joined
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Every voter of the round took part and this node's work is in the result."""
+
+    members: int
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The round counts, and somebody's work is not in it: that of `missing`, which may include this node."""
+
+    members: int
+    missing: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """No result reached this node. Its local work waits in the error feedback for a later round."""
+
+    reason: str
+
+
+Outcome = Completed | Partial | Abandoned
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ share one model; the conformance suite then holds the method to what `method.py`
 from __future__ import annotations
 
 from swarmnode.protocols.methods.btard import method as btard
-from swarmnode.protocols.methods.known import diloco
+from swarmnode.protocols.methods.known import method as diloco
 from swarmnode.protocols.methods.method import Build
 from swarmnode.protocols.methods.open import method as open_
 from swarmnode.protocols.methods.rollouts import sapo

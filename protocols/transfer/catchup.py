@@ -41,7 +41,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
-from swarmnode.protocols.methods.known.bounds import MAX_ROUND
+from swarmnode.protocols.methods.known.messages import MAX_ROUND
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.runner import Runner

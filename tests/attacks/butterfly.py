@@ -16,7 +16,7 @@ from harness import Outcome
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.btard.method import Btard
-from swarmnode.protocols.methods.known.diloco import Diloco
+from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
 

@@ -23,7 +23,7 @@ from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
-from swarmnode.protocols.methods.known import ballots
+from swarmnode.protocols.methods.known import agreement
 from swarmnode.protocols.methods.open import contributions as open_contributions
 from swarmnode.protocols.methods.open import duties as open_duties
 from swarmnode.protocols.methods.open import examine as open_examine
@@ -220,7 +220,7 @@ BELIEVED_AUTHOR = Lacking(
     ((chain_rules, "_judge", lambda *given: chain_rules._Verdict(ACCEPTED, SOME_GAIN, FULL_STANDING)),),
 )
 
-UNCAPPED = Lacking("claims are believed", ((ballots, "capped_weights", lambda samples, cap: dict(samples)),))
+UNCAPPED = Lacking("claims are believed", ((agreement, "capped_weights", lambda samples, cap: dict(samples)),))
 
 # --- identities -------------------------------------------------------------------------------------------------------
 

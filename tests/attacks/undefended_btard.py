@@ -6,8 +6,8 @@ from typing import Any
 
 from undefended import Lacking
 
-from swarmnode.protocols.methods.btard import reduce as btard_reduce
-from swarmnode.protocols.methods.btard.reduce import BtardReduce, Lies
+from swarmnode.protocols.methods.btard import method as btard_method
+from swarmnode.protocols.methods.btard.method import BtardReduce, Lies
 
 
 async def _nothing(*given: Any) -> None:
@@ -42,7 +42,7 @@ async def _condemn(self: BtardReduce, attempt: Any, number: int, *given: Any) ->
 UNWATCHED = Lacking(
     "no checksums and no audits",
     (
-        (btard_reduce, "auditor", lambda seed, members, parts: ("", 0)),
+        (btard_method, "auditor", lambda seed, members, parts: ("", 0)),
         (BtardReduce, "_suspects", lambda self, attempt, sums: []),
     ),
 )

@@ -10,8 +10,7 @@ import trio
 from simswarm import RUN, SimSwarm
 
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.protocols.methods.known.agreement import Behind
-from swarmnode.protocols.methods.known.messages import Head
+from swarmnode.protocols.methods.known.messages import Behind, Head
 from swarmnode.testing.simnet import run_simulation
 
 

@@ -11,12 +11,12 @@ import pytest
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings, Position
+from swarmnode.protocols.methods.known.acceptor import Position
+from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.arrivals import SILENT_LEAST, SILENT_SHARE
-from swarmnode.protocols.methods.known.chunks import CELL
-from swarmnode.protocols.methods.known.messages import Decision
-from swarmnode.protocols.methods.known.roster import Roster
+from swarmnode.protocols.methods.known.messages import Decision, Roster
+from swarmnode.protocols.methods.known.partition import CELL
+from swarmnode.protocols.methods.known.reduction import SILENT_LEAST, SILENT_SHARE
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline

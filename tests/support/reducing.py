@@ -7,8 +7,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.allreduce import AllReduce, Vector
-from swarmnode.protocols.methods.known.roster import Owner, Roster, Seat
-from swarmnode.protocols.methods.outcomes import PartsMissing
+from swarmnode.protocols.methods.known.messages import Owner, PartsMissing, Roster, Seat
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk

@@ -20,9 +20,8 @@ from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.diloco import Diloco
-from swarmnode.protocols.methods.known.place import DilocoPlace
-from swarmnode.protocols.methods.known.roster import parts
+from swarmnode.protocols.methods.known.messages import parts
+from swarmnode.protocols.methods.known.method import Diloco, DilocoPlace
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Method, Observer, Parts
 from swarmnode.protocols.methods.registry import METHODS

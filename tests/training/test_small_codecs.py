@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as npst
 from swarmnode.training.codecs import CODECS, CodecError, codec, codec_in
 from swarmnode.training.codecs.base import STEP
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.codecs.nibbles import BLOCK
+from swarmnode.training.codecs.int4 import BLOCK
 from swarmnode.training.codecs.topk import CHUNK, KEEP, TopK, kept_of
 
 moderate = st.floats(-(2.0**99), 2.0**99, width=32).filter(lambda x: x == 0 or abs(x) > 2.0**-99)

@@ -7,13 +7,10 @@ loses is kept by `feedback.ErrorFeedback`.
 from __future__ import annotations
 
 from swarmnode.training.codecs.base import Codec, CodecError
-from swarmnode.training.codecs.bf16 import Bf16
-from swarmnode.training.codecs.fp16 import Fp16
-from swarmnode.training.codecs.fp32 import Fp32
+from swarmnode.training.codecs.floats import Bf16, Fp16, Fp32
+from swarmnode.training.codecs.int4 import E3M0, Int4
 from swarmnode.training.codecs.int8 import Int8
-from swarmnode.training.codecs.nibbles import E3M0, Int4
-from swarmnode.training.codecs.sign import Sign
-from swarmnode.training.codecs.sign3 import Sign3
+from swarmnode.training.codecs.sign import Sign, Sign3
 from swarmnode.training.codecs.topk import TopK
 
 __all__ = ["CODECS", "Codec", "CodecError", "codec", "codec_in"]

@@ -1,8 +1,7 @@
 """The exchange method `btard`: known peers who need not be honest (2106.11257). Places and agreement are DiLoCo's.
 
-    btard_reduce.py   the all-reduce whose members check one another
-    btard_talk.py     what they tell one another in it
-    btard_rules.py    what they sign, and what proves a lie
+The method's all-reduce is a butterfly whose members check one another, `BtardReduce`; what they sign and tell one
+another in it, and what proves a lie, is in `statements.py`, the arithmetic in `training/btard.py`.
 
 What it promises beside what `diloco` does, while more than half of the members are honest: one member's work moves the
 model by no more than honest members differ; an owner that hands out a wrong part, a member that sends something else
@@ -12,27 +11,461 @@ own work, within what honest work looks like, are not convicted; nobody replays 
 
 A ban is each member's own conclusion from a proof that it holds. It says so in a record, `note/btard/PEER`; who was not
 there takes the word of more than half of the run's members. Records last for a week, and are renewed while nodes live.
+
+Order, for a roster of n seats; each line is one thing that every member tells all others, signed (`statements.py`):
+
+1. commitment   to the bytes of its contribution, part by part, and to a nonce. Then it offers the parts
+2. centre       by the owner of a part: CenteredClip of the contributions to it (`training/btard.py`), encoded
+3. seen         a hash over all commitments and centres: members who hold different ones exchange them
+4. opening      the nonces, which together draw directions
+5. sums         of each part: what the own contribution, clipped about the centre, is along these directions
+6. seen         a hash over openings and sums
+7. audit        one member, drawn by the nonces, computes one drawn part again, and tells whether it is wrong
+
+Everybody adds the sums up (`is_suspect`). A part that does not fit, or that the audit calls wrong, is *tried*: all
+fetch its contributions, whose hashes are committed, and compute it again, to the bit. That convicts its owner, or who
+told false sums, or who accused falsely.
+
+Who may fail when, and what is then true: whoever is silent, or sends what is no statement, is named in PartsMissing;
+the attempt changed nothing and the next ballot does without it. Whoever is convicted is named too, and banned: each
+member that holds the proof bans by itself, passes on what proves it in two statements, and says so in a record.
+Members that end an attempt hold the same bytes of every part: another hash would have shown in line 3.
+
+Wire, per parameter and member: that of a butterfly, 2 (n−1)/n times the codec's bytes; 1/n of that once more for the
+auditor; and 7 n² statements. Owners encode centres without a residual: it would be a state that nobody can check. There
+are no groups: this is for some tens of members.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import trio
 
+from swarmnode.protocols import wire
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.methods.btard.reduce import BtardReduce
-from swarmnode.protocols.methods.btard.rules import Evidence, convicts, is_banned
-from swarmnode.protocols.methods.known.diloco import Diloco
-from swarmnode.protocols.methods.known.messages import Noted
+from swarmnode.protocols.methods.btard.statements import (
+    Attempt,
+    Audit,
+    Bundle,
+    Centre,
+    Commitment,
+    Evidence,
+    Opening,
+    Seen,
+    Sent,
+    Signed,
+    Sums,
+    Talk,
+    attempt_of,
+    auditor,
+    compare,
+    convicts,
+    is_banned,
+    seed_of,
+    seen,
+)
+from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, Roster, parts
+from swarmnode.protocols.methods.known.method import Diloco
+from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded
 from swarmnode.protocols.methods.method import Parts
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateError
-from swarmnode.training.codecs import codec
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual
+from swarmnode.training.codecs import Codec, CodecError, codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.outer import shares_of
 
 logger = logging.getLogger(__name__)
+
+MAX_BUNDLE = 1 << 20  # bytes
+AGAIN = 1.0  # seconds before an attempt that leads nowhere is given up, so that ballots are not made in a hurry
+
+
+class Lies(Exception):
+    """Members were convicted; `evidence` is what proves it to others."""
+
+    def __init__(self, convicted: Mapping[PeerId, str], evidence: Iterable[Evidence] = ()) -> None:
+        super().__init__(", ".join(f"{peer}: {why}" for peer, why in convicted.items()))
+        self.convicted, self.evidence = dict(convicted), tuple(evidence)
+
+
+class BtardReduce:
+    """One node's reductions in one run; a `Reducer`, as `AllReduce` is."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        bulk: Bulk,
+        liveness: Liveness,
+        runner: Runner,
+        codec: Codec,
+        parameters: int,
+        patience: float,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[PeerId, bytes, bytes], bool],
+        is_banned: Callable[[PeerId], bool],
+        convict: Callable[[PeerId, str], None],
+        publish: Callable[[Evidence, tuple[PeerId, ...]], Awaitable[None]],
+    ) -> None:
+        """`patience`: seconds to wait at the most for a member that keeps answering pings.
+
+        `convict` is told who lied and how; `publish` gives a proof to these peers.
+        """
+        self._me, self._run_id = me, run_id
+        self._talk = Talk(me=me, run_id=run_id, bulk=bulk, liveness=liveness, sign=sign, verify=verify)
+        self._runner, self._codec, self._parameters, self._patience = runner, codec, parameters, patience
+        self._verify = verify
+        self._is_banned, self._convict, self._publish = is_banned, convict, publish
+        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
+        self.rates: dict[PeerId, float] = {}  # nothing is measured: parts are of equal size
+        self._attempt: str | None = None  # roster id of what is pending
+        self._round = -1
+        self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
+        self._work = trio.CancelScope()
+        self._found: list[PeerId] = []  # who was convicted while an attempt was under way
+
+    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+        """The clipped centre of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
+
+        Raises PartsMissing, with those who were silent or were convicted. Until `commit(roster)`, the attempt has left
+        no trace but offers to others, and bans.
+        """
+        self.rollback()
+        self._talk.withdraw(lambda old: old.round >= roster.round)
+        if banned := [peer for peer in roster.peers if self._is_banned(peer)]:
+            await trio.sleep(AGAIN)
+            raise PartsMissing(tuple(banned))
+        if roster.round != self._round:
+            self._round, self._signed = roster.round, set()
+        if roster.roster_id in self._signed:  # a call that was cancelled: saying other things now would be a lie
+            await trio.sleep(AGAIN)
+            raise PartsMissing(())
+        self._attempt = roster.roster_id
+        self._talk.offered.append(roster)
+        working = [seat for seat in roster.seats if seat.weight > 0]
+        if not working:
+            return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
+        self._signed.add(roster.roster_id)
+        shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
+        allowed = min(self._patience, within if within is not None else self._patience)
+        attempt = Attempt(
+            roster,
+            attempt_of(self._run_id, roster.roster_id),
+            parts(roster, self._parameters),
+            shares,
+            allowed,
+            trio.current_time() + allowed,
+        )
+        self._found = []
+        mean: Vector | None = None
+        lies: Lies | None = None
+        with trio.CancelScope() as self._work:
+            try:
+                mean = await self._run(attempt, values)
+            except Lies as found:
+                lies = found
+        if lies is not None:
+            for peer, why in lies.convicted.items():
+                logger.warning("round %d: %s is banned: %s", roster.round, peer, why)
+                self._convict(peer, why)
+            others = tuple(peer for peer in roster.peers if peer != self._me)
+            for evidence in lies.evidence:
+                await self._publish(evidence, others)
+            raise PartsMissing(tuple(sorted(lies.convicted)))
+        if mean is None:
+            raise PartsMissing(tuple(self._found))
+        return mean
+
+    def stop_with(self, peer: PeerId) -> None:
+        """Somebody was convicted elsewhere: an attempt with it leads nowhere."""
+        if self._attempt is not None and any(peer in roster.peers for roster in self._talk.offered):
+            self._found.append(peer)
+            self._work.cancel()
+
+    async def _run(self, attempt: Attempt, values: Vector) -> Vector:
+        """Lines 1 to 7 of the module's text. Raises PartsMissing or Lies."""
+        own = await self._runner(partial(self._encode, attempt, values)) if self._me in attempt.shares else []
+        nonce = secrets.token_bytes(32)
+        hashes = tuple(hashlib.sha256(raw).digest() for raw in own)
+        commitments = await self._talk.tell(attempt, Commitment(hashes, hashlib.sha256(nonce).digest()), Commitment)
+        self._check_commitments(attempt, commitments)
+        for number, raw in enumerate(own):
+            self._talk.offer(
+                attempt, ("part", number), self._talk.with_bytes(attempt, Sent(number, hashes[number]), raw)
+            )
+        mean = await self._centres(attempt, commitments)
+        await self._compare(attempt, 0, "commitment", "centre")
+        openings = await self._talk.tell(attempt, Opening(nonce), Opening)
+        self._check_openings(attempt, commitments, openings)
+        seed = seed_of({peer: opening.nonce for peer, opening in openings.items()})
+        mine = await self._runner(partial(self._sums, attempt, own, mean, seed))
+        sums = await self._talk.tell(attempt, mine, Sums)
+        self._check_sums(attempt, sums)
+        await self._compare(attempt, 1, "opening", "sums")
+        suspects = await self._runner(partial(self._suspects, attempt, sums))
+        wrong: tuple[int, ...] = ()
+        who, which = auditor(seed, attempt.roster.peers, len(attempt.parts))
+        if who == self._me and not await self._is_right(attempt, which, commitments):
+            wrong = (which,)
+        attempt.until += attempt.allowed  # the auditor fetched a part of everybody's
+        audits = await self._talk.tell(attempt, Audit(wrong), Audit)
+        accused = {part for audit in audits.values() for part in audit.wrong if 0 <= part < len(attempt.parts)}
+        for part in sorted(accused | set(suspects)):
+            await self._try(attempt, part, commitments, sums, seed, audits)
+        return mean
+
+    # -- what this node contributes, owns and tells
+
+    def _encode(self, attempt: Attempt, values: Vector) -> list[bytes]:
+        own = []
+        for part in attempt.parts:
+            raw = bytearray(self._codec.encoded_size(part.stop - part.start))
+            place = slice(part.start, part.stop)
+            if not encoded(self._codec, self.sent, place, values[place], memoryview(raw)):
+                logger.error("round %d: a part cannot be encoded and counts as zeros", attempt.roster.round)
+            own.append(bytes(raw))
+        return own
+
+    async def _centres(self, attempt: Attempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
+        """Compute the part that this node owns; fetch all; the whole vector, (P,)."""
+        mean = np.empty(self._parameters, np.float32)
+        attempt.later()
+        for number, part in enumerate(attempt.parts):
+            if part.owner == self._me:
+                await self._fetch_part(attempt, number, commitments)
+                centre, raw = await self._runner(partial(self._centre, attempt, number))
+                self._talk.offer(attempt, ("centre", number), self._talk.with_bytes(attempt, centre, raw))
+                self._keep_centre(attempt, number, self._talk.sealed(attempt, centre), raw, mean)
+        attempt.later()
+
+        async def fetch(number: int, part: Part) -> None:
+            size = self._codec.encoded_size(part.stop - part.start)
+            signed, raw = await self._talk.fetch_with_bytes(attempt, part.owner, ("centre", number), size)
+            self._keep_centre(attempt, number, signed, raw, mean)
+
+        async with all_or_missing() as start:
+            for number, part in enumerate(attempt.parts):
+                if part.owner != self._me:
+                    start(partial(fetch, number, part))
+        return mean
+
+    def _keep_centre(self, attempt: Attempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
+        part = attempt.parts[number]
+        centre = self._talk.opened(attempt, signed, Centre, part.owner)
+        if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
+            raise PartsMissing((part.owner,))
+        try:
+            self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
+        except CodecError as error:
+            raise PartsMissing((part.owner,)) from error
+        attempt.held.setdefault("centre", {})[part.owner] = signed
+        attempt.centres[number] = (centre, raw)
+
+    def _centre(self, attempt: Attempt, number: int) -> tuple[Centre, bytes]:
+        """What the owner of a part tells, from the contributions that were fetched."""
+        part, raws = attempt.parts[number], attempt.fetched[number]
+        size, shares = part.stop - part.start, list(attempt.shares.values())
+        rows = np.stack([self._codec.decode(raw, size) for raw in raws])  # (n, m)
+        centre, radius = clipped_centre(rows, shares)
+        try:
+            raw = bytes(self._codec.encode(centre))
+        except CodecError:  # it overflows: nothing moves
+            raw = bytes(self._codec.encode(np.zeros(size, np.float32)))
+        rounded = self._codec.decode(raw, size)
+        return Centre(number, hashlib.sha256(raw).digest(), radius, residual(rows, shares, rounded, radius)), raw
+
+    def _sums(self, attempt: Attempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
+        sums: list[float] = []
+        distances: list[float] = []
+        for number, raw in enumerate(own):
+            told, distance = self._checksum(attempt, number, raw, mean, seed)
+            sums += told
+            distances.append(distance)
+        return Sums(tuple(sums), tuple(distances))
+
+    def _checksum(
+        self, attempt: Attempt, number: int, raw: bytes, mean: Vector, seed: bytes
+    ) -> tuple[tuple[float, ...], float]:
+        part = attempt.parts[number]
+        row = self._codec.decode(raw, part.stop - part.start)
+        return checksum(row, mean[part.start : part.stop], attempt.centres[number][0].radius, seed, number)
+
+    # -- what others say
+
+    def _check_commitments(self, attempt: Attempt, commitments: Mapping[PeerId, Commitment]) -> None:
+        count = len(attempt.parts)
+        wrong = [p for p, c in commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
+        if wrong:
+            raise PartsMissing(tuple(sorted(wrong)))
+
+    def _check_openings(
+        self, attempt: Attempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
+    ) -> None:
+        evidence = [
+            Evidence(attempt.held["commitment"][peer], attempt.held["opening"][peer])
+            for peer, opening in openings.items()
+            if hashlib.sha256(opening.nonce).digest() != commitments[peer].nonce
+        ]
+        self._raise(evidence, "opened another nonce than it had committed to")
+
+    def _check_sums(self, attempt: Attempt, sums: Mapping[PeerId, Sums]) -> None:
+        count = len(attempt.parts)
+        wanted = {peer: count if peer in attempt.shares else 0 for peer in sums}
+        wrong = [p for p, s in sums.items() if (len(s.sums), len(s.distances)) != (DIRECTIONS * wanted[p], wanted[p])]
+        if wrong:
+            raise PartsMissing(tuple(sorted(wrong)))
+
+    def _suspects(self, attempt: Attempt, sums: Mapping[PeerId, Sums]) -> list[int]:
+        shares, found = list(attempt.shares.values()), []
+        for number in range(len(attempt.parts)):
+            told = [sums[peer].of(number) for peer in attempt.shares]
+            centre = attempt.centres[number][0]
+            if is_suspect(
+                [s for s, _ in told], [d for _, d in told], shares, radius=centre.radius, residual=centre.residual
+            ):
+                found.append(number)
+        return found
+
+    async def _compare(self, attempt: Attempt, step: int, *kinds: str) -> None:
+        """Make sure that all hold the same statements of these kinds. Raises Lies or PartsMissing."""
+        mine = seen(step, attempt.said(*kinds))
+        told = await self._talk.tell(attempt, mine, Seen)
+        others = [peer for peer, said in told.items() if (said.step, said.hash) != (step, mine.hash)]
+        bundle = wire.encode(Bundle(tuple(attempt.said(*kinds))))
+        if not others:
+            return
+        self._talk.offer(attempt, ("bundle", step), bundle)
+        attempt.later()
+        found: list[Evidence] = []
+        unproved: set[PeerId] = set()
+
+        async def look(peer: PeerId) -> None:
+            raw = await self._talk.fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
+            try:
+                theirs = wire.decode(Bundle, raw).held
+            except wire.WireError as error:
+                raise PartsMissing((peer,)) from error
+            if seen(step, theirs).hash != told[peer].hash:
+                raise PartsMissing((peer,))
+            proved, without = compare(attempt.said(*kinds), theirs, self._verify)
+            found.extend(proved)
+            unproved.update(without or (() if proved else (peer,)))
+
+        async with all_or_missing() as start:
+            for peer in others:
+                start(partial(look, peer))
+        self._raise(found, "told members different things")
+        raise PartsMissing(tuple(sorted(unproved)))
+
+    # -- trials
+
+    async def _is_right(self, attempt: Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
+        """Whether the owner of a part told what its contributions give."""
+        await self._fetch_part(attempt, number, commitments)
+        again, _ = await self._runner(partial(self._centre, attempt, number))
+        return again == attempt.centres[number][0]
+
+    async def _try(
+        self,
+        attempt: Attempt,
+        number: int,
+        commitments: Mapping[PeerId, Commitment],
+        sums: Mapping[PeerId, Sums],
+        seed: bytes,
+        audits: Mapping[PeerId, Audit],
+    ) -> None:
+        """Compute a part again, and everybody's sums about it. Raises Lies with whoever told something else."""
+        attempt.later()
+        owner = attempt.parts[number].owner
+        logger.info("round %d: part %d of %s is tried", attempt.roster.round, number, owner)
+        if not await self._is_right(attempt, number, commitments):
+            raise Lies({owner: "the centre of its part is not what the contributions give"})
+        part = attempt.parts[number]
+        mean = np.zeros(self._parameters, np.float32)
+        self._codec.decode(attempt.centres[number][1], part.stop - part.start, mean[part.start : part.stop])
+
+        def liars() -> list[PeerId]:
+            return [
+                peer
+                for peer, raw in zip(attempt.shares, attempt.fetched[number], strict=True)
+                if self._checksum(attempt, number, raw, mean, seed) != sums[peer].of(number)
+            ]
+
+        if wrong := await self._runner(liars):
+            raise Lies(dict.fromkeys(wrong, "its checksum is not that of what it contributed"))
+        if accusers := [peer for peer, audit in audits.items() if number in audit.wrong]:
+            raise Lies(dict.fromkeys(accusers, "it accused the owner of a part that is right"))
+
+    async def _fetch_part(self, attempt: Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
+        """Have all contributions to a part. Raises PartsMissing, or Lies about who sends what it did not commit to."""
+        if number in attempt.fetched:
+            return
+        part, found = attempt.parts[number], dict[PeerId, bytes]()
+        size = self._codec.encoded_size(part.stop - part.start)
+        evidence: list[Evidence] = []
+
+        async def fetch(peer: PeerId) -> None:
+            signed, raw = await self._talk.fetch_with_bytes(attempt, peer, ("part", number), size)
+            sent = self._talk.opened(attempt, signed, Sent, peer)
+            if sent.part != number or hashlib.sha256(raw).digest() != sent.hash:
+                raise PartsMissing((peer,))
+            if sent.hash != commitments[peer].hashes[number]:
+                evidence.append(Evidence(attempt.held["commitment"][peer], signed))
+                return
+            try:
+                self._codec.decode(raw, part.stop - part.start)
+            except CodecError as error:
+                raise PartsMissing((peer,)) from error
+            found[peer] = raw
+
+        async with all_or_missing() as start:
+            for peer in attempt.shares:
+                start(partial(fetch, peer))
+        self._raise(evidence, "sent something else than it had committed to")
+        attempt.fetched[number] = [found[peer] for peer in attempt.shares]
+
+    def _raise(self, evidence: Iterable[Evidence], why: str) -> None:
+        """Raise Lies, where what is thought to prove something does; where it does not, PartsMissing."""
+        convicted = {peer: why for each in evidence if (peer := convicts(each, self._verify)) is not None}
+        doubtful = {each.first.author for each in evidence} - convicted.keys()
+        if convicted:
+            raise Lies(convicted, [each for each in evidence if each.first.author in convicted])
+        if doubtful:
+            raise PartsMissing(tuple(sorted(doubtful)))
+
+    # -- how it ended
+
+    def commit(self, roster: Roster) -> bool:
+        """The round of `roster` was decided: keep what this node's encodings left out.
+
+        False where its values are not in that result: its weight was 0, or its attempt was another one.
+        """
+        reduced = self._attempt == roster.roster_id
+        if reduced:
+            self.sent.commit()
+        else:
+            self.rollback()
+        self._attempt = None
+        self._talk.withdraw(lambda old: old.round != roster.round)
+        return reduced and any(seat.peer == self._me and seat.weight for seat in roster.seats)
+
+    def rollback(self) -> None:
+        """Forget the pending residual of an attempt that did not count."""
+        self.sent.rollback()
+        self._attempt = None
+
 
 PREFIX = "note/btard/"
 LOOK_EVERY = 5.0  # seconds between two looks at what members say of one another

@@ -2,7 +2,7 @@
 
 `Standing` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
 who asked to join, who said goodbye, and the open *desks*, one for each ballot that others want this node to lead. Its
-request handlers only note and answer; `agreement.py` and `leading.py` act on what they noted, woken by `changed`.
+request handlers only note and answer; `agreement.py` and its `Leader` act on what they noted, woken by `changed`.
 
 What a peer can make a node remember is bounded: it waits at one desk at a time, and joiners are counted.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
-from swarmnode.protocols.methods.known.bounds import MAX_SEATS
 from swarmnode.protocols.methods.known.messages import (
+    MAX_SEATS,
     Accepted,
     Decision,
     Goodbye,
@@ -25,14 +25,16 @@ from swarmnode.protocols.methods.known.messages import (
     HeadQuery,
     Join,
     Noted,
+    Owner,
     Ready,
     Report,
+    Roster,
     Ruling,
     Step,
     Summon,
     Verdict,
+    leader_order,
 )
-from swarmnode.protocols.methods.known.roster import Owner, Roster, leader_order
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 

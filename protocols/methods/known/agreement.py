@@ -10,8 +10,15 @@ sha-256(run ‖ round ‖ peer); ballot b is led by candidate b modulo their num
 4. when a majority of the voters reports the same hash, and the others have reported or are suspected, the leader
    decides and answers every Report with the decision.
 
-This file is a member's way through the ballots. What a leader does in one is in `leading.py`, what it concludes in
-`ballots.py`, and what each node remembers and answers in `standing.py`.
+The file has three sections: what a leader concludes from the messages that it holds (pure functions), `Leader`, its
+work in one ballot, and `Agreement`, a member's way through the ballots. What each node remembers and answers, as
+Paxos' acceptor does, is in `acceptor.py`. The rules that keep one round from having two results are
+
+- `result_to_adopt`: a result that a majority of the voters may have accepted is the only one that may be proposed;
+- `is_safe`: a result is decided when a majority of the voters holds it, or all that can be reached where these are no
+  majority;
+
+and the one that keeps a round from failing for ever is `without_broken_links`.
 
 Who may fail when, and what is then true: a leader that dies or freezes is suspected by its followers (`liveness.py`),
 who go to the next ballot and tell its leader what they accepted; a result that a majority accepted may have been
@@ -29,50 +36,417 @@ must survive the loss of one); after a partition two histories may then exist, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.known.acceptor import Position, Standing, diverged, prefers
-from swarmnode.protocols.methods.known.arrivals import silence_allowed
-from swarmnode.protocols.methods.known.ballots import WINDOW_SLACK
+from swarmnode.protocols.methods.known.acceptor import Desk, Position, Standing
 from swarmnode.protocols.methods.known.messages import (
+    MAX_SEATS,
     Accepted,
+    Behind,
     Decision,
     Goodbye,
     Head,
     HeadQuery,
     Join,
+    LeftOut,
     Noted,
+    PartsMissing,
     Ready,
     Report,
+    Roster,
     Ruling,
+    Seat,
+    Summon,
     Verdict,
+    capped_weights,
+    majority,
+    shares_by_rate,
 )
-from swarmnode.protocols.methods.known.proposer import AgreementSettings, Leader
-from swarmnode.protocols.methods.known.roster import Roster
-from swarmnode.protocols.methods.outcomes import Behind, LeftOut, PartsMissing
+from swarmnode.protocols.methods.known.partition import cut_to_keep
+from swarmnode.protocols.methods.known.reduction import silence_allowed
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 
-__all__ = [
-    "WINDOW_SLACK",
-    "Agreement",
-    "AgreementSettings",
-    "Behind",
-    "LeftOut",
-    "PartsMissing",
-    "Position",
-    "diverged",
-    "prefers",
-    "ready_patience",
-]
+WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round
+LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
+
+Link = tuple[PeerId, PeerId]  # who missed something, and from whom
+
+
+def result_to_adopt(
+    readies: Mapping[PeerId, Ready], voters: Sequence[PeerId], *, distrusted: Collection[PeerId] = ()
+) -> tuple[Accepted, tuple[PeerId, ...]] | None:
+    """The result of an earlier ballot that may have been decided, and who holds it; None where there is none.
+
+    A result may have been decided when the voters that say they accepted it last, and those that say nothing, make up
+    a majority. Of several, the one of the latest ballot counts, as in Paxos. `distrusted` peers could not give the
+    state that they claimed; theirs do not count.
+    """
+    claims = {p: r.accepted for p, r in readies.items() if r.accepted is not None and p not in distrusted}
+    silent = sum(p not in readies for p in voters)
+    found: tuple[Accepted, tuple[PeerId, ...]] | None = None
+    for hash in dict.fromkeys(accepted.state_hash for accepted in claims.values()):
+        holders = tuple(p for p, accepted in claims.items() if accepted.state_hash == hash)
+        latest = max((claims[p] for p in holders), key=lambda accepted: accepted.ballot)
+        possible = sum(p in voters for p in holders) + silent >= majority(voters)
+        if possible and (found is None or latest.ballot > found[0].ballot):
+            found = latest, holders
+    return found
+
+
+def is_safe(holders: Collection[PeerId], voters: Sequence[PeerId], reachable: Collection[PeerId]) -> bool:
+    """Whether no later leader can decide otherwise: a majority of the voters holds the result.
+
+    Where the `reachable` voters are no majority, all of them must hold it; a partition may then have two histories.
+    """
+    if sum(p in holders for p in voters) >= majority(voters):
+        return True
+    return len(reachable) < majority(voters) and all(p in holders for p in reachable)
+
+
+def without_broken_links(members: Iterable[PeerId], broken: Iterable[Link]) -> tuple[PeerId, ...]:
+    """`members`, in their order, less the few without whom no broken link remains.
+
+    Whoever is at the end of most of them goes first, then whoever was missed rather than missing others: one that
+    reports everybody as missing is the one to go.
+    """
+    remaining = tuple(members)
+    links = set(broken)
+    while links := {(a, b) for a, b in links if a in remaining and b in remaining and a != b}:
+        ends = Counter(end for link in links for end in link)
+        missed = Counter(b for _, b in links)
+        out = max(ends, key=lambda p: (ends[p], missed[p], p))
+        remaining = tuple(p for p in remaining if p != out)
+    return remaining
+
+
+def seats_of(members: Sequence[PeerId], readies: Mapping[PeerId, Ready], *, weight_cap: float) -> tuple[Seat, ...]:
+    """Seats for `members`, in their order: weights by work done, parts by the rates that others measured.
+
+    Relayed members own no part: they fetch and offer as clients of those who do. Where all are relayed, all own parts.
+    """
+    present = {p: readies[p] for p in members}
+    weights = capped_weights({p: r.samples for p, r in present.items()}, weight_cap)
+    clients = relayed_members(present)
+    owners = [p for p in members if p not in clients] or members
+    shares = shares_by_rate({p: _median_rate(p, present) for p in owners})
+    return tuple(Seat(p, weights[p], shares.get(p, 0)) for p in members)
+
+
+def relayed_members(readies: Mapping[PeerId, Ready]) -> frozenset[PeerId]:
+    """Whom to leave without a part so that no two of the others reach each other through a relay.
+
+    Whoever has the most relayed pairs goes first, equals together: behind a symmetric NAT that is every other private
+    node, behind a better one only those. A pair is relayed where both say so: nobody can take another's part away by a
+    claim.
+    """
+    pairs = {
+        (a, b)
+        for a, ready in readies.items()
+        for b in ready.relayed
+        if a < b and b in readies and a in readies[b].relayed
+    }
+    out: set[PeerId] = set()
+    while pairs:
+        count = Counter(end for pair in pairs for end in pair)
+        most = max(count.values())
+        out |= {peer for peer, n in count.items() if n == most}
+        pairs = {(a, b) for a, b in pairs if a not in out and b not in out}
+    return frozenset(out)
+
+
+def next_window(readies: Iterable[Ready], *, floor: float, present: float, elapsed: float) -> float:
+    """Seconds for the next round's training, from how long this one's took the median member.
+
+    Nobody trained longer than the round has lasted (`elapsed`), whatever it says; where nobody did, the `present`
+    window stays.
+    """
+    worked = [min(r.train_seconds, elapsed) for r in readies if r.samples > 0]
+    if not worked:
+        return present
+    return min(max(WINDOW_SLACK * median(worked), floor), LONGEST_WINDOW)
+
+
+def _median_rate(peer: PeerId, readies: Mapping[PeerId, Ready]) -> float | None:
+    """What the others measured when they fetched from `peer`; what it says of itself does not count."""
+    measured = [r.rates[peer] for p, r in readies.items() if p != peer and r.rates.get(peer, 0.0) > 0]
+    return median(measured) if measured else None
+
 
 logger = logging.getLogger(__name__)
+
+PROBE_EVERY = 2.0  # seconds between looks at candidates that should be ready and are not
+REPORT_MARGIN = 5.0  # seconds that a leader waits for reports beyond the time that a reduction may take
+FAILURES_AS_LEADER = 3  # ballots in a row that one leader may fail before another candidate tries
+
+MANY = 16  # others from which on a leader pings each of them less often, and notices silence later than its neighbours
+
+TakePart = Callable[[Verdict], Awaitable[Report]]
+
+
+@dataclass(frozen=True)
+class AgreementSettings:
+    """From the RunSpec's `[exchange]`."""
+
+    weight_cap: float
+    floor: float  # seconds
+    ceiling: float  # seconds
+
+
+class Leader:
+    """This node as the leader of its ballots in one run. `lead` one ballot at a time; `new_round` between rounds."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        standing: Standing,
+        rpc: Rpc,
+        liveness: Liveness,
+        settings: AgreementSettings,
+        admits: Callable[[PeerId], bool],
+    ) -> None:
+        self._me = me
+        self._standing = standing
+        self._rpc = rpc
+        self._liveness = liveness
+        self._settings = settings
+        self._admits = admits
+        self._straggling = AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
+        self._broken: set[Link] = set()  # reported to this node in this round
+        self._failures = 0  # ballots that this node led in this round, in vain
+
+    def new_round(self) -> None:
+        """Forget what went wrong in the round before; how long stragglers take is remembered."""
+        self._broken.clear()
+        self._failures = 0
+
+    async def lead(
+        self,
+        ready: Ready,
+        candidates: tuple[PeerId, ...],
+        *,
+        within: float,
+        silence: float | None,
+        take_part: TakePart,
+    ) -> Decision | None:
+        """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
+
+        `take_part(verdict)` does this node's part as a member and returns its report; `within` is how many seconds a
+        reduction may wait for somebody, `silence` for how many one may give no sign of life while others wait for it.
+        Raises Behind when the others are elsewhere.
+        """
+        desk = self._standing.desk(ready.ballot)
+        desk.readies[self._me] = ready
+        others = [peer for peer in candidates if peer != self._me]
+        found: list[Decision | Behind] = []  # what others say that makes this ballot pointless
+        decision: Decision | None = None
+        try:
+            with self._liveness.watching(others):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._probe, ready, others, desk, found)
+                    await self._gather(desk, candidates, found, silence)
+                    if not found:
+                        verdict = self._close_roster(desk, candidates, ready.ballot)
+                        desk.close(verdict)
+                        nursery.start_soon(self._report_own, desk, verdict, take_part)
+                        with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
+                            decision = await self._collect(desk, verdict, within)
+                    nursery.cancel_scope.cancel()
+            match found:
+                case [Behind() as behind, *_]:
+                    raise behind
+                case [Decision() as known, *_]:
+                    decision = known
+                    desk.close(Verdict("ahead", decision=decision, head=self._standing.head()))
+            if decision is None:
+                self._standing.raise_ballot(self._next_ballot(ready.ballot, candidates))
+            else:
+                desk.rule(Ruling("decided", decision=decision))
+            return decision
+        finally:
+            following = max(self._standing.ballot, ready.ballot + 1)
+            desk.close(Verdict("again", ballot=following))
+            desk.rule(Ruling("again", ballot=following))
+
+    def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
+        """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
+        self._failures += 1
+        remaining = without_broken_links(candidates, self._broken)
+        if self._me not in remaining or self._failures % FAILURES_AS_LEADER == 0:
+            return ballot + 1
+        return ballot + len(candidates)
+
+    async def _report_own(self, desk: Desk, verdict: Verdict, take_part: TakePart) -> None:
+        """The leader is a member too."""
+        desk.reports[self._me] = await take_part(verdict)
+        self._standing.ring()
+
+    async def _gather(
+        self,
+        desk: Desk,
+        candidates: tuple[PeerId, ...],
+        found: list[Decision | Behind],
+        silence: float | None,
+    ) -> None:
+        """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
+
+        Once half are ready, `silence` seconds without a sign of life make one of the others absent. Nobody is waited
+        for who would not be let in, such as a voter that was banned since.
+
+        Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
+        that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
+        """
+        standing, settings = self._standing, self._settings
+        voters = standing.position.voters
+        began = latest = trio.current_time()
+        patience = max(0.0, standing.position.window - standing.elapsed()) + settings.ceiling
+        half_at, present = math.inf, len(desk.readies)
+        usable = without_broken_links(candidates, self._broken)  # the others would have no place in the roster
+        while not found:
+            now = trio.current_time()
+            if len(desk.readies) > present:
+                latest, present = now, len(desk.readies)
+            waited_for = [
+                p
+                for p in usable
+                if p not in desk.readies and p not in desk.away and not standing.is_absent(p) and self._admits(p)
+            ]
+            if half_at == math.inf and len(desk.readies) >= len(waited_for):
+                half_at = now
+            if sum(p in desk.readies for p in voters) >= majority(voters):
+                give_up = min(began + settings.ceiling, half_at + self._straggling.seconds()) if waited_for else now
+            elif waited_for:
+                give_up = began + patience
+            elif all(p in desk.readies or standing.said_goodbye(p) for p in voters):
+                give_up = now  # nobody vanished: those who are missing left in order
+            else:
+                give_up = began + settings.floor
+            if now >= give_up:
+                if sum(p in desk.readies for p in voters) < majority(voters):
+                    desk.away.update(waited_for)
+                break
+            with self._liveness.watching(waited_for if half_at < math.inf else (), within=silence):
+                await standing.changed(until=give_up)
+        if half_at < math.inf:
+            self._straggling.observe(max(0.0, latest - half_at))
+
+    async def _probe(self, ready: Ready, others: list[PeerId], desk: Desk, found: list[Decision | Behind]) -> None:
+        """Summon candidates to a later ballot, and look where those stand who should be ready and are not.
+
+        A leader that was frozen, or cut off, learns in this way that the swarm went on without it.
+        """
+        message = Summon(ready.run_id, ready.round, ready.ballot)
+
+        async def look(peer: PeerId) -> None:
+            try:
+                head = await self._rpc.call(peer, "round.summon", message, Head, timeout=PROBE_EVERY)
+                if self._standing.should_follow(head):
+                    found.append(await self._decision_of(peer, ready) or Behind(head, peer))
+                    self._standing.note_lateness(head)
+            except CallError as error:
+                logger.debug("summons to %s failed: %s", peer, error)
+                return
+            if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
+                desk.away.add(peer)
+            self._standing.ring()
+
+        if ready.ballot == 0:
+            await trio.sleep(PROBE_EVERY)
+        while desk.verdict is None:
+            async with trio.open_nursery() as nursery:
+                for peer in others:
+                    if peer not in desk.readies:
+                        nursery.start_soon(look, peer)
+            await trio.sleep(PROBE_EVERY)
+
+    async def _decision_of(self, peer: PeerId, ready: Ready) -> Decision | None:
+        """How the present round ended for a peer that is beyond it, where it still knows. Raises CallError."""
+        nothing = Report(ready.run_id, ready.round, ready.ballot, None, ())
+        ruling = await self._rpc.call(peer, "round.report", nothing, Ruling, timeout=PROBE_EVERY)
+        decision = ruling.decision
+        return decision if decision is not None and self._standing.ends(decision) else None
+
+    def _close_roster(self, desk: Desk, candidates: tuple[PeerId, ...], ballot: int) -> Verdict:
+        """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
+        standing, settings = self._standing, self._settings
+        here = standing.position
+        distrusted = [p for reporter, p in self._broken if reporter == self._me]
+        adopted = result_to_adopt(desk.readies, here.voters, distrusted=distrusted)
+        if adopted is not None:
+            accepted, holders = adopted
+            return Verdict("adopt", ballot=ballot, accepted=accepted, holders=holders)
+        present = [p for p in candidates if p in desk.readies and (p == self._me or self._admits(p))]
+        able = without_broken_links(present, self._broken)
+        if self._me not in able:
+            able = (self._me,)
+        desk.away.update(set(present) - set(able))
+        members = able[:MAX_SEATS]
+        readies = {p: desk.readies[p] for p in members}
+        window = next_window(readies.values(), floor=settings.floor, present=here.window, elapsed=standing.elapsed())
+        asked = {j for r in readies.values() for j in r.joiners} | set(standing.waiting_to_join())
+        room = MAX_SEATS - len(members)
+        joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
+        seats = seats_of(members, readies, weight_cap=settings.weight_cap)
+        cut_by = cut_to_keep(standing.cut_by, seats)
+        return Verdict(
+            "roster", roster=Roster(standing.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by)
+        )
+
+    async def _collect(self, desk: Desk, verdict: Verdict, within: float) -> Decision | None:
+        """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
+        here, standing = self._standing.position, self._standing
+        roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
+        if roster is None:
+            raise ValueError(f"a leader closed its roster with the verdict {verdict.kind!r}")
+        expected = set(roster.peers if verdict.roster else desk.readies)
+        # whoever waits for parts gives up after `within` or twice that, and reports whose they were
+        deadline = trio.current_time() + 2 * within + REPORT_MARGIN
+        while True:
+            reports = {p: r for p, r in desk.reports.items() if p in expected}
+            hashes = {p: r.state_hash for p, r in reports.items() if r.state_hash is not None}
+            mine = hashes.get(self._me)
+            holders = {p for p, hash in hashes.items() if hash == mine}
+            outstanding = {p for p in expected if p not in reports and not standing.is_absent(p)}
+            late = trio.current_time() >= deadline
+            failed = any(r.missing for r in reports.values())
+            if failed or late or not outstanding:
+                reachable = [p for p in here.voters if p not in desk.away and not standing.is_absent(p)]
+                if mine is not None and is_safe(holders, here.voters, reachable):
+                    absent = (set(here.voters) | expected) - holders
+                    return Decision(standing.run_id, here.round, mine, roster, tuple(sorted(absent)))
+                self._blame(reports, hashes, outstanding if late else set())
+                return None
+            await standing.changed(until=deadline)
+
+    def _blame(self, reports: dict[PeerId, Report], hashes: dict[PeerId, str], silent: set[PeerId]) -> None:
+        """Note between whom the exchange failed, so that the next ballot can do without some of them.
+
+        `silent` did not report in time; who keeps the others waiting is named by them, if any of them reported. Who
+        names itself, or somebody who has no part in the round, is the one to do without.
+        """
+        others = set(self._standing.candidates())
+        broken = {
+            (p, missed) if missed in others - {p} else (self._me, p) for p, r in reports.items() for missed in r.missing
+        }
+        mine = hashes.get(self._me)
+        differing = {p for p, hash in hashes.items() if mine is not None and hash != mine}
+        if differing:
+            logger.error("round %d: members computed different states from one roster", self._standing.position.round)
+        broken |= {(self._me, p) for p in differing}
+        if not broken:
+            broken = {(self._me, p) for p in silent if p != self._me}
+        self._broken |= {(a, b) for a, b in broken if a != b}
+
 
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
 

@@ -1,6 +1,6 @@
 """Butterfly all-reduce: every owner reduces one part of the vector and hands the same bytes of it to everybody.
 
-Order, for a roster that fits into one group (`grid.py`):
+Order, for a roster that fits into one group (`partition.py`):
 
 1. each member encodes its values part by part, error feedback added, and offers each part to its owner;
 2. each owner fetches its part from all seats, decodes, takes the weighted mean in the roster's order, encodes the mean
@@ -12,21 +12,21 @@ these sums (with one more residual) and offers them to the owners of the column'
 the sums of all groups, in their order, encodes the mean once and offers it to the others; each passes the bytes of the
 whole column on to its group. So the mean is that of all, and the same bits for all, however many groups there are.
 
-All of it goes on at once, cell by cell (`cells.py`): what is offered and fetched grows (`StreamingBuffer`): a cell is
-on its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced.
+All of it goes on at once, cell by cell (`partition.py`): what is offered and fetched grows (`StreamingBuffer`): a cell
+is on its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is reduced.
 The arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the others go on, a batch of cells at a
 time.
 
 Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
 changed: the residuals of the attempt are pending until `commit`. A peer that shows no sign of life is given up within a
-part of a reduction's usual time, whatever it is waited for (`arrivals.py`). Where it lives, owners give up on members
-first, after `within` seconds, and members on owners after twice that, those between them in between, so that the first
-complaint names the one that held all up. In cells whose values cannot be encoded, because they and the residual
-overflow, the values count as zeros and the residual ends.
+part of a reduction's usual time, whatever it is waited for (`silence_allowed`). Where it lives, owners give up on
+members first, after `within` seconds, and members on owners after twice that, those between them in between, so that
+the first complaint names the one that held all up. In cells whose values cannot be encoded, because they and the
+residual overflow, the values count as zeros and the residual ends.
 
 Where all are one group, the next attempt at the round goes on from what is there: whoever owned a part keeps it
-(`recut.py`), with what the others sent of it, and what was encoded stands (`attempt.py`). Only the sums and means are
+(`partition.py`), with what the others sent of it, and what was encoded stands (`Stream`). Only the sums and means are
 made anew, and the parts of those who are gone.
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
@@ -42,6 +42,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -49,14 +50,19 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.known.arrivals import Arrivals, silence_allowed
-from swarmnode.protocols.methods.known.attempt import Attempt, Stream
-from swarmnode.protocols.methods.known.chunks import BATCH, CELL, Cells, Pool
-from swarmnode.protocols.methods.known.flow import all_or_missing, next_batch, pass_on
-from swarmnode.protocols.methods.known.grid import Column, Grid, grid_of
-from swarmnode.protocols.methods.known.reduction import Reduction, Summing, Undecodable, Vector
-from swarmnode.protocols.methods.known.roster import Part, Roster
-from swarmnode.protocols.methods.outcomes import PartsMissing
+from swarmnode.protocols.methods.known.messages import Part, PartsMissing, Roster, Seat
+from swarmnode.protocols.methods.known.partition import BATCH, CELL, Cells, Column, Grid, Pool, grid_of
+from swarmnode.protocols.methods.known.reduction import (
+    Arrivals,
+    Reduction,
+    Summing,
+    Undecodable,
+    Vector,
+    all_or_missing,
+    next_batch,
+    pass_on,
+    silence_allowed,
+)
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.runner import Runner
@@ -64,6 +70,90 @@ from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.outer import shares_of
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Encoded cells on their way from a member to an owner, at one end of it."""
+
+    cells: Cells
+    growing: StreamingBuffer
+
+    @classmethod
+    def new(cls, cells: Cells, pool: Pool, name: bytes = b"") -> Stream:
+        """One that begins, in memory of `pool`."""
+        return cls(cells, StreamingBuffer(pool.take(cells.size), name=name))
+
+    def encoded_on(self, cells: Cells, pool: Pool) -> Stream:
+        """At the sender: with these cells to be encoded, less those that are already. It takes this one's memory."""
+        done = self.cells.bytes_until(self.cells.whole_in(self.growing.ready))
+        memory, kept = self._in_hand(cells, pool, done)
+        stream = Stream(cells, StreamingBuffer(memory, name=self.growing.name))
+        stream.growing.grow(kept)
+        return stream
+
+    def encoded_from(self, others: Iterable[Stream]) -> None:
+        """At the sender: take cells that come next from those encoded for others, as far as they are there."""
+        there = {
+            (place.start, place.stop): stream.cells.raw(cell, stream.growing.buffer)
+            for stream in others
+            for cell in range(stream.cells.whole_in(stream.growing.ready))
+            for place in (stream.cells.elements(cell),)
+        }
+        for cell in range(self.cells.whole_in(self.growing.ready), self.cells.count):
+            place = self.cells.elements(cell)
+            if (place.start, place.stop) not in there:
+                break
+            self.cells.raw(cell, self.growing.buffer)[:] = there[place.start, place.stop]
+            self.growing.grow(self.cells.bytes_until(cell + 1))
+
+    def fetched_on(self, cells: Cells, pool: Pool) -> Stream:
+        """At the owner: with these cells to be fetched, less what came. It takes this one's memory."""
+        came = max(self.growing.ready, self.growing.kept) if self.growing.name else 0
+        memory, kept = self._in_hand(cells, pool, came)
+        return Stream(cells, StreamingBuffer(memory, name=self.growing.name, kept=kept))
+
+    def _in_hand(self, cells: Cells, pool: Pool, good: int) -> tuple[memoryview, int]:
+        kept = min(good, self.cells.begins_like(cells))
+        return pool.enlarge(self.growing.buffer, cells.size, used=kept), kept
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One reduction under way, and what it leaves to the next one at the same round. Times are trio's, by which to give
+    up on peers that live.
+
+    Left are the values that stand encoded, and those of others that have arrived: streams of cells from a member to an
+    owner. Where the next attempt asks for the same cells first, a stream goes on where it ended, in the same memory;
+    its name sees to it that a receiver goes on only with what it began with.
+    """
+
+    roster: Roster
+    grid: Grid
+    group: tuple[Seat, ...]  # this node's
+    shares: dict[PeerId, np.float32]  # of those whose values count, in the roster's order
+    values: Vector
+    mean: Vector
+    sent: tuple[Stream, ...]  # this node's values, encoded, one a column; none where it has no weight
+    taken: dict[PeerId, Stream]  # others' values of this node's column, one for each of its group who works
+    sent_by: float
+    sums_by: float
+    parts_by: float
+    means_by: float
+
+    def owner(self, column: Column) -> PeerId:
+        """Who takes in a column for this node's group."""
+        return column.owners[self.grid.groups.index(self.group)]
+
+    def leads_to(self, later: Roster, grid: Grid) -> bool:
+        """Whether an attempt by `later` may take up what this one leaves: of the same round, and all in one group."""
+        same = (self.roster.round, self.roster.parent) == (later.round, later.parent)
+        return same and len(self.grid.groups) == len(grid.groups) == 1
+
+    def is_cut_as(self, later: Roster) -> bool:
+        """Whether the vector lies in the same cells in both, whoever they go to."""
+        return self.roster.cutters == later.cutters
+
 
 logger = logging.getLogger(__name__)
 

@@ -5,18 +5,102 @@ Every cell goes through it while a core's cache holds it, and no step takes new 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 import numpy as np
+import trio
 from numpy.typing import NDArray
 
-from swarmnode.protocols.methods.known.chunks import CELL, Cells
-from swarmnode.protocols.methods.known.roster import Roster
+from swarmnode.protocols.methods.known.messages import PartsMissing, Roster
+from swarmnode.protocols.methods.known.partition import BATCH, CELL, Cells
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 from swarmnode.training.codecs import Codec, CodecError
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.outer import fold_in
+
+RATE_FROM = 1 << 20  # bytes; fewer measure the round trip, not the link
+SILENT_SHARE = 0.3  # of the usual time of a reduction: what is lost when a frozen peer is noticed
+SILENT_LEAST = 0.5  # seconds that a peer may be silent in any case: a lost packet is sent again after half of it
+
+
+def silence_allowed(usual: float | None, failed: int) -> float | None:
+    """Seconds of silence in a reduction that usually takes `usual` seconds; None before that is known.
+
+    For `Liveness.watching`, which knows what silences are like a peer. A frozen peer costs a round a part of its usual
+    time, then; where rounds take long, unanswered pings come first. Each of the attempts of the round that `failed`
+    doubles it: what these had under way still fills the links.
+    """
+    return None if usual is None else max(SILENT_LEAST, SILENT_SHARE * usual) * 2**failed
+
+
+class Arrivals:
+    """The flow of one fetch of `size` bytes. Pass `moving` as its `progress`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._first: tuple[float, int] | None = None  # when the first bytes came (trio time), and how many
+
+    def moving(self, done: int) -> None:
+        """`done` bytes are in hand."""
+        if self._first is None:
+            self._first = trio.current_time(), done  # the wait for the offer says nothing about the link
+
+    def rate(self) -> float | None:
+        """Bytes a second up to now; None where too little came to tell."""
+        if self._first is None:
+            return None
+        began, there = self._first
+        seconds, moved = trio.current_time() - began, self._size - there
+        return moved / seconds if moved >= RATE_FROM and seconds > 0 else None
+
+
+logger = logging.getLogger(__name__)
+
+
+async def next_batch(cells: Cells, done: int, sources: Sequence[StreamingBuffer], *, at: int = 0) -> range:
+    """The cells after the first `done` that all sources have, BATCH of them or the rest, as soon as they do.
+
+    The part begins `at` bytes into each of the sources.
+    """
+    goal = at + cells.bytes_until(min(done + BATCH, cells.count))
+    for source in sources:
+        await source.reach(goal)
+    return range(done, min(cells.whole_in(source.ready - at) for source in sources))
+
+
+async def pass_on(pieces: Sequence[StreamingBuffer], whole: StreamingBuffer, *, step: int) -> None:
+    """Let `whole` grow as the pieces do that its memory consists of, in their order, some `step` bytes at a time."""
+    before = 0
+    for piece in pieces:
+        while piece.ready < piece.size:
+            await piece.reach(min(piece.ready + step, piece.size))
+            whole.grow(before + piece.ready)
+        before += piece.size
+        whole.grow(before)
+
+
+@asynccontextmanager
+async def all_or_missing() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
+    """A nursery for tasks that may raise PartsMissing: the first to do so ends the others, and all are named."""
+    failed: list[PeerId] = []
+    async with trio.open_nursery() as nursery:
+
+        async def run(work: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await work()
+            except PartsMissing as error:
+                logger.debug("%s: %r", error, error.__cause__)
+                failed.extend(error.peers)
+                nursery.cancel_scope.cancel()
+
+        yield lambda work: nursery.start_soon(run, work)
+    if failed:
+        raise PartsMissing(tuple(sorted(set(failed))))
+
 
 Vector = NDArray[np.float32]
 

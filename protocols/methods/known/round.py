@@ -24,13 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.known.agreement import Agreement, Position
-from swarmnode.protocols.methods.known.ballots import LONGEST_WINDOW, WINDOW_SLACK
-from swarmnode.protocols.methods.known.messages import Decision, Head
+from swarmnode.protocols.methods.known.acceptor import Position
+from swarmnode.protocols.methods.known.agreement import LONGEST_WINDOW, WINDOW_SLACK, Agreement
+from swarmnode.protocols.methods.known.messages import Decision, Head, PartsMissing, Roster
 from swarmnode.protocols.methods.known.reduction import Reducer
-from swarmnode.protocols.methods.known.roster import Roster
-from swarmnode.protocols.methods.method import RoundResult
-from swarmnode.protocols.methods.outcomes import Completed, Outcome, Partial, PartsMissing
+from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner

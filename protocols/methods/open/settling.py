@@ -9,10 +9,10 @@ from __future__ import annotations
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.state import participates
 from swarmnode.protocols.chain.statements import ACCEPTED, ONE, VERDICTS, Entry
+from swarmnode.protocols.methods.method import Completed, Partial
 from swarmnode.protocols.methods.open.local import Work
 from swarmnode.protocols.methods.open.store import Held
 from swarmnode.protocols.methods.open.turn import Turn
-from swarmnode.protocols.methods.outcomes import Completed, Partial
 from swarmnode.protocols.network import PeerId
 
 NOT_LISTED = "in too few judges' lists"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarmnode.protocols.methods.known.bounds import MAX_ROUND, check_hash, check_range, check_seconds
+from swarmnode.protocols.methods.known.messages import MAX_ROUND, check_hash, check_range, check_seconds
 from swarmnode.protocols.wire import WireError
 
 TIP, PATH, RECORDS, BEFORE = "chain.tip", "chain.path", "chain.records", "chain.before"

@@ -22,8 +22,7 @@ from hashlib import sha256
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Parts, Place, RoundResult, Saved
-from swarmnode.protocols.methods.outcomes import Completed
+from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts import Rollouts
 from swarmnode.protocols.methods.rollouts.signed import MAX_COUNTER
 from swarmnode.protocols.methods.rollouts.start import sharing

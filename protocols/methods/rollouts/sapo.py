@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Parts, Place, RoundResult, Saved
-from swarmnode.protocols.methods.outcomes import Completed
+from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Parts, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts import Rollouts, SignedGroup
 from swarmnode.protocols.methods.rollouts.checks import informative
 from swarmnode.protocols.methods.rollouts.samplers import Samplers

@@ -15,8 +15,8 @@ from undefended_btard import ANY_NONCE, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATC
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.btard.method import Btard
-from swarmnode.protocols.methods.btard.rules import Audit, Centre, Commitment, Opening, Sent, Signed, Sums
-from swarmnode.protocols.methods.known.diloco import Diloco
+from swarmnode.protocols.methods.btard.statements import Audit, Centre, Commitment, Opening, Sent, Signed, Sums
+from swarmnode.protocols.methods.known.method import Diloco
 
 
 class ButterflyLie:

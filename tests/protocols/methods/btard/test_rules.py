@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols import wire
-from swarmnode.protocols.methods.btard.rules import (
+from swarmnode.protocols.methods.btard.statements import (
     Audit,
     Centre,
     Commitment,

@@ -10,30 +10,28 @@ import pytest
 import trio
 
 from swarmnode.protocols.calls.rpc import PeerGone, Refused, Rpc
-from swarmnode.protocols.methods.known.agreement import (
-    Agreement,
-    AgreementSettings,
-    Behind,
-    LeftOut,
-    PartsMissing,
-    Position,
-    diverged,
-    prefers,
-)
+from swarmnode.protocols.methods.known.acceptor import Position, diverged, prefers
+from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
 from swarmnode.protocols.methods.known.messages import (
     Accepted,
+    Behind,
     Decision,
     Goodbye,
     Head,
+    LeftOut,
     Noted,
+    Owner,
+    PartsMissing,
     Ready,
     Report,
+    Roster,
     Ruling,
+    Seat,
     Step,
     Summon,
     Verdict,
+    leader_order,
 )
-from swarmnode.protocols.methods.known.roster import Owner, Roster, Seat, leader_order
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.testing.simnet import SimNetwork, SimWorld

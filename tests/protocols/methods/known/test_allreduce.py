@@ -10,10 +10,8 @@ import trio
 from reducing import P, a_roster, peers, reduce_all
 
 from swarmnode.protocols.methods.known.allreduce import Vector
-from swarmnode.protocols.methods.known.chunks import BATCH, CELL, Cells, Pool
-from swarmnode.protocols.methods.known.grid import grid_of
-from swarmnode.protocols.methods.known.roster import parts
-from swarmnode.protocols.methods.outcomes import PartsMissing
+from swarmnode.protocols.methods.known.messages import PartsMissing, parts
+from swarmnode.protocols.methods.known.partition import BATCH, CELL, Cells, Pool, grid_of
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import CODECS, codec
 from swarmnode.training.outer import weighted_sum

@@ -11,10 +11,8 @@ from reducing import Peer, a_roster, peers, reduce_all
 from tripwire import Tripwire, spread
 
 from swarmnode.protocols.methods.known.allreduce import Vector
-from swarmnode.protocols.methods.known.chunks import CELL, Cells, Pool
-from swarmnode.protocols.methods.known.grid import grid_of
-from swarmnode.protocols.methods.known.roster import Roster
-from swarmnode.protocols.methods.outcomes import PartsMissing
+from swarmnode.protocols.methods.known.messages import PartsMissing, Roster
+from swarmnode.protocols.methods.known.partition import CELL, Cells, Pool, grid_of
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.ballots import (
+from swarmnode.protocols.methods.known.agreement import (
     is_safe,
     next_window,
     result_to_adopt,
     seats_of,
     without_broken_links,
 )
-from swarmnode.protocols.methods.known.messages import Accepted, Ready
-from swarmnode.protocols.methods.known.roster import Roster, Seat, majority
+from swarmnode.protocols.methods.known.messages import Accepted, Ready, Roster, Seat, majority
 
 RUN, PARENT, X, Y = "ab" * 32, "00" * 32, "11" * 32, "22" * 32
 VOTERS = ("a", "b", "c", "d", "e")

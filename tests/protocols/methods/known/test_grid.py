@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.grid import Grid, grid_of
-from swarmnode.protocols.methods.known.roster import PART_ALIGNMENT, Roster, Seat, parts
+from swarmnode.protocols.methods.known.messages import PART_ALIGNMENT, Roster, Seat, parts
+from swarmnode.protocols.methods.known.partition import Grid, grid_of
 
 RUN, PARENT = "ab" * 32, "cd" * 32
 SHARES = st.lists(st.sampled_from([0, 1, 2, 4, 4, 4, 8, 16]), min_size=1, max_size=40).filter(any)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.chunks import CELL, Cells
-from swarmnode.protocols.methods.known.repartition import cut_to_keep, parts_by_owner
-from swarmnode.protocols.methods.known.roster import Owner, Part, Roster, Seat, cut, parts
+from swarmnode.protocols.methods.known.messages import Owner, Part, Roster, Seat, cut, parts
+from swarmnode.protocols.methods.known.partition import CELL, Cells, cut_to_keep, parts_by_owner
 from swarmnode.protocols.wire import WireError, decode, encode
 from swarmnode.training.codecs import codec
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.messages import Head, Ready, Step
-from swarmnode.protocols.methods.known.roster import (
+from swarmnode.protocols.methods.known.messages import (
     PART_ALIGNMENT,
+    Head,
+    Ready,
     Roster,
     Seat,
+    Step,
     capped_weights,
     leader_order,
     parts,

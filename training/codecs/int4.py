@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
-from swarmnode.training.codecs.bf16 import from_bf16, to_bf16
+from swarmnode.training.codecs.floats import from_bf16, to_bf16
 
 BLOCK = 64  # elements that share a scale; divides STEP
 _SMALLEST = 0x0400  # bf16 of 2^-119: the codes of smaller scales would be subnormal, which some CPUs take for zero

@@ -1,0 +1,255 @@
+"""How the vector is cut: into parts for their owners, parts into chunks for the wire, and seats into groups. Pure.
+
+**Chunks.** A part is encoded chunk by chunk, each on its own, and the encoded chunks follow one another. So a chunk can
+be sent while the next is encoded, and reduced while the next arrives; and its 512 KiB stay in a core's cache through
+all of that.
+
+**Re-partition.** In an attempt that failed, most values were encoded, and have reached the owners of their parts. A new
+partition would move every part and spoil all of it. So the next roster says by whom the vector was cut before
+(`Roster.cut_by`), and only what belonged to those who are gone is cut anew, among all owners of the new roster:
+
+    before      a a a a a a   b b b b b b   c c c c c c
+    without b   a a a a a a   a a a c c c   c c c c c c     a: its own part, and behind it the first half of b's
+
+An owner then has several ranges, its old part first: what was sent to it before is the head of what is sent now
+(`Cells.begins_like`). Old parts are cut between their chunks, so that every chunk is what it was.
+
+**The grid.** Up to `group_size` seats are one group: each owner of a part takes the mean of it from all the others.
+More seats make a grid (as Moshpit, 2103.03239, does), but the mean is exact, and one for all:
+
+            column 0   column 1   column 2   others
+    group 0    a          d          g          k      a adds up group 0's values of column 0, b those of group 1, …
+    group 1    b          e          h
+    group 2    c          f          i          j      a, b and c cut column 0 among them and add their sums up
+
+The elements of the vector are cut into columns, and those of a column into parts, one for each of its owners. A member
+sends its group's owner of a column its values there; this one sends each owner of a part its group's sum there, gets
+the means of all parts back, and passes the same bytes on to its group. So a member has to do with its group and, where
+it is an owner, with those of its column: about 2 √N peers in place of N − 1, for the same bytes.
+
+Columns are filled in the order of shares and peer ids, so that they stay while membership does, and with them the
+residuals of their owners, who are about equally fast. Which owner of a column is in which group, and where those sit
+who own nothing, is drawn anew for each round from its number: no pair of members is bound to one another, or kept
+apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.protocols.methods.known.messages import Owner, Part, Roster, Seat, cut, owners_of
+from swarmnode.protocols.network import PeerId
+from swarmnode.training.codecs import Codec
+from swarmnode.training.codecs.base import STEP
+
+CELL = STEP  # elements; the blocks of all codecs divide it
+BATCH = 8  # cells that are worth waking a thread for: about 2 ms of work
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Stretches of the vector, one after another, each cut into cells of CELL elements; its last may be shorter."""
+
+    stretches: tuple[tuple[int, int], ...]  # elements from and to which each goes
+    codec: Codec
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """The elements at which each cell begins and ends."""
+        return [
+            (first, min(first + CELL, stop)) for start, stop in self.stretches for first in range(start, stop, CELL)
+        ]
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """The bytes at which encoded cells begin, and `size`."""
+        return [0, *accumulate(self.codec.encoded_size(stop - start) for start, stop in self._places)]
+
+    @property
+    def count(self) -> int:
+        return len(self._places)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the encoded part."""
+        return self._offsets[-1]
+
+    def bytes_until(self, cell: int) -> int:
+        """Bytes of the first `cell` cells."""
+        return self._offsets[cell]
+
+    def whole_in(self, ready: int) -> int:
+        """How many whole cells the first `ready` bytes hold."""
+        return bisect_right(self._offsets, ready) - 1
+
+    def elements(self, cell: int) -> slice:
+        """The elements of a cell, in the vector."""
+        return slice(*self._places[cell])
+
+    def raw(self, cell: int, encoded: memoryview) -> memoryview:
+        """The bytes of a cell within those of the part."""
+        return encoded[self._offsets[cell] : self._offsets[cell + 1]]
+
+    def begins_like(self, other: Cells) -> int:
+        """How many bytes hold the cells with which both begin."""
+        pairs = enumerate(zip(self._places, other._places, strict=False))
+        alike = next((cell for cell, (one, two) in pairs if one != two), min(self.count, other.count))
+        return self.bytes_until(alike)
+
+
+class Pool:
+    """Memory that is used again: the system takes longer to hand out fresh pages than a codec to fill them.
+
+    It keeps what was used in the last two rounds, and no more.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, NDArray[np.uint8]]] = []  # and the round in which it was last used
+        self._round = 0
+
+    def take(self, size: int) -> memoryview:
+        """`size` bytes of which nobody knows what is in them."""
+        fitting = [i for i, (_, memory) in enumerate(self._free) if size <= memory.nbytes <= 4 * size]
+        if not fitting:
+            # what nobody writes to takes no memory; and parts grow when a round is tried again without somebody
+            return np.empty(size + size // 2, np.uint8).data[:size]
+        best = min(fitting, key=lambda i: self._free[i][1].nbytes)
+        return self._free.pop(best)[1].data[:size]
+
+    def enlarge(self, view: memoryview, size: int, *, used: int) -> memoryview:
+        """`size` bytes in place of what `take` handed out, the first `used` of them as they are."""
+        memory: NDArray[np.uint8] = view.obj  # type: ignore[assignment]
+        if size <= memory.nbytes:
+            return memory.data[:size]
+        larger = self.take(size)
+        larger[:used] = view[:used]
+        self.give(view)
+        return larger
+
+    def give(self, view: memoryview) -> None:
+        """Take back what `take` handed out; nobody reads or writes it any more."""
+        self._free.append((self._round, view.obj))  # type: ignore[arg-type]
+
+    def next_round(self) -> None:
+        """Let go of what was not needed for a whole round."""
+        self._free = [(used, memory) for used, memory in self._free if used >= self._round - 1]
+        self._round += 1
+
+
+def cut_to_keep(before: tuple[Owner, ...], seats: Iterable[Seat]) -> tuple[Owner, ...]:
+    """The owners of an earlier attempt by whom to cut again among these seats; none where a new cut is the better one.
+
+    That is where more than half of the owners are gone, or where more than half of those now have come since.
+    """
+    owners = {owner.peer for owner in owners_of(seats)}
+    stay = sum(owner.peer in owners for owner in before)
+    return before if 2 * stay >= max(len(before), len(owners)) else ()
+
+
+def parts_by_owner(roster: Roster, parameters: int) -> tuple[tuple[Part, ...], ...]:
+    """What each owner reduces, in the order of their ids: its part, or its old one and a share of what is orphaned.
+
+    The parts of all cover the vector, and there are at the most as many as owners now and before.
+    """
+    owners = owners_of(roster.seats)
+    if not roster.cut_by:
+        return tuple((part,) for part in cut(owners, 0, parameters))
+    owned: dict[str, list[Part]] = {owner.peer: [] for owner in owners}
+    orphaned: list[Part] = []
+    for part in cut(sorted(roster.cut_by, key=lambda owner: owner.peer), 0, parameters):
+        owned.get(part.owner, orphaned).append(part)
+    cells = sum(-(-(part.stop - part.start) // CELL) for part in orphaned)
+    total, taken, first = sum(owner.share for owner in owners), 0, 0
+    for owner in owners:
+        taken += owner.share
+        last = cells * taken // total
+        owned[owner.peer] += _cells_between(orphaned, first, last, owner.peer)
+        first = last
+    return tuple(tuple(parts) for parts in owned.values() if parts)
+
+
+def _cells_between(parts: Iterable[Part], first: int, last: int, owner: str) -> list[Part]:
+    """The cells of `parts`, counted through, from `first` to before `last`, as parts of `owner`."""
+    found, before = [], 0
+    for part in parts:
+        count = -(-(part.stop - part.start) // CELL)
+        low, high = max(first - before, 0), min(last - before, count)
+        if low < high:
+            found.append(Part(owner, part.start + low * CELL, min(part.start + high * CELL, part.stop)))
+        before += count
+    return found
+
+
+@dataclass(frozen=True)
+class Column:
+    """Elements of the vector, which one owner in each group takes in."""
+
+    owners: tuple[PeerId, ...]  # of group 0, 1, 2, …
+    parts: tuple[Part, ...]  # what each owner takes the mean of; it may have none, or several where it is alone
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """The elements from and to which each part goes."""
+        return tuple((part.start, part.stop) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A round's groups and columns."""
+
+    groups: tuple[tuple[Seat, ...], ...]  # each in the roster's order
+    columns: tuple[Column, ...]
+
+    def group_of(self, peer: PeerId) -> int:
+        """Raises ValueError for one that has no seat."""
+        for number, seats in enumerate(self.groups):
+            if any(seat.peer == peer for seat in seats):
+                return number
+        raise ValueError(f"{peer} has no seat in the round")
+
+
+def grid_of(roster: Roster, parameters: int, group_size: int) -> Grid:
+    """How the seats of a roster reduce `parameters` elements in groups of at most `group_size`.
+
+    Groups are larger where too few own anything to have one owner each. Where all are one group, owners keep the parts
+    of an earlier attempt (`partition.py`); several groups are cut anew. Deterministic in its arguments.
+    """
+    owners = sorted((s for s in roster.seats if s.share > 0), key=lambda seat: (-seat.share, seat.peer))
+    count = min(-(-len(roster.seats) // group_size), len(owners))
+    if count <= 1:
+        alone = tuple(Column((parts[0].owner,), parts) for parts in parts_by_owner(roster, parameters))
+        return Grid((roster.seats,), alone)
+    full = len(owners) // count * count
+    columns = [sorted(owners[at : at + count], key=lambda seat: seat.peer) for at in range(0, full, count)]
+    slowest = [Seat(column[0].peer, 0, min(seat.share for seat in column)) for column in columns]
+    edges = {part.owner: (part.start, part.stop) for part in cut(slowest, 0, parameters)}
+    drawn = [_drawn(roster, column) for column in columns]
+    rest = {seat.peer for seat in roster.seats} - {seat.peer for column in columns for seat in column}
+    dealt = _drawn(roster, [seat for seat in roster.seats if seat.peer in rest])
+    groups = [
+        {*(column[number].peer for column in drawn), *(seat.peer for seat in dealt[number::count])}
+        for number in range(count)
+    ]
+    return Grid(
+        tuple(tuple(seat for seat in roster.seats if seat.peer in group) for group in groups),
+        tuple(
+            Column(tuple(seat.peer for seat in placed), cut(column, *edges[column[0].peer]))
+            for column, placed in zip(columns, drawn, strict=True)
+            if column[0].peer in edges
+        ),
+    )
+
+
+def _drawn(roster: Roster, seats: Sequence[Seat]) -> list[Seat]:
+    """The seats in an order that belongs to the round; that of its attempts is the same."""
+    return sorted(
+        seats, key=lambda s: hashlib.sha256(f"{roster.run_id}/{roster.round}/group/{s.peer}".encode()).digest()
+    )
