@@ -61,10 +61,9 @@ class SuccessorApi:
         return await self._say(Succession("", self._daemon.rounds_done(), str(params.get("reason") or "")))
 
     async def _say(self, what: Succession) -> dict[str, Any]:
-        spec, _ = self._owned()
-        assert self._daemon.sync is not None  # it comes with the state
+        spec, state = self._owned()
         try:
-            await self._daemon.sync.write(KEY, what.value())
+            await state.write(KEY, what.value())
         except StateError as error:
             raise Declined(str(error)) from error
         return {"run_id": spec.run_id, "owner": spec.owner, **_told(what)}

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,9 +30,7 @@ from swarmnode.crdt.record import Element, Sign
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.node.storage.stampfile import StampFile
-from swarmnode.node.storage.statedb import Damaged, StateFull, open_database, open_reader, set_aside, size_on_disk
-from swarmnode.node.storage.statequeries import Queries
-from swarmnode.node.storage.statewriter import Applied, Writer
+from swarmnode.node.storage.statedb import Applied, Damaged, StateDatabase, StateFull, set_aside, size_on_disk
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
 from swarmnode.protocols.state.backend import Rank, StateBackend, StateError, Stats, Unwritable
@@ -67,17 +64,14 @@ class _Open:
     """The open database, and what is in memory of it."""
 
     def __init__(self, path: Path, run_id: str, kinds: Mapping[str, Kind]) -> None:
-        """Blocks. Raises Damaged, Unwritable, or ExpectedError; see `statedb.open_database`."""
-        with ExitStack() as files:
-            connection = open_database(path, run_id)
-            files.callback(connection.close)
-            reader = open_reader(path)
-            files.callback(reader.close)
-            self.writer = Writer(connection, path, kinds)
-            self.queries = Queries(reader, path, kinds)
-            self.ranks = Lifetimes.of(kinds, self.writer.load())
-            self.damaged = False
-            self.close = files.pop_all().close
+        """Blocks. Raises as `StateDatabase` does."""
+        self.database = StateDatabase(path, run_id, kinds)
+        try:
+            self.ranks = Lifetimes.of(kinds, self.database.load())
+        except BaseException:
+            self.database.close()
+            raise
+        self.damaged = False
 
 
 class StateStore(StateBackend):
@@ -146,15 +140,15 @@ class StateStore(StateBackend):
             with trio.CancelScope(shield=True):
                 async with self._writing, self._reading:
                     opened, self._opened = self._opened, None
-                    await self._runner(opened.close)
+                    await self._runner(opened.database.close)
                     await self._runner(self._settle)
             self._turn_away()
 
     def _start(self) -> _Open:
         """Blocks."""
         opened = self._open_files()
-        self._horizon = opened.writer.horizon()
-        self._clock.load(own=opened.queries.newest(self._me))
+        self._horizon = opened.database.horizon()
+        self._clock.load(own=opened.database.newest(self._me))
         return opened
 
     def _open_files(self) -> _Open:
@@ -237,8 +231,8 @@ class StateStore(StateBackend):
         now = self._now()
         horizon = self._horizon = law.advance(self._horizon, now)
 
-        def work(writer: Writer, ranks: Lifetimes) -> Applied:
-            applied = writer.apply(elements, now=now, horizon=horizon)
+        def work(database: StateDatabase, ranks: Lifetimes) -> Applied:
+            applied = database.apply(elements, now=now, horizon=horizon)
             ranks.change(applied.steps)
             return applied
 
@@ -267,7 +261,7 @@ class StateStore(StateBackend):
 
     async def get(self, author: str, key: str) -> Element | None:
         """The greatest element under a key that has not expired, the pool looked at as well; see StateBackend."""
-        stored = await self._read(lambda queries: queries.get(author, key))
+        stored = await self._read(lambda database: database.get(author, key))
         pooled = [one for one in self._pool.of(author) if one.key == key]
         found = [one for one in (stored, *pooled) if one is not None and one.expiry > self._now()]
         return max(found, key=lambda one: one.order, default=None)
@@ -275,11 +269,11 @@ class StateStore(StateBackend):
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
         now = self._now()
-        return await self._read(lambda queries: queries.select(prefix, author, limit, now))
+        return await self._read(lambda database: database.select(prefix, author, limit, now))
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
-        return await self._read(lambda queries: queries.sealed(ranks))
+        return await self._read(lambda database: database.sealed(ranks))
 
     def snapshot(self, cutoff: int) -> Union:
         """The ranks of all that expires after `cutoff` ms, as they are now."""
@@ -293,7 +287,7 @@ class StateStore(StateBackend):
         return law.state_hash(cutoff, (rank[HLC:] for rank in ranks))
 
     async def stats(self) -> Stats:
-        totals, disk = await self._read(lambda queries: (queries.totals(), size_on_disk(self.path)))
+        totals, disk = await self._read(lambda database: (database.totals(), size_on_disk(self.path)))
         return Stats(
             elements=sum(totals.kinds.values()),
             authors=totals.authors,
@@ -314,13 +308,13 @@ class StateStore(StateBackend):
         forgotten = 0
         while expired := self._open.ranks.expired(horizon, SWEEP):
 
-            def work(writer: Writer, ranks: Lifetimes, expired: list[Rank] = expired) -> None:
-                writer.forget(expired, horizon=horizon)
+            def work(database: StateDatabase, ranks: Lifetimes, expired: list[Rank] = expired) -> None:
+                database.forget(expired, horizon=horizon)
                 ranks.discard(expired)
 
             await self._change(work)
             forgotten += len(expired)
-        await self._change(lambda writer, _: writer.give_back(GIVE_BACK))
+        await self._change(lambda database, _: database.give_back(GIVE_BACK))
         return forgotten
 
     async def _sweep_forever(self) -> None:
@@ -333,7 +327,7 @@ class StateStore(StateBackend):
 
     # -- the disk
 
-    async def _change(self, work: Callable[[Writer, Lifetimes], T]) -> T:
+    async def _change(self, work: Callable[[StateDatabase, Lifetimes], T]) -> T:
         """Run `work` in a thread, alone, on a fork of the ranks that is taken over when it has returned.
 
         Raises Unwritable, and says so to the owner until something works again.
@@ -356,15 +350,15 @@ class StateStore(StateBackend):
             self._warnings.pop("disk", None)
             return done
 
-    async def _work(self, work: Callable[[Writer, Lifetimes], T]) -> T:
+    async def _work(self, work: Callable[[StateDatabase, Lifetimes], T]) -> T:
         opened = self._open
         ranks = opened.ranks.fork()
         with trio.CancelScope(shield=True):  # what is on disk must be in memory as well
-            done = await self._runner(lambda: work(opened.writer, ranks))
+            done = await self._runner(lambda: work(opened.database, ranks))
         opened.ranks = ranks
         return done
 
-    async def _read(self, work: Callable[[Queries], T]) -> T:
+    async def _read(self, work: Callable[[StateDatabase], T]) -> T:
         """Run a query in a thread, beside the writer. Raises Unwritable where the disk does not answer."""
         opened = self._open
         try:
@@ -374,13 +368,13 @@ class StateStore(StateBackend):
                 await self._begin_anew(opened, error)
             return await self._query(self._open, work)
 
-    async def _query(self, opened: _Open, work: Callable[[Queries], T]) -> T:
+    async def _query(self, opened: _Open, work: Callable[[StateDatabase], T]) -> T:
         async with self._reading:
             if opened is not self._open:  # begun anew while this waited
                 opened = self._open
             if opened.damaged:
                 raise Unwritable(self.warning)
-            return await self._runner(lambda: work(opened.queries))
+            return await self._runner(lambda: work(opened.database))
 
     async def _begin_anew(self, broken: _Open, error: Damaged | None) -> None:
         """Move a damaged database aside and open an empty one, unless that was done; the caller holds `_writing`.
@@ -393,7 +387,7 @@ class StateStore(StateBackend):
             broken.damaged, broken.ranks = True, Lifetimes(self._kinds)
 
             def work() -> _Open:
-                broken.close()
+                broken.database.close()
                 return self._open_files() if error is None else self._open_new_files(error)
 
             with trio.CancelScope(shield=True):

@@ -2,8 +2,8 @@
 
 Two implementations: `node.storage.statestore.StateStore` (SQLite) and `testing.memorystate.MemoryState` (in memory, for
 simulations). Both pass the same conformance suite in `tests/node/storage/test_state_conformance.py`. What does not
-depend on where elements are kept is here: how this node signs its own records, and the bounded feeds of who follows
-changes.
+depend on where elements are kept is here: how this node signs its own records, while peers confirm its clock, and the
+bounded feeds of who follows changes.
 
 An element is a signed record or evidence of equivocation. It is known by its *rank*, 40 bytes: hlc as u64 big-endian,
 then its id, so that ranks compare as (hlc, id) do. Ranks are what reconciliation exchanges and what rosters quote.
@@ -16,9 +16,11 @@ again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 import trio
 
@@ -29,8 +31,12 @@ from swarmnode.crdt.kinds import KINDS, Kind, kind_of
 from swarmnode.crdt.law import Merged, everybody
 from swarmnode.crdt.ranges import Union
 from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign, write
+from swarmnode.protocols.network import PeerId
 
 WAITING = 256  # changes kept for one reader; some 200 kB of notes
+MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
+ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
+HEARD = 32  # peers whose clocks are remembered, the last heard ones
 Rank = bytes
 
 
@@ -81,6 +87,49 @@ def rank_of(hlc: int, id: bytes) -> Rank:
     return hlc.to_bytes(8, "big") + id
 
 
+class PeerClocks:
+    """This node's clock against that of its peers: each one that answers tells its time.
+
+    A node more than MAX_OFF from the median of at least ENOUGH refuses to sign and says so; fewer than half of those
+    asked can lie about it.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: OrderedDict[PeerId, int] = OrderedDict()  # ms that a peer's clock is ahead of this node's
+
+    def heard(self, peer: PeerId, ahead: int) -> None:
+        """`peer`'s clock is so many ms ahead of this node's."""
+        self._ahead[peer] = ahead
+        self._ahead.move_to_end(peer)
+        if len(self._ahead) > HEARD:
+            self._ahead.popitem(last=False)
+
+    def forget(self, peer: PeerId) -> None:
+        """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
+        self._ahead.pop(peer, None)
+
+    @property
+    def off(self) -> int | None:
+        """Milliseconds that the median of peers is ahead of this node; None while too few are known."""
+        return int(median(self._ahead.values())) if len(self._ahead) >= ENOUGH else None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether enough peers agree with this node's clock."""
+        return self.off is not None and abs(self.off) <= MAX_OFF
+
+    @property
+    def complaint(self) -> str:
+        """Why this node must not sign, for its owner; "" where it may."""
+        off = self.off
+        if off is None or abs(off) <= MAX_OFF:
+            return ""
+        return (
+            f"the clock of this machine is {abs(off) / 1000:.0f} s {'behind' if off > 0 else 'ahead of'} that of "
+            "other nodes: this node signs nothing until it is set right, so others will take it for gone"
+        )
+
+
 class _Reader:
     """Who follows changes under keys that begin with `prefix`."""
 
@@ -110,6 +159,7 @@ class StateBackend(ABC):
         self._now = now
         self._kinds = kinds
         self._admitted = admitted
+        self.clocks = PeerClocks()
         self._signing = trio.Lock()
         self._readers: list[_Reader] = []
 
@@ -132,6 +182,8 @@ class StateBackend(ABC):
         Raises InvalidRecord, AlreadyWritten, WrongClock, NotAdmitted, Unwritable.
         """
         async with self._signing:
+            if complaint := self.clocks.complaint:
+                raise WrongClock(complaint)
             kind = self._kinds.get(kind_of(key))
             if kind is not None and kind.write_once:
                 standing = await self.get(self._me, key)

@@ -21,7 +21,6 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import trio
 
@@ -49,57 +48,11 @@ SEEN = 8192  # ranks of elements remembered that were judged and are not here: 2
 ASKED_FOR = 1.0  # seconds in which an element that was asked for is expected
 MOST_ASKED = 8192  # elements that are remembered as asked for
 OTHERS = 3  # peers remembered for each
-MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
-ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
-HEARD = 32  # peers whose clocks are remembered, the last heard ones
 FAR_AHEAD = 3_600_000  # ms; no clock that is merely badly set is an hour ahead of confirmed time
 
 VERIFIED = Metric("swarmnode_state_verified_total", COUNTER, "elements of the state whose signatures were verified")
 REFUSED = Metric("swarmnode_state_refused_total", COUNTER, "elements from peers that were not stored", "why")
 NOT_STORED = tuple(verdict.value for verdict in Merged if verdict is not Merged.STORED)
-
-
-class PeerClocks:
-    """This node's clock against that of its peers: each one that answers tells its time.
-
-    A node more than MAX_OFF from the median of at least ENOUGH refuses to sign and says so; fewer than half of those
-    asked can lie about it.
-    """
-
-    def __init__(self) -> None:
-        self._ahead: OrderedDict[PeerId, int] = OrderedDict()  # ms that a peer's clock is ahead of this node's
-
-    def heard(self, peer: PeerId, ahead: int) -> None:
-        """`peer`'s clock is so many ms ahead of this node's."""
-        self._ahead[peer] = ahead
-        self._ahead.move_to_end(peer)
-        if len(self._ahead) > HEARD:
-            self._ahead.popitem(last=False)
-
-    def forget(self, peer: PeerId) -> None:
-        """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
-        self._ahead.pop(peer, None)
-
-    @property
-    def off(self) -> int | None:
-        """Milliseconds that the median of peers is ahead of this node; None while too few are known."""
-        return int(median(self._ahead.values())) if len(self._ahead) >= ENOUGH else None
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether enough peers agree with this node's clock."""
-        return self.off is not None and abs(self.off) <= MAX_OFF
-
-    @property
-    def complaint(self) -> str:
-        """Why this node must not sign, for its owner; "" where it may."""
-        off = self.off
-        if off is None or abs(off) <= MAX_OFF:
-            return ""
-        return (
-            f"the clock of this machine is {abs(off) / 1000:.0f} s {'behind' if off > 0 else 'ahead of'} that of "
-            "other nodes: this node signs nothing until it is set right, so others will take it for gone"
-        )
 
 
 @dataclass
@@ -129,7 +82,6 @@ class StateIntake:
         now: Callable[[], int],
         runner: Runner,
         offences: Offences,
-        clocks: PeerClocks,
     ) -> None:
         """`now` gives ms since the epoch."""
         self._backend = backend
@@ -137,7 +89,6 @@ class StateIntake:
         self._now = now
         self._runner = runner
         self._offences = offences
-        self._clocks = clocks
         self._elements = Budget[PeerId](ELEMENTS)
         self._bytes = Budget[PeerId](BYTES)
         self._own = Budget[PeerId](OWN)
@@ -265,7 +216,7 @@ class StateIntake:
                 return fresh, True
             if is_ahead(element.hlc, now):
                 self._refused[Merged.AHEAD.value] += 1
-                if time_of(element.hlc) > now + FAR_AHEAD and self._clocks.confirmed:
+                if time_of(element.hlc) > now + FAR_AHEAD and self._backend.clocks.confirmed:
                     self._offences.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
             elif self.lacks(rank_of(element.hlc, element.id)):
                 fresh.append(element)

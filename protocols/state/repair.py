@@ -36,7 +36,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.violations import Kind
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import Rank, StateBackend
-from swarmnode.protocols.state.intake import PeerClocks, StateIntake
+from swarmnode.protocols.state.intake import StateIntake
 from swarmnode.protocols.state.push import Neighbours
 from swarmnode.protocols.state.wire import (
     MAX_BATCH,
@@ -90,7 +90,6 @@ class Repair:
         rpc: Rpc,
         intake: StateIntake,
         neighbours: Neighbours,
-        clocks: PeerClocks,
         *,
         runner: Runner,
         now: Callable[[], int],
@@ -102,7 +101,6 @@ class Repair:
         self._intake = intake
         self._neighbours = neighbours
         self._offences = neighbours.offences
-        self._clocks = clocks
         self._runner = runner
         self._now = now
         self._rng = rng
@@ -190,7 +188,7 @@ class Repair:
     def heard_time(self, peer: PeerId, time: int) -> None:
         """`peer`'s clock shows `time` ms; that counts for as long as it is connected."""
         if self._neighbours.connected(peer):
-            self._clocks.heard(peer, time - self._now())
+            self._backend.clocks.heard(peer, time - self._now())
 
     # --- the responder ----------------------------------------------------------------------------------------------
 

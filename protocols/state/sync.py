@@ -37,8 +37,8 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, WrongClock, rank_of
-from swarmnode.protocols.state.intake import ASKED_FOR, ENOUGH, PROTOCOL, PeerClocks, StateIntake
+from swarmnode.protocols.state.backend import ENOUGH, Change, Rank, StateBackend, StateError, rank_of
+from swarmnode.protocols.state.intake import ASKED_FOR, PROTOCOL, StateIntake
 from swarmnode.protocols.state.push import Neighbours, Pusher
 from swarmnode.protocols.state.repair import Repair, Repaired
 from swarmnode.protocols.state.wire import (
@@ -98,20 +98,16 @@ class StateSync:
         self._now = now
         self._rng = rng or random.Random()
         self.offences = offences or Offences(PROTOCOL)
-        self.clocks = PeerClocks()
         self.intake = StateIntake(
             backend,
             verify=network.verify,
             now=now,
             runner=runner,
             offences=self.offences,
-            clocks=self.clocks,
         )
         self._neighbours = Neighbours(network, self.offences)
         self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
-        self._repair = Repair(
-            backend, rpc, self.intake, self._neighbours, self.clocks, runner=runner, now=now, rng=self._rng
-        )
+        self._repair = Repair(backend, rpc, self.intake, self._neighbours, runner=runner, now=now, rng=self._rng)
         self._own_queries = Budget[PeerId](OWN_QUERIES)
         self._repairing: dict[PeerId, trio.Event] = {}
         self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
@@ -149,7 +145,7 @@ class StateSync:
     @property
     def complaints(self) -> tuple[str, ...]:
         """What the owner should know; empty where all is well."""
-        return tuple(text for text in (self.clocks.complaint,) if text)
+        return tuple(text for text in (self._backend.clocks.complaint,) if text)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Push, repair and answer until cancelled. The backend must be running."""
@@ -169,19 +165,17 @@ class StateSync:
                         nursery.start_soon(self._greet, event.peer)
                     elif not event.up:
                         self._repaired_at.pop(event.peer, None)
-                        self.clocks.forget(event.peer)
+                        self._backend.clocks.forget(event.peer)
 
     async def write(self, key: str, value: Value) -> Record:
         """Sign a value of this node's own and pass it on; None deletes the key.
 
         What is write-once waits until peers have told what this node signed before. Raises what `StateBackend.write`
-        does, and WrongClock where peers do not confirm this node's clock.
+        does.
         """
         kind = KINDS.get(kind_of(key))
         if kind is not None and kind.write_once:
             await self._recovered.wait()
-        if complaint := self.clocks.complaint:
-            raise WrongClock(complaint)
         return await self._backend.write(key, value)
 
     def hurry(self) -> None:

@@ -22,7 +22,15 @@ from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, writ
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import AlreadyWritten, NotAdmitted, StateBackend, WrongClock, rank_of
+from swarmnode.protocols.state.backend import (
+    ENOUGH,
+    MAX_OFF,
+    AlreadyWritten,
+    NotAdmitted,
+    StateBackend,
+    WrongClock,
+    rank_of,
+)
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.state import State
@@ -304,6 +312,18 @@ async def test_a_node_says_one_thing_under_a_write_once_key(make: Make) -> None:
                 nursery.start_soon(say, value)
         assert len(refused) == 4
         assert (await backend.stats()).kinds == {"commit": 2}
+
+
+@simulated
+async def test_a_node_whose_clock_peers_do_not_confirm_signs_nothing(make: Make) -> None:
+    async with make() as backend:
+        for number in range(ENOUGH):
+            backend.clocks.heard(f"peer {number}", 2 * MAX_OFF)
+        with pytest.raises(WrongClock, match="60 s behind"):
+            await backend.write("note/a", 1)
+        for number in range(ENOUGH):
+            backend.clocks.heard(f"peer {number}", 0)
+        await backend.write("note/a", 1)
 
 
 @simulated

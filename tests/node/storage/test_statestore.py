@@ -81,7 +81,7 @@ def notes(number: int, first: int = 0) -> list[Record]:
 
 
 def connection_of(store: StateStore) -> sqlite3.Connection:
-    return store._open.writer._connection
+    return store._open.database._connection
 
 
 def test_all_is_there_after_a_restart(lab: Lab) -> None:
@@ -230,7 +230,7 @@ def test_a_full_disk_acknowledges_nothing_and_is_forgotten_once_there_is_room(
 def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
     async def main() -> None:
         async with lab.running() as store:
-            apply, calls = store._open.writer.apply, 0
+            apply, calls = store._open.database.apply, 0
 
             def fails_first(*args: Any, **kwargs: Any) -> Any:
                 nonlocal calls
@@ -239,7 +239,7 @@ def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
                     raise Unwritable("the disk hiccups")
                 return apply(*args, **kwargs)
 
-            store._open.writer.apply = fails_first  # type: ignore[method-assign]
+            store._open.database.apply = fails_first  # type: ignore[method-assign]
             with pytest.raises(Unwritable):
                 await store.merge(notes(1))
             assert await store.merge(notes(1)) == [Merged.STORED]
@@ -250,13 +250,13 @@ def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
 def test_waiting_merges_become_one_transaction(lab: Lab) -> None:
     async def main() -> None:
         async with lab.running() as store:
-            apply, sizes = store._open.writer.apply, []
+            apply, sizes = store._open.database.apply, []
 
             def counted(elements: Any, **times: Any) -> Any:
                 sizes.append(len(elements))
                 return apply(elements, **times)
 
-            store._open.writer.apply = counted  # type: ignore[method-assign]
+            store._open.database.apply = counted  # type: ignore[method-assign]
             async with trio.open_nursery() as nursery:
                 for record in notes(40):
                     nursery.start_soon(store.merge, [record])
@@ -337,7 +337,7 @@ def test_damage_that_shows_while_it_runs_does_not_end_it(lab: Lab, found_by: str
         async with lab.running() as store:
             await store.merge(notes(2000))
             connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            for connection in (connection_of(store), store._open.queries._connection):
+            for connection in (connection_of(store), store._open.database._reader):
                 connection.execute("PRAGMA shrink_memory")
             for offset in range(4096, lab.path.stat().st_size, 4096):
                 garble(lab.path, offset)

@@ -9,7 +9,7 @@ from statenodes import RUN, now
 
 from swarmnode.protocols.peers.violations import Offences
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.intake import ASKED_FOR, OTHERS, PROTOCOL, PeerClocks, StateIntake
+from swarmnode.protocols.state.intake import ASKED_FOR, OTHERS, PROTOCOL, StateIntake
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import SimWorld
 
@@ -21,8 +21,8 @@ class Asking(StateIntake):
 
     def __init__(self, lacks: Callable[[bytes], bool]) -> None:
         state = MemoryState(RUN, me="me", sign=lambda message: bytes(64), now=now)
-        offences, clocks = Offences(PROTOCOL), PeerClocks()
-        super().__init__(state, verify=lambda *of: True, now=now, runner=inline, offences=offences, clocks=clocks)
+        offences = Offences(PROTOCOL)
+        super().__init__(state, verify=lambda *of: True, now=now, runner=inline, offences=offences)
         self.lacks = lacks  # type: ignore[method-assign]
 
 

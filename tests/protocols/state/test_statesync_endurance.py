@@ -11,8 +11,7 @@ import trio
 from statenodes import RUN, StateNode, connect, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
-from swarmnode.protocols.state.backend import Unwritable, rank_of
-from swarmnode.protocols.state.intake import ENOUGH, MAX_OFF, PeerClocks
+from swarmnode.protocols.state.backend import ENOUGH, MAX_OFF, PeerClocks, Unwritable, rank_of
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.protocols.state.wire import Elements, OwnElements, OwnQuery, Push, Pushed, StateFetch
 from swarmnode.testing.simnet import SimWorld
@@ -137,10 +136,10 @@ def test_what_a_peer_says_of_the_time_is_forgotten_with_its_connection(simulated
             await nursery.start(peer.run)
         await connect((peer, node) for peer in wrong)
         await trio.sleep(5)
-        assert node.sync.clocks.complaint
+        assert node.state.clocks.complaint
         for peer in wrong:
             world.kill(peer.me)
         await trio.sleep(60)
-        assert not node.sync.clocks.complaint
+        assert not node.state.clocks.complaint
 
     simulated(main)

@@ -13,8 +13,7 @@ from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Record, write
-from swarmnode.node.storage.statedb import open_database
-from swarmnode.node.storage.statewriter import Writer
+from swarmnode.node.storage.statedb import StateDatabase
 
 RUN = "ab" * 32
 NOW = 1_800_000_000_000  # ms
@@ -38,8 +37,7 @@ records = st.builds(
 
 def state(path: Path, batches: list[list[Record]]) -> tuple[list[Merged], list[tuple[str, bytes]], set[str]]:
     """Verdicts; kinds and ranks of records, as the steps and the database tell; and who is convicted of what."""
-    connection = open_database(path, RUN)
-    writer = Writer(connection, path, FEW)
+    writer = StateDatabase(path, RUN, FEW)
     verdicts: list[Merged] = []
     told: set[tuple[str, bytes]] = set()
     for batch in batches:
@@ -49,11 +47,13 @@ def state(path: Path, batches: list[list[Record]]) -> tuple[list[Merged], list[t
             (told.add if added else told.remove)((kind, rank))
     stored = [(kind, rank) for kind, ranks in writer.load().items() for rank in ranks]
     assert set(stored) == told and len(stored) == len(told)
-    convicted = {f"{row}" for row in connection.execute("SELECT author, key FROM element WHERE kind = 'evidence'")}
+    convicted = {
+        f"{row}" for row in writer._connection.execute("SELECT author, key FROM element WHERE kind = 'evidence'")
+    }
     counts = dict(writer._counts)
     writer._recall()
     assert {slot: count for slot, count in counts.items() if count} == dict(writer._counts)
-    connection.close()
+    writer.close()
     return verdicts, sorted(one for one in stored if one[0] != "evidence"), convicted
 
 
