@@ -25,22 +25,256 @@ What the faults mean:
 
 Deterministic: events due at one time happen in the order in which they were sent, random choices come from the
 seed, and `run_simulation` turns off trio's deliberate shuffling of tasks.
+
+A link serialises what is put on it at its bandwidth and delivers it, in order, after its latency, into the heap of the
+receiving node (`simnode`). While the way is closed, by a partition or a frozen sender, the link holds what was sent,
+and lets it go when the way opens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import trio
 import trio.testing
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarmnode.testing.simnode import SimNetwork
-from swarmnode.testing.simworld import SimWorld
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.protocols.network import Address, PeerId, Unreachable
+from swarmnode.testing.simnode import Connection, SimNetwork
 
 __all__ = ["SimNetwork", "SimWorld", "run_simulation"]
 
 T = TypeVar("T")
+
+
+@dataclass
+class _Link:
+    """One direction between two nodes."""
+
+    latency: float  # seconds
+    bandwidth: float | None  # bytes per second, None = without limit
+    free_at: float = 0.0  # when what was sent so far is serialised
+    last_arrival: float = 0.0
+    held: list[tuple[int, Callable[[], None]]] = field(default_factory=list)  # sent while the way was closed
+
+
+class SimWorld:
+    """The nodes, the links between them, and what goes wrong.
+
+    `latency` (s) and `bandwidth` (bytes/s, None = without limit) hold for each direction of each link that `link` does
+    not set otherwise; `silence` (s) is how long a connection across a partition lives. What is sent arrives at the next
+    multiple of `tick` (s), where that is not 0: many things at one moment take less of the simulating machine's time
+    than each at its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        latency: float = 0.02,
+        bandwidth: float | None = None,
+        silence: float = 15.0,
+        tick: float = 0.0,
+    ) -> None:
+        self.random = random.Random(seed)
+        self._tick = tick
+        self._seed = seed
+        self._latency, self._bandwidth, self._silence = latency, bandwidth, silence
+        self._nodes: dict[PeerId, SimNetwork] = {}
+        self._names: dict[str | int, PeerId] = {}
+        self._by_address: dict[str, PeerId] = {}
+        self._public_keys: dict[PeerId, Ed25519PublicKey] = {}
+        self._links: dict[tuple[PeerId, PeerId], _Link] = {}
+        self._connections: dict[tuple[PeerId, PeerId], Connection] = {}
+        self._group: dict[PeerId, int] = {}  # peer -> its side of the partition; -1 where it is not named
+        self._cut_number = 0  # partitions and heals so far
+        self._frozen: set[PeerId] = set()
+        self._relayed: set[frozenset[PeerId]] = set()  # pairs that reach each other through a relay only
+        self._providers: dict[bytes, dict[PeerId, None]] = {}
+        self._order = itertools.count()
+
+    # -- who is there
+
+    def node(self, name: str | int) -> SimNetwork:
+        """The node of that name; a new one with the same identity where the last was killed or has stopped."""
+        peer = self._names.get(name)
+        if peer is not None and not self._nodes[peer].ended:
+            return self._nodes[peer]
+        secret = hashlib.sha256(f"simnet {self._seed} {name!r}".encode()).digest()
+        key = Ed25519PrivateKey.from_private_bytes(secret)
+        peer = peer_id_of(key.public_key().public_bytes_raw())
+        if peer not in self._public_keys:
+            number = len(self._names) + 1
+            self._names[name] = peer
+            self._public_keys[peer] = key.public_key()
+            self._by_address[f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"] = peer
+        place = next(place for place, owner in self._by_address.items() if owner == peer)
+        self._frozen.discard(peer)
+        self._nodes[peer] = SimNetwork(self, Identity(key, peer), f"{place}/p2p/{peer}")
+        return self._nodes[peer]
+
+    # -- what goes wrong
+
+    def link(self, a: PeerId, b: PeerId, *, latency: float | None = None, bandwidth: float | None = None) -> None:
+        """Set both directions between two peers; None leaves a value as it is."""
+        for link in (self._link(a, b), self._link(b, a)):
+            link.latency = link.latency if latency is None else latency
+            link.bandwidth = link.bandwidth if bandwidth is None else bandwidth
+
+    def relay(self, a: PeerId, b: PeerId) -> None:
+        """The two reach each other through a relay from now on; what that costs is for `link` to say."""
+        self._relayed.add(frozenset((a, b)))
+        for end in (a, b):
+            if end in self._nodes:
+                self._nodes[end].path_changed()
+
+    def get_direct(self, a: PeerId, b: PeerId) -> None:
+        """A direct connection of the two takes the relayed one's place; streams go on as they are."""
+        self._relayed.discard(frozenset((a, b)))
+        if self.connection(a, b) is not None:
+            for end, other in ((a, b), (b, a)):
+                self._nodes[end].moved(other)
+
+    def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
+        """Nodes reach only their own group from now on; nodes in no group make up one more."""
+        self._group = {peer: number for number, group in enumerate(groups) for peer in group}
+        self._cut_number += 1
+        number = self._cut_number
+        for connection in list(self._connections.values()):
+            a, b = connection.dialler, connection.dialled
+            if self._cut(a.me, b.me):
+                for end in (a, b):
+                    end.schedule(trio.current_time() + self._silence, lambda c=connection: self._silent(c, number))  # type: ignore[misc]
+        self._release()
+
+    def heal(self) -> None:
+        """End the partition; what waited goes on."""
+        self._group = {}
+        self._cut_number += 1
+        self._release()
+
+    def freeze(self, peer: PeerId) -> None:
+        """Deliver nothing to the peer or from it until `thaw`."""
+        self._frozen.add(peer)
+
+    def thaw(self, peer: PeerId) -> None:
+        """Deliver what waited, and go on."""
+        self._frozen.discard(peer)
+        self._nodes[peer].changed.unpark_all()
+        self._release()
+
+    def kill(self, peer: PeerId) -> None:
+        """End the node at once; its peers see their streams break and the connection go."""
+        self._nodes[peer].end("the peer is gone")
+
+    # -- for SimNetwork
+
+    def running(self, peer: PeerId) -> SimNetwork | None:
+        node = self._nodes.get(peer)
+        return node if node is not None and node.up else None
+
+    def at(self, place: str) -> PeerId | None:
+        return self._by_address.get(place)
+
+    def addresses_of(self, peer: PeerId) -> tuple[Address, ...]:
+        return self._nodes[peer].addresses if peer in self._nodes else ()
+
+    def public_key(self, peer: PeerId) -> Ed25519PublicKey | None:
+        return self._public_keys.get(peer)
+
+    def is_relayed(self, a: PeerId, b: PeerId) -> bool:
+        return frozenset((a, b)) in self._relayed
+
+    def frozen(self, peer: PeerId) -> bool:
+        return peer in self._frozen
+
+    def next_order(self) -> int:
+        return next(self._order)
+
+    def send(self, source: SimNetwork, target: SimNetwork, size: int, arrival: Callable[[], None]) -> None:
+        """Put `size` bytes on the link; `arrival` happens in the target's task, in order."""
+        source.bytes_out += size
+        link = self._link(source.me, target.me)
+        if source.me in self._frozen or self._cut(source.me, target.me):
+            link.held.append((size, arrival))
+        else:
+            self._put(link, target, size, arrival)
+
+    def round_trip(self, a: PeerId, b: PeerId) -> float:
+        return self._link(a, b).latency + self._link(b, a).latency
+
+    def connection(self, a: PeerId, b: PeerId) -> Connection | None:
+        return self._connections.get((min(a, b), max(a, b)))
+
+    def connect(self, dialler: SimNetwork, dialled: SimNetwork) -> Connection:
+        """The connection of two running nodes, made where there is none."""
+        pair = (min(dialler.me, dialled.me), max(dialler.me, dialled.me))
+        if pair not in self._connections:
+            self._connections[pair] = Connection(dialler, dialled)
+        return self._connections[pair]
+
+    def end_connection(self, connection: Connection, why: str) -> None:
+        if not connection.alive:
+            return
+        connection.alive = False
+        a, b = connection.dialler, connection.dialled
+        del self._connections[min(a.me, b.me), max(a.me, b.me)]
+        for stream in connection.streams:
+            stream.break_off(why)
+        for opening in connection.openings:
+            opening.fail(Unreachable(why))
+        a.lost(b.me)
+        b.lost(a.me)
+
+    def provide(self, key: bytes, peer: PeerId) -> None:
+        self._providers.setdefault(key, {})[peer] = None
+
+    def forget_provider(self, peer: PeerId, key: bytes | None = None) -> None:
+        """The peer provides `key` no more, or nothing at all."""
+        for providers in self._providers.values() if key is None else [self._providers.get(key, {})]:
+            providers.pop(peer, None)
+
+    def providers(self, key: bytes, asker: PeerId, limit: int) -> tuple[PeerId, ...]:
+        found = [peer for peer in self._providers.get(key, {}) if peer != asker and not self._cut(asker, peer)]
+        return tuple(self.random.sample(found, limit) if len(found) > limit else found)
+
+    # -- links
+
+    def _link(self, source: PeerId, target: PeerId) -> _Link:
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = _Link(self._latency, self._bandwidth)
+        return link
+
+    def _cut(self, a: PeerId, b: PeerId) -> bool:
+        return self._group.get(a, -1) != self._group.get(b, -1)
+
+    def _put(self, link: _Link, target: SimNetwork, size: int, arrival: Callable[[], None]) -> None:
+        link.free_at = max(link.free_at, trio.current_time()) + (size / link.bandwidth if link.bandwidth else 0.0)
+        arrival_at = link.free_at + link.latency
+        if self._tick:
+            arrival_at = math.ceil(arrival_at / self._tick - 1e-6) * self._tick
+        link.last_arrival = max(link.last_arrival, arrival_at)
+        target.schedule(link.last_arrival, arrival, size)
+
+    def _release(self) -> None:
+        """Send on what waited on links that are open again."""
+        for (source, target), link in self._links.items():
+            if link.held and source not in self._frozen and not self._cut(source, target):
+                held, link.held = link.held, []
+                for size, arrival in held:
+                    self._put(link, self._nodes[target], size, arrival)
+
+    def _silent(self, connection: Connection, number: int) -> None:
+        if self._cut_number == number:
+            self.end_connection(connection, "nothing was heard from the peer for too long")
 
 
 def run_simulation(main: Callable[..., Awaitable[T]], *args: Any, seed: int = 0) -> T:

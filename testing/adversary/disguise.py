@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from swarmnode.cli.local.attack import LIES as NAMED
-from swarmnode.cli.local.attack import THROWAWAY
+from swarmnode.cli.local.attack import LIES, THROWAWAY
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
@@ -25,8 +24,7 @@ from swarmnode.protocols.methods.open.contributions import id_of
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.turn import Turn
 from swarmnode.protocols.network import PeerId
-from swarmnode.testing.adversary import rollouts
-from swarmnode.testing.adversary.lies import LIES, Lie, Seen
+from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen
 from swarmnode.training.rl.groups import RolloutGroup
 
 NOT_A_NUMBER = b"\xff\xff\xff\xff"  # as float32, and twice as float16 or bfloat16: all codecs begin with one of these
@@ -46,13 +44,13 @@ def methods_with(name: str, methods: dict[str, Build]) -> dict[str, Build]:
             run = parts.spec.run.name
             if not re.fullmatch(THROWAWAY, run):
                 raise Refused(f"the run {run!r} was not made to be attacked; adversaries take part in no other")
-            if parts.spec.exchange.method not in NAMED[name].methods:
+            if parts.spec.exchange.method not in LIES[name].methods:
                 raise Refused(f"{name} has no meaning in a run with [exchange] method = {parts.spec.exchange.method!r}")
             method = honest(parts)
             if isinstance(method, Open):
                 lie_in_open(method, name, me=parts.me)
-            elif isinstance(method, Diloco) and name in LIES:
-                lie_in_diloco(method, LIES[name])
+            elif isinstance(method, Diloco) and name in OFFER_LIES:
+                lie_in_diloco(method, OFFER_LIES[name])
             return method
 
         return build
@@ -62,8 +60,8 @@ def methods_with(name: str, methods: dict[str, Build]) -> dict[str, Build]:
 
 def lie_in_open(method: Open, name: str, *, me: PeerId) -> None:
     """Replace what an open round's author says, or its judge. `me` is the liar."""
-    if name in LIES:
-        _offer_in_open(method, LIES[name])
+    if name in OFFER_LIES:
+        _offer_in_open(method, OFFER_LIES[name])
     if name == "nan":
         _offer_nan(method)
     if name == "copy":
@@ -176,19 +174,17 @@ def trainer_with(name: str, make: Callable[..., TrainerProcess]) -> Callable[...
 
     def make_lying(chosen: Any, config: Any, **more: Any) -> TrainerProcess:
         if name == "label-flip":
-            import swarmnode.training.tasks as tasks
-
-            path = Path(str(tasks.__file__)).with_name("mislabelled.py")
+            path = Path(__file__).with_name("mislabelled.py")
             return make(chosen, replace(config, task=f"{path}:MislabelledByteLM"), **more)
         trainer = make(chosen, config, **more)
-        if name in rollouts.LIES:
-            _lie_in_answers(trainer, rollouts.LIES[name])
+        if name in ANSWER_LIES:
+            _lie_in_answers(trainer, ANSWER_LIES[name])
         return trainer
 
     return make_lying
 
 
-def _lie_in_answers(trainer: TrainerProcess, lie: Callable[[RolloutGroup, np.random.Generator], RolloutGroup]) -> None:
+def _lie_in_answers(trainer: TrainerProcess, lie: AnswerLie) -> None:
     answer, rng = trainer.rollouts, np.random.default_rng()
 
     async def lying_rollouts(**asked: Any) -> tuple[list[RolloutGroup], float]:

@@ -15,8 +15,9 @@ from swarmnode.node.config import load_config
 from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.testing.adversary.__main__ import main as adversary
 from swarmnode.testing.adversary.__main__ import stay_here
-from swarmnode.testing.adversary.disguise import Refused, methods_with
+from swarmnode.testing.adversary.disguise import Refused, methods_with, trainer_with
 from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import load_task
 
 HERE = "/ip4/127.0.0.1/tcp/4077/p2p/12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s"
 PEERS = ["12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s", "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"]
@@ -119,6 +120,12 @@ def test_an_adversary_takes_part_in_no_run_that_is_not_thrown_away() -> None:
 
     with pytest.raises(Refused, match="not made to be attacked"):
         methods_with("sign-flip", METHODS)["open"](Parts())  # type: ignore[arg-type]
+
+
+def test_a_trainer_that_learns_the_wrong_labels_finds_its_task(tmp_path: Path) -> None:
+    tasks = []
+    trainer_with("label-flip", lambda chosen, config: tasks.append(config.task))(None, load_config(None, {}, {}).config)
+    assert load_task("byte-lm", tasks[0]).__name__ == "MislabelledByteLM"
 
 
 def test_volunteers_have_no_flag_that_lies() -> None:

@@ -7,8 +7,7 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.state.membership import work_of
-from swarmnode.testing.simnet import run_simulation
-from swarmnode.testing.simworld import SimWorld
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 BITS = 3
 

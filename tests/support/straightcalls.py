@@ -29,8 +29,7 @@ from swarmnode.protocols.state.intake import CHUNK
 from swarmnode.protocols.state.wire import Push
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.wire import encode
-from swarmnode.testing.simnode import Answer, Connection, SimNetwork
-from swarmnode.testing.simstream import OVERHEAD
+from swarmnode.testing.simnode import OVERHEAD, Answer, Connection, SimNetwork
 
 logger = logging.getLogger(__name__)
 

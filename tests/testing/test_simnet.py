@@ -9,7 +9,7 @@ import trio
 
 from swarmnode.protocols.network import PeerEvent, Stream, StreamBroken, Unreachable
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.testing.simstream import WINDOW
+from swarmnode.testing.simnode import WINDOW
 
 ECHO = "/test/echo"
 
