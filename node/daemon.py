@@ -162,19 +162,24 @@ class Daemon:
         self.socket = datadir.prepare_socket()
         self.store = RunStore(datadir)
         self.limits = limits = Limits()
-        self.network = Libp2pNetwork(identity, host_settings(config, agent=AGENT, limits=limits))
-        self.network.pacer.is_member = self._is_member
+        self.receipts = Receipts()
+        self.network = Libp2pNetwork(
+            identity,
+            host_settings(config, agent=AGENT, limits=limits),
+            is_member=self._is_member,
+            carried=self.receipts.served,
+        )
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
-        self.receipts = Receipts()
         self.shards = Shards(
             self.network, self.rpc, self.shard_store, runner=in_thread, limits=limits.shards, gave=self.receipts.gave
         )
         self.network.conduct.watch(self.rpc.offences, self.bulk.offences, self.shards.offences)
         self.liveness = Liveness(self.rpc)
-        self.network.circuits.tell_carried(self.receipts.served)
-        self.nat = NatTraversal(self.network, admits=self._relays_for, limits=limits.relay, upnp=config.upnp)
+        self.nat = NatTraversal(
+            self.network, admits=self._relays_for, standing=self._standing, limits=limits.relay, upnp=config.upnp
+        )
         self._book = AddressBook(datadir.address_book)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
         self._discovery = Discovery(self.network, self._book, join=config.join, runner=in_thread)
@@ -381,7 +386,6 @@ class Daemon:
         assert self.watching is not None and self.sync is not None
         self.watching.sources += [self.receipts, *session.method.sources]
         self.shards.server.prefer(self.watching.ledger.standing)
-        self.nat.prefer(self.watching.ledger.standing)
         told = [self.rpc.offences, self.bulk.offences, self.shards.offences, self.sync.offences]
         feed(self.watching.ledger, *told, *session.method.violations)
 
@@ -394,6 +398,10 @@ class Daemon:
         if self.watching is not None and peer in self.watching.ledger.to_contain():
             return False
         return self._is_member(peer) or (self.config.role == "relay" and self.network.speaks(peer, HELLO))
+
+    def _standing(self, peer: PeerId) -> float:
+        """How far this node relies on a peer, 0 to 1; on all alike as long as it takes part in no run."""
+        return self.watching.ledger.standing(peer) if self.watching is not None else 1.0
 
     # --- what others ask --------------------------------------------------------------------------------------------
 

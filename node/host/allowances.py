@@ -63,13 +63,15 @@ class TokenBucket:
 class Pacer:
     """The rates of all peers of a host."""
 
-    def __init__(self, limits: RateLimits, conduct: Conduct) -> None:
+    def __init__(
+        self, limits: RateLimits, conduct: Conduct, is_member: Callable[[PeerId], bool] = lambda peer: True
+    ) -> None:
         self._limits = limits
         self._conduct = conduct
+        self._is_member = is_member
         self._paces: WeakValueDictionary[PeerId, Pace] = WeakValueDictionary()
         self._strangers = {direction: TokenBucket(limits.strangers) for direction in (IN, OUT)}
         self._waited = dict.fromkeys((IN, OUT), 0.0)
-        self.is_member: Callable[[PeerId], bool] = lambda peer: True  # a node without a run is among friends
 
     def of(self, peer: PeerId) -> Pace:
         """What all connections of `peer` go by."""
@@ -95,7 +97,7 @@ class Pacer:
     def _buckets(self, pace: Pace, direction: str) -> tuple[TokenBucket, ...]:
         """What the peer's bytes must pass now."""
         own = pace.buckets[direction]
-        member = self.is_member(pace.peer)
+        member = self._is_member(pace.peer)
         own.rate = self._limits.member if member else self._limits.stranger
         if self._conduct.standing(pace.peer) is not Standing.GOOD:
             own.rate = self._limits.slowed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,21 +51,18 @@ class Connection:
 
 
 class Connections:
-    """Kept up to date by py-libp2p's notifications. `arrived` is called for each new peer."""
+    """Kept up to date by py-libp2p's notifications."""
 
     def __init__(
         self,
         limits: ConnectionLimits,
         conduct: Conduct,
         pacer: Pacer,
-        arrived: Callable[[PeerId], None],
-        drop: Callable[[INetConn], None],
     ) -> None:
         self._limits = limits
         self._conduct = conduct
         self._pacer = pacer
-        self._arrived = arrived
-        self._drop = drop
+        self._nursery: trio.Nursery | None = None  # where connections are closed
         self._of: dict[PeerId, dict[int, Connection]] = {}
         self._shares: dict[PeerId, PeerShare] = {}  # of those connected
         self._pool = HostPool(limits)
@@ -74,6 +71,10 @@ class Connections:
         self._leaving: set[PeerId] = set()  # who makes room for another and is not gone yet
         self.offences = Offences("connections")
         conduct.watch(self.offences)
+        conduct.on_ban(self._hang_up)
+
+    def run_in(self, nursery: trio.Nursery | None) -> None:
+        self._nursery = nursery
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._of
@@ -137,7 +138,6 @@ class Connections:
             self._tell(PeerEvent(peer, up=True, moved=True))
         if len(connections) == 1:
             self._tell(PeerEvent(peer, up=True))
-            self._arrived(peer)
 
     def closed(self, conn: INetConn) -> None:
         """py-libp2p let go of a connection."""
@@ -166,12 +166,19 @@ class Connections:
         came = [(first.since, peer) for peer, first in self.peers() if first.inbound and groups.get(peer) == crowding]
         return max(came)[1] if came else None
 
+    def _hang_up(self, peer: PeerId) -> None:
+        for connection in self.of(peer):
+            self._drop(connection.conn)
+
+    def _drop(self, conn: INetConn) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(conn.close)
+
     def _displace(self, peer: PeerId) -> None:
         log.info("let go of %s, one of many from %s, for one from elsewhere", peer, self.group_of(peer))
         self._turned_away["crowded out"] += 1
         self._leaving.add(peer)
-        for connection in self.of(peer):
-            self._drop(connection.conn)
+        self._hang_up(peer)
 
     def _settle(self, peer: PeerId, session: YamuxSession) -> None:
         """From now on the connection counts as its peer's."""

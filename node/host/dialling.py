@@ -24,6 +24,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.addresses import CIRCUIT, FAMILIES, Endpoint, parse, with_peer, without_peer
 from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
+from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 from swarmnode.protocols.peers.scoring import Conduct, Standing
 
@@ -45,16 +46,16 @@ class Dialler:
         swarm: Swarm,
         connections: Connections,
         conduct: Conduct,
+        relays: RelayClient,
         mine: Callable[[], tuple[Address, ...]],
-        through: Callable[[PeerId, PeerId], Awaitable[None]],
     ) -> None:
-        """`mine` gives this node's own addresses; `through(relay, peer)` connects to a peer behind a relay."""
+        """`mine` gives this node's own addresses."""
         self._me = me
         self._swarm = swarm
         self._connections = connections
         self._conduct = conduct
         self._mine = mine
-        self._through = through
+        self._relays = relays
         self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
         self._under_way: dict[PeerId | Address, _Dial] = {}
         self._nursery: trio.Nursery | None = None
@@ -139,7 +140,7 @@ class Dialler:
             endpoint = parse(address)
             if endpoint is not None and endpoint.relay is not None:
                 self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
-                await self._through(endpoint.relay, peer)
+                await self._relays.dial(endpoint.relay, peer)
             else:
                 await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
             return peer

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import trio
 from cryptography.exceptions import InvalidSignature
-from libp2p.abc import IHost, INetConn, INetStream
+from libp2p.abc import IHost, INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
@@ -40,7 +41,7 @@ from swarmnode.node.host.patches.basic_host import AGENT
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import Libp2pStream, ProtocolRefused, agree
 from swarmnode.node.host.tcp import Handshakes, Meter
-from swarmnode.node.nat.relay import Circuits
+from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
     Address,
@@ -71,15 +72,25 @@ HANDLER_FAILURES = Metric("swarmnode_handler_failures_total", COUNTER, "faults o
 class Libp2pNetwork:
     """A node's place in the libp2p network. Use after `run()` has called `started()`."""
 
-    def __init__(self, identity: Identity, settings: HostSettings) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        settings: HostSettings,
+        *,
+        is_member: Callable[[PeerId], bool] = lambda peer: True,
+        carried: Callable[[PeerId, int], None] = lambda relay, size: None,
+    ) -> None:
+        """Members of this node's run are not held up; a node without a run is among friends.
+
+        `carried(relay, bytes)` is called for what goes through each circuit of this node, either way.
+        """
         mend_libp2p()
         self._identity = identity
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
         self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
         self.conduct = Conduct(settings.limits.conduct, trio.current_time)
-        self.conduct.on_ban(self._hang_up)
-        self.pacer = Pacer(settings.limits.rates, self.conduct)
+        self._pacer = Pacer(settings.limits.rates, self.conduct, is_member)
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         self._made = False  # py-libp2p asks for the addresses while it is being made
         self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
@@ -87,11 +98,11 @@ class Libp2pNetwork:
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self._swarm = network
-        self._connections = Connections(settings.connections, self.conduct, self.pacer, self._arrived, self._drop)
+        self._connections = Connections(settings.connections, self.conduct, self._pacer)
         self._swarm.register_notifee(Watcher(self._connections))
-        self.circuits = Circuits(self, self._swarm)
+        self.relay_client = RelayClient(self, self._swarm, carried=carried)
         self._dialler = Dialler(
-            self.me, self._swarm, self._connections, self.conduct, lambda: self.addresses, self.circuits.dial
+            self.me, self._swarm, self._connections, self.conduct, self.relay_client, lambda: self.addresses
         )
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
@@ -339,6 +350,8 @@ class Libp2pNetwork:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._dialler.run_in(nursery)
+                self._connections.run_in(nursery)
+                nursery.start_soon(self._notice_arrivals, nursery)
                 nursery.start_soon(self._providers.run)
                 nursery.start_soon(self.records.run)
                 if self._settings.mdns:
@@ -347,6 +360,7 @@ class Libp2pNetwork:
         finally:
             self._nursery = None
             self._dialler.run_in(None)
+            self._connections.run_in(None)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
@@ -355,25 +369,18 @@ class Libp2pNetwork:
             self._handshakes,
             self._connections,
             self.conduct,
-            self.pacer,
+            self._pacer,
             self._kademlia,
             self._providers,
             self.records,
         ):
             part.measure(metrics)
 
-    def _hang_up(self, peer: PeerId) -> None:
-        """The peer is banned."""
-        for connection in self._connections.of(peer):
-            self._drop(connection.conn)
-
-    def _arrived(self, peer: PeerId) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(self._notice_identified, peer)
-
-    def _drop(self, conn: INetConn) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(conn.close)
+    async def _notice_arrivals(self, nursery: trio.Nursery) -> None:
+        with self._connections.watch() as events:
+            async for event in events:
+                if event.up and not event.moved:
+                    nursery.start_soon(self._notice_identified, event.peer)
 
     async def _notice_identified(self, peer: PeerId) -> None:
         """Wait until identify told what the peer speaks; it may then keep provider records."""

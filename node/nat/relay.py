@@ -14,8 +14,8 @@ their connection lost.
 it a request is refused with a typed status, and those who are served do not notice. Only where all places are taken,
 who has `AHEAD` more standing than one of their holders gets its place; circuits that this one has go on.
 
-`Circuits` makes and takes circuits. `Reservations` keeps `WANTED` places for a private node, renews them in time, and
-moves on when a relay goes. Relays are not listed anywhere. Any public node of the swarm is one: found among the
+`RelayClient` makes and takes circuits, and keeps `WANTED` places for a private node, renews them in time, and moves on
+when a relay goes. Relays are not listed anywhere. Any public node of the swarm is one: found among the
 connected peers that speak the hop protocol, and as providers of `RELAY_KEY` in the DHT. The nearest few are preferred,
 with a draw among them, so that the private nodes of a swarm spread over its relays; one that refused or failed is left
 alone for a while.
@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 from libp2p.abc import ConnectionType
@@ -56,7 +57,6 @@ AHEAD = 0.25  # of standing, by which a peer must be ahead to get the place of a
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
 MAX_INBOUND = 64  # circuits to this node at a time
 Carried = Callable[[PeerId, int], None]
-Lost = Callable[[PeerId], None]
 RELAY_KEY = hashlib.sha256(b"swarmnode/relays/1").digest()  # public nodes provide it in the DHT
 WANTED = 2  # places kept: the loss of one relay leaves the node reachable
 RENEW_BEFORE = 600.0  # s before a place expires
@@ -80,12 +80,17 @@ class RelayServer:
         network: Network,
         *,
         admits: Callable[[PeerId], bool],
+        standing: Callable[[PeerId], float] = lambda peer: 1.0,
         limits: RelayLimits = LIMITS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` gives seconds since the epoch: expiries travel as such."""
+        """`now` gives seconds since the epoch: expiries travel as such.
+
+        Where places do not suffice, those of more `standing` (0 to 1) keep them.
+        """
         self._network = network
         self._admits = admits
+        self._standing = standing
         self._limits = limits
         self._now = now
         self._reservations: dict[PeerId, float] = {}  # until when, s since the epoch
@@ -94,11 +99,6 @@ class RelayServer:
         self.open_circuits = 0
         self.bytes_relayed = 0
         self.refused: Counter[str] = Counter()
-        self._standing: Callable[[PeerId], float] = lambda peer: 1.0
-
-    def prefer(self, standing: Callable[[PeerId], float]) -> None:
-        """Where places do not suffice, keep them for those of more `standing` (0 to 1); until then all are equal."""
-        self._standing = standing
 
     @property
     def reservations(self) -> tuple[PeerId, ...]:
@@ -293,24 +293,43 @@ class Reservation:
     addresses: tuple[Address, ...]  # where this node can be dialled through the relay, each ending in /p2p/<this node>
 
 
-class Circuits:
-    """Makes and takes circuits of one node."""
+class RelayedNetwork(Network, Protocol):
+    """What a relay's client asks of its network beyond what all protocols do."""
 
-    def __init__(self, network: Network, swarm: Swarm) -> None:
+    def speaks(self, peer: PeerId, protocol: str) -> bool: ...
+
+    def rtt(self, peer: PeerId) -> float | None: ...
+
+    def announce_instead(self, found: tuple[Address, ...] | None) -> None: ...
+
+
+class RelayClient:
+    """Makes and takes circuits of one node; and, while `run` runs because the node is private, keeps places at relays.
+
+    `carried(relay, bytes)` is called for what goes through each circuit, either way.
+    """
+
+    def __init__(
+        self,
+        network: RelayedNetwork,
+        swarm: Swarm,
+        *,
+        carried: Carried = lambda relay, size: None,
+        now: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`now` is s since the epoch."""
         self._network = network
         self._swarm = swarm
-        self._inbound = 0
-        self._carried: Carried = lambda relay, size: None
-        self._lost: Lost = lambda relay: None
-        network.serve(STOP, self._on_stop)
-
-    def tell_carried(self, carried: Carried) -> None:
-        """Call `carried(relay, bytes)` for what goes through each circuit that is made from now on, either way."""
         self._carried = carried
-
-    def tell_lost(self, lost: Lost) -> None:
-        """Call `lost(relay)` when a relay says that it keeps no place for this node any more."""
-        self._lost = lost
+        self._now = now
+        self._rng = rng or random.Random()
+        self._inbound = 0
+        self._held: dict[PeerId, Reservation] = {}
+        self._rests: dict[PeerId, float] = {}  # relays left alone, until when, trio time
+        self._asked_dht = -ASK_DHT_EVERY
+        self._wake = trio.Event()
+        network.serve(STOP, self._on_stop)
 
     async def reserve(self, relay: PeerId) -> Reservation:
         """Ask `relay` for a place, or renew it. Raises RelayRefused, or another NetworkError without an answer."""
@@ -352,7 +371,7 @@ class Circuits:
         """A relay says that somebody dials this node, or that its place there is gone."""
         request = await receive(stream, pb.StopMessage)
         if request.type == pb.StopMessage.STATUS and request.status == pb.NO_RESERVATION:
-            self._lost(stream.peer)
+            self.lose(stream.peer)
             await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
             return
         if request.type != pb.StopMessage.CONNECT or self._inbound >= MAX_INBOUND:
@@ -371,6 +390,98 @@ class Circuits:
         finally:
             self._inbound -= 1
             await stream.aclose()
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Where this node holds a place now."""
+        return tuple(self._held)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where this node can be dialled through relays."""
+        return tuple(address for reservation in self._held.values() for address in reservation.addresses)
+
+    def lose(self, relay: PeerId) -> None:
+        """There is no place at `relay` any more: leave it alone for a while, and look for another."""
+        if self._held.pop(relay, None) is not None:
+            logger.info("lost the relay %s; looking for another", relay)
+            self._rests[relay] = trio.current_time() + REST
+            self._network.announce_instead(self.addresses)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keep places and announce them until cancelled; what is announced then is for the caller to say."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._notice_losses)
+                while True:
+                    self._wake = trio.Event()  # before looking: a relay lost meanwhile is noticed as well
+                    await self._renew()
+                    if len(self._held) < WANTED:
+                        await self._find()
+                    with trio.move_on_after(LOOK_EVERY if len(self._held) < WANTED else 10 * LOOK_EVERY):
+                        await self._wake.wait()
+        finally:
+            self._held.clear()
+
+    async def _notice_losses(self) -> None:
+        with self._network.watch_peers() as events:
+            async for event in events:
+                if not event.up:
+                    self.lose(event.peer)
+                elif len(self._held) < WANTED:
+                    self._wake.set()
+
+    async def _renew(self) -> None:
+        for relay, reservation in list(self._held.items()):
+            if reservation.expires - self._now() < RENEW_BEFORE:
+                await self._keep(relay)
+
+    async def _find(self) -> None:
+        await self._draw(self._nearest(self._offered()))
+        if len(self._held) < WANTED and trio.current_time() >= self._asked_dht + ASK_DHT_EVERY:
+            self._asked_dht = trio.current_time()
+            found: tuple[PeerId, ...] = ()
+            with trio.move_on_after(ASK_DHT_WITHIN):
+                found = await self._network.find_providers(RELAY_KEY)
+            await self._draw(self._nearest(found))
+
+    async def _draw(self, candidates: list[PeerId]) -> None:
+        """Ask candidates, the nearest first and by draw, until there are places enough."""
+        while candidates and len(self._held) < WANTED:
+            relay = self._rng.choice(candidates[:DRAW_FROM])
+            candidates.remove(relay)
+            await self._keep(relay)
+
+    def _offered(self) -> Iterable[PeerId]:
+        """Directly connected peers that offer to relay."""
+        return (v.peer for v in self._network.peers() if v.path == "direct" and self._network.speaks(v.peer, HOP))
+
+    def _nearest(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        usable = [peer for peer in peers if self._may_ask(peer)]
+        return sorted(usable, key=lambda peer: self._network.rtt(peer) or 1.0)
+
+    def _may_ask(self, peer: PeerId) -> bool:
+        rested = self._rests.get(peer, 0.0) <= trio.current_time()
+        return rested and peer not in self._held and peer != self._network.me
+
+    async def _keep(self, relay: PeerId) -> None:
+        before = self._held.get(relay)
+        try:
+            with trio.fail_after(RESERVE_WITHIN):
+                reservation = await self.reserve(relay)
+        except (NetworkError, trio.TooSlowError) as error:
+            level = logging.DEBUG if isinstance(error, RelayRefused) else logging.INFO
+            logger.log(level, "no place at the relay %s: %s", relay, error or "no answer")
+            self._rests[relay] = trio.current_time() + REST
+            self._held.pop(relay, None)
+        else:
+            self._held[relay] = reservation
+            if before is None:
+                logger.info("reachable through the relay %s", relay)
+        after = self._held.get(relay)
+        if (before.addresses if before else ()) != (after.addresses if after else ()):
+            self._network.announce_instead(self.addresses)
 
 
 class CircuitStream(ReadWriteCloser):
@@ -431,125 +542,3 @@ def _name(status: pb.Status.ValueType) -> str:
         return str(pb.Status.Name(status))
     except ValueError:
         return f"status {status}"
-
-
-class Reservations:
-    """Runs while this node is private. `speaks_hop(peer)` tells from identify whether a peer offers to relay."""
-
-    def __init__(
-        self,
-        network: Network,
-        circuits: Circuits,
-        *,
-        speaks_hop: Callable[[PeerId], bool],
-        rtt: Callable[[PeerId], float | None],
-        changed: Callable[[], None],
-        now: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-    ) -> None:
-        """`changed()` is called whenever the addresses through relays are other ones; `now` is s since the epoch."""
-        self._network = network
-        self._circuits = circuits
-        self._speaks_hop = speaks_hop
-        self._rtt = rtt
-        self._changed = changed
-        self._now = now
-        self._rng = rng or random.Random()
-        self._held: dict[PeerId, Reservation] = {}
-        self._rests: dict[PeerId, float] = {}  # relays left alone, until when, trio time
-        self._asked_dht = -ASK_DHT_EVERY
-        self._wake = trio.Event()
-
-    @property
-    def relays(self) -> tuple[PeerId, ...]:
-        """Where this node holds a place now."""
-        return tuple(self._held)
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """Where this node can be dialled through relays."""
-        return tuple(address for reservation in self._held.values() for address in reservation.addresses)
-
-    def lose(self, relay: PeerId) -> None:
-        """There is no place at `relay` any more: leave it alone for a while, and look for another."""
-        if self._held.pop(relay, None) is not None:
-            logger.info("lost the relay %s; looking for another", relay)
-            self._rests[relay] = trio.current_time() + REST
-            self._changed()
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Keep places until cancelled; then they are simply no longer announced."""
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._notice_losses)
-                while True:
-                    self._wake = trio.Event()  # before looking: a relay lost meanwhile is noticed as well
-                    await self._renew()
-                    if len(self._held) < WANTED:
-                        await self._find()
-                    with trio.move_on_after(LOOK_EVERY if len(self._held) < WANTED else 10 * LOOK_EVERY):
-                        await self._wake.wait()
-        finally:
-            if self._held:
-                self._held.clear()
-                self._changed()
-
-    async def _notice_losses(self) -> None:
-        with self._network.watch_peers() as events:
-            async for event in events:
-                if not event.up:
-                    self.lose(event.peer)
-                elif len(self._held) < WANTED:
-                    self._wake.set()
-
-    async def _renew(self) -> None:
-        for relay, reservation in list(self._held.items()):
-            if reservation.expires - self._now() < RENEW_BEFORE:
-                await self._reserve(relay)
-
-    async def _find(self) -> None:
-        await self._draw(self._nearest(self._offered()))
-        if len(self._held) < WANTED and trio.current_time() >= self._asked_dht + ASK_DHT_EVERY:
-            self._asked_dht = trio.current_time()
-            found: tuple[PeerId, ...] = ()
-            with trio.move_on_after(ASK_DHT_WITHIN):
-                found = await self._network.find_providers(RELAY_KEY)
-            await self._draw(self._nearest(found))
-
-    async def _draw(self, candidates: list[PeerId]) -> None:
-        """Ask candidates, the nearest first and by draw, until there are places enough."""
-        while candidates and len(self._held) < WANTED:
-            relay = self._rng.choice(candidates[:DRAW_FROM])
-            candidates.remove(relay)
-            await self._reserve(relay)
-
-    def _offered(self) -> Iterable[PeerId]:
-        """Directly connected peers that offer to relay."""
-        return (v.peer for v in self._network.peers() if v.path == "direct" and self._speaks_hop(v.peer))
-
-    def _nearest(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        usable = [peer for peer in peers if self._may_ask(peer)]
-        return sorted(usable, key=lambda peer: self._rtt(peer) or 1.0)
-
-    def _may_ask(self, peer: PeerId) -> bool:
-        rested = self._rests.get(peer, 0.0) <= trio.current_time()
-        return rested and peer not in self._held and peer != self._network.me
-
-    async def _reserve(self, relay: PeerId) -> None:
-        before = self._held.get(relay)
-        try:
-            with trio.fail_after(RESERVE_WITHIN):
-                reservation = await self._circuits.reserve(relay)
-        except (NetworkError, trio.TooSlowError) as error:
-            level = logging.DEBUG if isinstance(error, RelayRefused) else logging.INFO
-            logger.log(level, "no place at the relay %s: %s", relay, error or "no answer")
-            self._rests[relay] = trio.current_time() + REST
-            self._held.pop(relay, None)
-        else:
-            self._held[relay] = reservation
-            if before is None:
-                logger.info("reachable through the relay %s", relay)
-        after = self._held.get(relay)
-        if (before.addresses if before else ()) != (after.addresses if after else ()):
-            self._changed()

@@ -43,7 +43,7 @@ from swarmnode.node.nat.reachability import (
     is_local,
     seen_by,
 )
-from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayServer, Reservations
+from swarmnode.node.nat.relay import RELAY_KEY, RelayServer
 from swarmnode.protocols.network import Address, NetworkError, PeerId
 
 logger = logging.getLogger(__name__)
@@ -87,11 +87,15 @@ class NatTraversal:
         network: Libp2pNetwork,
         *,
         admits: Callable[[PeerId], bool],
+        standing: Callable[[PeerId], float] = lambda peer: 1.0,
         limits: RelayLimits,
         upnp: bool = True,
         rng: random.Random | None = None,
     ) -> None:
-        """`admits` says whom this node relays for while it is public; `upnp` whether the router is asked for a port."""
+        """`admits` says whom this node relays for while it is public; `upnp` whether the router is asked for a port.
+
+        Where not all can have a place at this relay, those of more `standing` (0 to 1) keep theirs.
+        """
         self._network = network
         self._rng = rng or random.Random()
         self._reachability = Reachability()
@@ -103,15 +107,9 @@ class NatTraversal:
             source=network.dial_source,
             is_direct=network.is_direct,
         )
-        self._relay = RelayServer(network, admits=lambda p: self._entered is Reach.PUBLIC and admits(p), limits=limits)
-        self._reservations = Reservations(
-            network,
-            network.circuits,
-            speaks_hop=lambda peer: network.speaks(peer, HOP),
-            rtt=network.rtt,
-            changed=self._announce,
+        self._relay = RelayServer(
+            network, admits=lambda p: self._entered is Reach.PUBLIC and admits(p), standing=standing, limits=limits
         )
-        network.circuits.tell_lost(self._reservations.lose)
         self._ports = PortMapping(
             listens=network.dial_source,
             needed=lambda: self._state is not Reach.PUBLIC,
@@ -128,13 +126,9 @@ class NatTraversal:
     def _state(self) -> Reach:
         return self._reachability.state
 
-    def prefer(self, standing: Callable[[PeerId], float]) -> None:
-        """As a relay, keep places for those of more `standing` (0 to 1) where not all can have one."""
-        self._relay.prefer(standing)
-
     def status(self) -> NatStatus:
         reached, failed = self._reachability.counts()
-        relays = self._reservations.relays
+        relays = self._network.relay_client.relays
         return NatStatus(
             reachability="relayed" if relays else self._state.value,
             mapping=self._ports.mapping,
@@ -242,7 +236,7 @@ class NatTraversal:
         self._doing.cancel()
         self._doing = trio.CancelScope()
         self._entered = self._state
-        nursery.start_soon(self._do, self._doing, self._reservations.run if self._is_private else self._offer)
+        nursery.start_soon(self._do, self._doing, self._network.relay_client.run if self._is_private else self._offer)
 
     async def _do(self, scope: trio.CancelScope, what: Callable[[], Awaitable[None]]) -> None:
         with scope:
@@ -263,7 +257,7 @@ class NatTraversal:
     def _announce(self) -> None:
         """Tell others where to dial this node."""
         if self._is_private:
-            self._network.announce_instead(self._reservations.addresses)
+            self._network.announce_instead(self._network.relay_client.addresses)
             return
         oldest = trio.current_time() - AGE
         while self._reached_at and (len(self._reached_at) > MAX_REACHED_AT or min(self._reached_at.values()) < oldest):

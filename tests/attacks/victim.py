@@ -94,8 +94,7 @@ async def defended(hasty: bool) -> None:
 
     soon = ConductLimits(load=2.0, load_every=0.04, first_ban=1.0)
     limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()
-    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits))
-    network.pacer.is_member = lambda peer: False
+    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits), is_member=lambda peer: False)
     rpc, methods = Rpc(network, limits=limits.rpc), Methods()
     bulk = Bulk(network, runner=inline, limits=limits.bulk)
     network.conduct.watch(rpc.offences, bulk.offences)

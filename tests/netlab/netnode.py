@@ -188,9 +188,9 @@ class Node:
         for number in range(times):
             try:
                 if number % 2:
-                    await self.network.circuits.reserve(relay)
+                    await self.network.relay_client.reserve(relay)
                 else:
-                    await self.network.circuits.dial(relay, target)
+                    await self.network.relay_client.dial(relay, target)
                 answers["OK"] += 1
             except RelayRefused as error:
                 answers[error.status] += 1

@@ -88,8 +88,8 @@ class Lab:
             await self.nursery.start(RelayServer(at, admits=lambda peer: True).run)
             for node in (a, b):
                 await node.connect(at.addresses[0])
-            await b.circuits.reserve(at.me)
-            await a.circuits.dial(at.me, b.me)
+            await b.relay_client.reserve(at.me)
+            await a.relay_client.dial(at.me, b.me)
         return a, b
 
     async def get_direct(self, a: Any, b: Any) -> None:

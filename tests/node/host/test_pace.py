@@ -17,9 +17,9 @@ RATES = RateLimits(member=0.0, stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=6
 PIECE = 64 * 1024
 
 
-def pacer() -> tuple[Pacer, Conduct]:
+def pacer(is_member: Callable[[str], bool] = lambda peer: True) -> tuple[Pacer, Conduct]:
     conduct = Conduct(ConductLimits(), trio.current_time)
-    return Pacer(RATES, conduct), conduct
+    return Pacer(RATES, conduct, is_member), conduct
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -45,7 +45,7 @@ def test_members_wait_for_nothing_and_strangers_go_at_their_rate() -> None:
     async def main() -> None:
         paces, _ = pacer()
         assert await seconds(paces, "anybody") == 0.0
-        paces.is_member = lambda peer: peer == "member"
+        paces, _ = pacer(lambda peer: peer == "member")
         assert await seconds(paces, "member") == 0.0
         assert all(paces.of("member").send_now(MIB) for _ in range(100))
         assert paces.of("stranger").send_now(1000)
@@ -57,8 +57,7 @@ def test_members_wait_for_nothing_and_strangers_go_at_their_rate() -> None:
 
 def test_all_strangers_together_have_a_rate_and_no_member_waits_for_it() -> None:
     async def main() -> None:
-        paces, _ = pacer()
-        paces.is_member = lambda peer: peer == "member"
+        paces, _ = pacer(lambda peer: peer == "member")
         strangers = [f"stranger {number}" for number in range(6)]
         async with trio.open_nursery() as nursery:
 
@@ -74,8 +73,7 @@ def test_all_strangers_together_have_a_rate_and_no_member_waits_for_it() -> None
 
 def test_two_connections_of_a_stranger_are_no_faster_than_one() -> None:
     async def main() -> None:
-        paces, _ = pacer()
-        paces.is_member = lambda peer: False
+        paces, _ = pacer(lambda peer: False)
         assert await seconds(paces, "stranger", "stranger") == pytest.approx(8.0, rel=0.1)
 
     run(main)

@@ -265,8 +265,8 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
                 ]
                 for network in (a, b):
                     await network.connect(at.addresses[0])
-                await b.circuits.reserve(at.me)
-                await a.circuits.dial(at.me, b.me)
+                await b.relay_client.reserve(at.me)
+                await a.relay_client.dial(at.me, b.me)
                 assert b.dialled_through_relay(a.me) and b.relay_of(a.me) == a.relay_of(b.me) == at.me
                 assert await punchers[1].punch(a.me)
                 assert b.is_direct(a.me) and b.relay_of(a.me) is None and not b.dialled_through_relay(a.me)

@@ -82,12 +82,12 @@ async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
                 await behind.connect(at.addresses[0])
                 ends.append(end)
             near, far = ends
-            place = await far.network.circuits.reserve(at.me)
+            place = await far.network.relay_client.reserve(at.me)
             far.network.announce_instead(
                 place.addresses
             )  # as a private node does, so that nobody else's dial is direct
             near.network.learn(far.network.me, place.addresses)
-            await near.network.circuits.dial(at.me, far.network.me)
+            await near.network.relay_client.dial(at.me, far.network.me)
             yield Pair(near, far, at, relay)
             nursery.cancel_scope.cancel()
 
@@ -306,7 +306,7 @@ def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays() 
                 assert near.is_direct(far.me)
                 assert events.statistics().current_buffer_used == 0
             await pair.near.rpc.ping(far.me, timeout=5)
-            await near.circuits.dial(pair.at.me, far.me)  # one that comes after the direct connection
+            await near.relay_client.dial(pair.at.me, far.me)  # one that comes after the direct connection
             await until(lambda: pair.relay.open_circuits == 0)
             nursery.cancel_scope.cancel()
 

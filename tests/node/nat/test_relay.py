@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from disconnecting import disconnect
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.relay import HOP, Circuits, RelayRefused, RelayServer
+from swarmnode.node.nat.relay import HOP, RelayClient, RelayRefused, RelayServer
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
@@ -32,31 +33,39 @@ class End:
     """A node behind a relay."""
 
     network: Libp2pNetwork
-    circuits: Circuits
+    circuits: RelayClient
 
 
-def network() -> Libp2pNetwork:
+def network(**told: Any) -> Libp2pNetwork:
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)), **told)
 
 
 @asynccontextmanager
-async def relayed(ends: int = 2, admits: Any = lambda peer: True, **limits: Any) -> AsyncIterator[tuple[Any, ...]]:
-    """A relay and `ends` that are connected to it, and to nobody else."""
+async def relayed(
+    ends: int = 2,
+    admits: Any = lambda peer: True,
+    standing: Any = lambda peer: 1.0,
+    carried: Any = lambda me, relay, size: None,
+    **limits: Any,
+) -> AsyncIterator[tuple[Any, ...]]:
+    """A relay and `ends` that are connected to it, and to nobody else; each end tells `carried` who it is."""
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             at = network()
             await nursery.start(at.run)
-            relay = RelayServer(at, admits=admits, limits=RelayLimits(**limits))
+            relay = RelayServer(at, admits=admits, standing=standing, limits=RelayLimits(**limits))
             await nursery.start(relay.run)
             behind = []
-            for _ in range(ends):
-                end = network()
+            for number in range(ends):
+                end = network(
+                    carried=lambda where, size, number=number: carried(behind[number].network.me, where, size)
+                )
                 await nursery.start(end.run)
                 end.serve(ECHO, echo)
                 await end.connect(at.addresses[0])
-                behind.append(End(end, end.circuits))
+                behind.append(End(end, end.relay_client))
             yield (at, relay, *behind)
             nursery.cancel_scope.cancel()
 
@@ -106,15 +115,13 @@ def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> None:
 
 def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> None:
     async def main() -> None:
-        async with relayed() as (at, relay, a, b):
-            kept = {}
-            for end in (a, b):
-                kept[end.network.me] = receipts = Receipts()
-                end.circuits.tell_carried(receipts.served)
+        kept: dict[str, Receipts] = defaultdict(Receipts)
+        async with relayed(carried=lambda me, where, size: kept[me].served(where, size)) as (at, relay, a, b):
             await a.circuits.reserve(at.me)
             await b.circuits.dial(at.me, a.network.me)
             await there_and_back(b.network, a.network.me, bytes(3 << 20))
             assert 6 << 20 < relay.bytes_relayed < 7 << 20
+            assert set(kept) == {a.network.me, b.network.me}
             for me, receipts in kept.items():
                 ledger = Ledger(me, now=lambda: 0)
                 receipts(ledger)
@@ -198,17 +205,17 @@ def test_full_relays_refuse_and_go_on_serving_those_they_have() -> None:
 
 def test_where_all_places_are_taken_who_has_more_standing_gets_that_of_who_has_least() -> None:
     async def main() -> None:
-        async with relayed(4, reservations=2) as (at, relay, low, fair, good, better):
-            ends = (low, fair, good, better)
-            standing = dict(zip((end.network.me for end in ends), (0.3, 0.5, 0.54, 0.9), strict=True))
+        standing: dict[str, float] = {}
+        async with relayed(4, standing=lambda p: standing.get(p, 1.0), reservations=2) as (at, relay, *ends):
+            low, fair, good, better = ends
             lost = []
             for end in ends:
-                end.circuits.tell_lost(lambda where, who=end.network.me: lost.append((who, where)))
+                end.circuits.lose = lambda where, who=end.network.me: lost.append((who, where))
             await low.circuits.reserve(at.me)
             await fair.circuits.reserve(at.me)
             with pytest.raises(RelayRefused, match="reservation refused"):
                 await better.circuits.reserve(at.me)  # nothing is known of standings
-            relay.prefer(standing.__getitem__)
+            standing.update(zip((end.network.me for end in ends), (0.3, 0.5, 0.54, 0.9), strict=True))
             await good.circuits.dial(at.me, low.network.me)
             with pytest.raises(RelayRefused, match="reservation refused"):
                 await good.circuits.reserve(at.me)  # a little more does not move anybody

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -16,7 +16,7 @@ from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import traversal
 from swarmnode.node.nat.portmap import Mapping
 from swarmnode.node.nat.reachability import AUTONAT, DialBack
-from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayRefused, Reservation
+from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayClient, RelayRefused, Reservation
 from swarmnode.node.nat.traversal import CHECK_AGAIN, CHECK_EVERY, NatTraversal
 from swarmnode.protocols.network import Address, PeerEvent, PeerId, PeerView, StreamHandler
 from swarmnode.testing.simnet import run_simulation
@@ -26,13 +26,27 @@ OWN = "/ip4/192.168.1.2/tcp/4077"
 OUTSIDE = "/ip4/45.80.10.3/tcp/4077"
 
 
+class Client(RelayClient):
+    """Gets a place at every relay that is connected."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self.fake = network
+        super().__init__(cast(Any, network), cast(Any, None))
+
+    async def reserve(self, relay: PeerId) -> Reservation:
+        if relay not in self.fake.hosts:
+            raise RelayRefused(relay, "NO_RESERVATION")
+        place = f"/ip4/{self.fake.hosts[relay]}/tcp/1/p2p/{relay}/p2p-circuit/p2p/{ME}"
+        return Reservation(relay, 1e12, (place,))
+
+
 class FakeNetwork:
     """What the traversal uses of a host: peers at addresses of their own, and what is announced."""
 
     me = ME
 
     def __init__(self) -> None:
-        self.swarm = self.circuits = self
+        self.swarm = self
         self.hosts: dict[PeerId, str] = {}
         self.hops: set[PeerId] = set()
         self.through: dict[PeerId, PeerId] = {}  # peers that dialled this node through a relay
@@ -41,6 +55,7 @@ class FakeNetwork:
         self.served: dict[str, StreamHandler] = {}
         self.provided: set[bytes] = set()
         self._feeds: set[trio.MemorySendChannel[PeerEvent]] = set()
+        self.relay_client = Client(self)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -92,15 +107,6 @@ class FakeNetwork:
 
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         return ()
-
-    def tell_lost(self, lost: Callable[[PeerId], None]) -> None:
-        self.lost = lost
-
-    async def reserve(self, relay: PeerId) -> Reservation:
-        if relay not in self.hosts:
-            raise RelayRefused(relay, "NO_RESERVATION")
-        place = f"/ip4/{self.hosts[relay]}/tcp/1/p2p/{relay}/p2p-circuit/p2p/{ME}"
-        return Reservation(relay, 1e12, (place,))
 
     @contextmanager
     def watch_peers(self) -> Iterator[trio.MemoryReceiveChannel[PeerEvent]]:
@@ -278,9 +284,9 @@ def test_a_relay_that_gives_the_place_to_another_is_replaced() -> None:
     async def main() -> None:
         async with running(None) as lab:
             gave_up, *_ = lab.nat.status().relays
-            lab.network.lost("h7")  # where this node has no place
+            lab.network.relay_client.lose("h7")  # where this node has no place
             assert len(lab.announced) == 2
-            lab.network.lost(gave_up)
+            lab.network.relay_client.lose(gave_up)
             await trio.sleep(10)
             assert len(lab.announced) == 2 and not any(gave_up in address for address in lab.announced)
 
