@@ -42,14 +42,13 @@ from swarmnode.node.config import NodeConfig
 from swarmnode.node.control.api import Api
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.exitcodes import FORCED, OK
-from swarmnode.node.host.hardening import harden
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.identity import Identity, load_or_create, read_passphrase
 from swarmnode.node.logs import LogRing, adopt, setup_logs
 from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import READY, STOPPING, notify, reason_of, rest_what_stays
+from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, rest_what_stays
 from swarmnode.node.provenance import SuccessorWatch, parent_state
 from swarmnode.node.reputation import feed, make_watching
 from swarmnode.node.session import Session

@@ -7,6 +7,9 @@ what was imported and started is not looked through again.
 `notify`: one datagram to the socket that systemd names in NOTIFY_SOCKET (sd_notify(3)). Outside systemd the variable is
 not set and nothing happens.
 
+`harden`: what the daemon gives up as it starts: rights, core dumps, files that others can read. It needs no rights of
+root.
+
 `reason_of`: one error with its exit code for a person, out of nested nurseries' groups.
 """
 
@@ -15,7 +18,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
@@ -24,9 +29,15 @@ from swarmnode.node.trainer.child import TrainerFailed
 from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.golden import GoldenMismatch
+from swarmnode.training.sandbox import system
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
+AS_ROOT = (
+    "this node runs as root, and needs no right of root: a mistake in it, or in a library, would give a stranger the "
+    "whole machine. Stop it and start it as an ordinary user (docs/volunteers.md); the data directory then has to "
+    "belong to that user"
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +63,20 @@ def notify(state: str, *, status: str = "", environ: Mapping[str, str] | None = 
         log.warning("systemd was not told %s: %s", state, error)
         return False
     return True
+
+
+def harden() -> None:
+    """Give up what no part of a node needs, for this process and those that it starts; for good."""
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the node's key
+    if sys.platform == "linux":
+        system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
+    if runs_as_root():
+        log.warning("%s", AS_ROOT)
+
+
+def runs_as_root() -> bool:
+    return os.geteuid() == 0
 
 
 class DaemonError(ExpectedError):

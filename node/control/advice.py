@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from swarmnode.node.host.hardening import AS_ROOT, runs_as_root
+from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.trainer.confinement import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.peers.scoring import Conduct

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import trio
 from libp2p.network.exceptions import SwarmException
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, receive, send
-from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream
+from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -52,24 +52,12 @@ class _Failure:
 class HolePuncher:
     """Tries to replace relayed connections by direct ones.
 
-    `mine` gives the addresses where this node may be met, mapped ones first; `source` the address and port to dial
-    from; `is_direct(peer)` whether there is a direct connection already.
+    `mine` gives the addresses where this node may be met, mapped ones first.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        swarm: Swarm,
-        *,
-        mine: Callable[[], tuple[Address, ...]],
-        source: Callable[[], tuple[str, int] | None],
-        is_direct: Callable[[PeerId], bool],
-    ) -> None:
+    def __init__(self, network: Libp2pNetwork, mine: Callable[[], tuple[Address, ...]]) -> None:
         self._network = network
-        self._swarm = swarm
         self._mine = mine
-        self._source = source
-        self._is_direct = is_direct
         self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
@@ -91,7 +79,7 @@ class HolePuncher:
     async def punch(self, peer: PeerId) -> bool:
         """As B: get a direct connection to `peer`, which is connected through a relay; whether there is one."""
         if peer in self._under_way:
-            return self._is_direct(peer)
+            return self._network.is_direct(peer)
         self._under_way.add(peer)
         try:
             return await self._punch(peer)
@@ -100,7 +88,7 @@ class HolePuncher:
 
     async def _punch(self, peer: PeerId) -> bool:
         for attempt in range(1, ATTEMPTS + 1):
-            if self._is_direct(peer):
+            if self._network.is_direct(peer):
                 return True
             try:
                 if await self._attempt(peer, speaks_first=attempt > 1):
@@ -110,7 +98,7 @@ class HolePuncher:
                     return True
             except NetworkError as error:
                 logger.debug("no hole punched to %s: %s", peer, error)
-                if self._is_direct(peer):
+                if self._network.is_direct(peer):
                     return True
                 break  # it does not take part; trying again would change nothing
         self.failed += 1
@@ -157,10 +145,10 @@ class HolePuncher:
 
     async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool) -> bool:
         """Dial all `places` at once; True as soon as there is a direct connection, also one that came in."""
-        source = self._source()
+        source = self._network.dial_source()
 
         async def dial(place: Address, done: trio.CancelScope) -> None:
-            dial = self._swarm.dial_addr if speaks_first else self._swarm.dial_addr_as_responder
+            dial = self._network.swarm.dial_addr if speaks_first else self._network.swarm.dial_addr_as_responder
             try:
                 await dial(Multiaddr(place), ID.from_string(peer), source=source)
             except (SwarmException, OSError) as error:
@@ -170,7 +158,7 @@ class HolePuncher:
 
         async def came_in(done: trio.CancelScope) -> None:
             with self._network.watch_peers() as events:
-                while not self._is_direct(peer):
+                while not self._network.is_direct(peer):
                     with trio.move_on_after(0.1):  # a second connection of a connected peer is no event
                         await events.receive()
             done.cancel()
@@ -180,7 +168,7 @@ class HolePuncher:
                 nursery.start_soon(came_in, nursery.cancel_scope)
                 for place in places[:MAX_ADDRESSES]:
                     nursery.start_soon(dial, place, nursery.cancel_scope)
-        return self._is_direct(peer)
+        return self._network.is_direct(peer)
 
     def _packed(self) -> list[bytes]:
         return [Multiaddr(address.partition("/p2p/")[0]).to_bytes() for address in self._mine()[:MAX_ADDRESSES]]

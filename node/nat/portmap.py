@@ -18,7 +18,8 @@ from pathlib import Path
 import miniupnpc
 import trio
 
-from swarmnode.node.nat.reachability import is_local
+from swarmnode.node.host.network import Libp2pNetwork
+from swarmnode.node.nat.reachability import Reach, Reachability, is_local
 from swarmnode.protocols.network import Address
 
 logger = logging.getLogger(__name__)
@@ -58,18 +59,16 @@ class PortMapping:
 
     def __init__(
         self,
-        *,
-        listens: Callable[[], tuple[str, int] | None],
-        needed: Callable[[], bool],
+        network: Libp2pNetwork,
+        reachability: Reachability,
         changed: Callable[[], None],
-        gateway: Callable[[], str | None] | None = None,
+        *,
         pmp_port: int = NAT_PMP_PORT,
     ) -> None:
-        """`listens` gives the IPv4 address and port; `changed()` is called when the mapping is another one."""
-        self._listens = listens
-        self._needed = needed
+        """`changed()` is called when the mapping is another one."""
+        self._network = network
+        self._reachability = reachability
         self._changed = changed
-        self._gateway = gateway or default_gateway
         self._pmp_port = pmp_port
         self._igd: miniupnpc.UPnP | None = None
         self._router: str | None = None  # who gave the mapping
@@ -88,7 +87,7 @@ class PortMapping:
             while True:
                 self._wake = trio.Event()
                 wait = LOOK_EVERY
-                if self.mapping is not None or self._needed():
+                if self.mapping is not None or self._reachability.state is not Reach.PUBLIC:
                     wait = await self._keep()
                 else:
                     self.state = "not needed"
@@ -101,7 +100,7 @@ class PortMapping:
 
     async def _keep(self) -> float:
         """Map, or renew; how long to wait until the next time, in seconds."""
-        listens, gateway, before = self._listens(), self._gateway(), self.mapping
+        listens, gateway, before = self._network.dial_source(), default_gateway(), self.mapping
         if listens is None or listens[0].startswith("127.") or gateway is None or not is_local(gateway):
             self.mapping, self.state = None, "no router to ask"
             wait = LOOK_EVERY

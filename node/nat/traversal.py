@@ -100,21 +100,11 @@ class NatTraversal:
         self._rng = rng or random.Random()
         self._reachability = Reachability()
         self._autonat = AutoNat(network, network.swarm)
-        self._puncher = HolePuncher(
-            network,
-            network.swarm,
-            mine=self._places,
-            source=network.dial_source,
-            is_direct=network.is_direct,
-        )
+        self._puncher = HolePuncher(network, self._places)
         self._relay = RelayServer(
             network, admits=lambda p: self._entered is Reach.PUBLIC and admits(p), standing=standing, limits=limits
         )
-        self._ports = PortMapping(
-            listens=network.dial_source,
-            needed=lambda: self._state is not Reach.PUBLIC,
-            changed=self._mapping_changed,
-        )
+        self._ports = PortMapping(network, self._reachability, self._mapping_changed)
         self._asks_router = upnp
         self._changed = trio.Event()
         self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does

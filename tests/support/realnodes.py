@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarmnode.node.host.hardening import AS_ROOT
+from swarmnode.node.process import AS_ROOT
 
 PROGRAM = Path(sys.executable).with_name("swarmnode")
 LOCAL = ("--listen", "127.0.0.1", "--no-mdns", "--threads", "1", "--nice", "0")

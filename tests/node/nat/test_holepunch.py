@@ -65,17 +65,27 @@ class Side:
     puncher: HolePuncher
 
 
+class Punching:
+    """A simulated network with the dials of a swarm."""
+
+    def __init__(self, network: SimNetwork, dials: Dials) -> None:
+        self._network = network
+        self.swarm = dials
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def dial_source(self) -> tuple[str, int]:
+        return "0.0.0.0", 4077
+
+    def is_direct(self, peer: str) -> bool:
+        return self.swarm.direct
+
+
 def side(network: SimNetwork, place: str, **how: Any) -> Side:
     dials = Dials(**how)
-    swarm: Any = dials
-    puncher = HolePuncher(
-        network,
-        swarm,
-        mine=lambda: (f"{place}/p2p/{network.me}",),
-        source=lambda: ("0.0.0.0", 4077),
-        is_direct=lambda peer: dials.direct,
-    )
-    return Side(network, dials, puncher)
+    punching: Any = Punching(network, dials)
+    return Side(network, dials, HolePuncher(punching, lambda: (f"{place}/p2p/{network.me}",)))
 
 
 @asynccontextmanager
@@ -253,16 +263,7 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
                 for network in (at, a, b):
                     await nursery.start(network.run)
                 await nursery.start(RelayServer(at, admits=lambda peer: True).run)
-                punchers = [
-                    HolePuncher(
-                        n,
-                        n.swarm,
-                        mine=lambda n=n: n.own_addresses,
-                        source=n.dial_source,
-                        is_direct=n.is_direct,
-                    )
-                    for n in (a, b)
-                ]
+                punchers = [HolePuncher(n, lambda n=n: n.own_addresses) for n in (a, b)]
                 for network in (a, b):
                     await network.connect(at.addresses[0])
                 await b.relay_client.reserve(at.me)

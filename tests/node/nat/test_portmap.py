@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import miniupnpc
@@ -23,6 +24,7 @@ from swarmnode.node.nat.portmap import (
     PortMapping,
     default_gateway,
 )
+from swarmnode.node.nat.reachability import Reach, Reachability
 
 FIND_IGD = portmap._find_igd  # the real one; tests put another in its place
 OUTER = "45.80.10.3"
@@ -92,21 +94,15 @@ class Igd:
 
 
 class Lab:
-    """`needed`, `listens` and `gateway` are what the node says; `changes` counts."""
+    """`listens` is where the node does, `reachability` whether it needs a port; `changes` counts."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self.needed = True
+        self.reachability = Reachability()
         self.listens: tuple[str, int] | None = ("0.0.0.0", PORT)
-        self.gateway: str | None = "127.0.0.1"
         self.changes = 0
-        self.ports = PortMapping(
-            listens=lambda: self.listens,
-            needed=lambda: self.needed,
-            changed=self._changed,
-            gateway=lambda: self.gateway,
-            pmp_port=router.port,
-        )
+        network: Any = SimpleNamespace(dial_source=lambda: self.listens)
+        self.ports = PortMapping(network, self.reachability, self._changed, pmp_port=router.port)
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
 
@@ -136,6 +132,7 @@ def igd(monkeypatch: pytest.MonkeyPatch) -> list[Igd]:
         return found[0]
 
     monkeypatch.setattr(portmap, "_find_igd", find)
+    monkeypatch.setattr(portmap, "default_gateway", lambda: "127.0.0.1")
     return found
 
 
@@ -196,7 +193,7 @@ def test_a_mapping_is_renewed_while_the_node_is_public_by_it() -> None:
     async def main() -> None:
         async with lab(seconds=100) as it:
             await it.settled()
-            it.needed = False
+            it.reachability.state = Reach.PUBLIC
             await trio.sleep(52)
             assert len(it.router.lifetimes) == 2 and it.ports.mapping is not None
 
@@ -303,7 +300,7 @@ def test_a_mapping_that_is_not_renewed_is_no_more() -> None:
 def test_no_router_is_asked_by_a_node_that_is_public() -> None:
     async def main() -> None:
         async with lab() as it:
-            it.needed = False
+            it.reachability.state = Reach.PUBLIC
             await trio.sleep(100)
             assert it.ports.state == "not needed" and it.router.lifetimes == []
 
@@ -319,10 +316,14 @@ def test_no_router_is_asked_by_a_node_that_is_public() -> None:
         (("0.0.0.0", PORT), "45.0.0.1"),  # this machine has a public address
     ],
 )
-def test_no_router_is_asked_where_there_is_none_in_front(listens: tuple[str, int] | None, gateway: str | None) -> None:
+def test_no_router_is_asked_where_there_is_none_in_front(
+    listens: tuple[str, int] | None, gateway: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portmap, "default_gateway", lambda: gateway)
+
     async def main() -> None:
         async with lab() as it:
-            it.listens, it.gateway = listens, gateway
+            it.listens = listens
             assert await it.settled() is None and it.ports.state == "no router to ask"
             assert it.router.lifetimes == []
 

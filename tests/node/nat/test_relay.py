@@ -170,7 +170,7 @@ def test_nodes_of_our_kind_are_served_as_soon_as_they_have_said_so_and_others_ar
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run)
                 await node.connect(relay.addresses[0])
-                await node.circuits.reserve(relay.me)  # identify is still under way
+                await node.relay_client.reserve(relay.me)  # identify is still under way
                 nursery.cancel_scope.cancel()
             with pytest.raises(RelayRefused, match="permission denied"):
                 await stranger.circuits.reserve(relay.me)

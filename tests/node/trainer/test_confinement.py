@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarmnode.node.host.hardening import AS_ROOT, runs_as_root
+from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.trainer import confinement
 from swarmnode.node.trainer.confinement import NotFetched, environment, fetch_model, rules, scratch_directory
 from swarmnode.training.rl import hub
@@ -127,7 +127,7 @@ def test_the_hubs_cache_is_where_its_own_library_has_it(monkeypatch: pytest.Monk
 
 HARDENED = """
 import os, resource, sys
-from swarmnode.node.host.hardening import harden
+from swarmnode.node.process import harden
 import logging
 logging.basicConfig(stream=sys.stdout)
 harden()
