@@ -15,13 +15,14 @@ import enum
 import re
 from dataclasses import dataclass
 
+from swarmnode.crdt.envelope import SEAL
+
 SECOND = 1_000  # ms
 DAY = 86_400 * SECOND
 
 KEPT_ROUNDS = 80  # the 64 that a round may still refer to, and a quarter more
 MAX_KEY = 128  # characters
 MAX_RECORD = 8192  # bytes of payload, the greatest of any kind of record
-SEAL = 80  # bytes, at most, that a signature and its framing add to a payload
 
 
 class Discipline(enum.Enum):

@@ -28,7 +28,7 @@ from swarmnode.crdt.kinds import Kind
 from swarmnode.crdt.record import Element
 
 MAX_STEP_BACK = 3_600_000  # ms; a clock that steps back further was wrong before, rather than corrected a little
-_STATE_TAG = b"swarmnode/state/1\0"
+_STATE_TAG = b"swarmnode/elements/1\0"
 
 
 class Merged(enum.Enum):
@@ -128,7 +128,7 @@ def state_hash(cutoff: int, ids: Iterable[bytes]) -> str:
     """sha-256 of a state, 64 hex digits; quoted together with the cut-off, in ms.
 
     `ids` are those of all elements that expire after `cutoff`, tombstones included, in order of (hlc, id).
-    Over: tag "swarmnode/state/1" and a zero byte ‖ cut-off as u64 little-endian ‖ ids.
+    Over: tag "swarmnode/elements/1" and a zero byte ‖ cut-off as u64 little-endian ‖ ids.
     """
     digest = hashlib.sha256(_STATE_TAG + cutoff.to_bytes(8, "little"))
     for id in ids:

@@ -3,7 +3,7 @@
 A record is a small signed fact, written by one author, that every node of a run holds:
 
     id        = sha-256 of the canonical payload {v, run, author, key, hlc, ttl, value}
-    signature = Ed25519 over a domain tag and the payload; beside it, so that signing again makes no new id
+    signature = as in every envelope, see `envelope`; signing again makes no new id
     expiry    = time of hlc + ttl, where ttl is fixed by the kind: a record never outlives what replaced it
 
 A record is valid or not by itself: neither the clock nor the state of the node that checks it matters. A value of
@@ -30,29 +30,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
+from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
 from swarmnode.crdt.hlc import MAX_STAMP, time_of
-from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, SEAL, Kind, kind_of, wrong_key
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, Kind, kind_of, wrong_key
 
 VERSION = 1
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
-SIGNATURE_SIZE = 64  # bytes, Ed25519
-MAX_SEALED_RECORD = MAX_RECORD + SEAL  # bytes
 _EVIDENCE_TAG = b"swarmnode/evidence/1\0"
-_TAG = b"swarmnode/record/1\0"  # no other kind of message that a node signs begins so
+RECORDS = Domain("record", VERSION, MAX_RECORD)
 _FIELDS = ("author", "hlc", "key", "run", "ttl", "v", "value")  # in the order of the payload
-_SIGNED = b"\xc4\x40"  # before a signature in sealed bytes: msgpack for 64 bytes
 _RUN = re.compile(r"[0-9a-f]{64}")
 _AUTHOR = re.compile(r"[1-9A-HJ-NP-Za-km-z]+")  # base58
-
-Sign = Callable[[bytes], bytes]
-Verify = Callable[[str, bytes, bytes], bool]  # (author, message, signature)
 
 
 class InvalidRecord(ValueError):
@@ -114,14 +109,12 @@ class Record:
     @property
     def sealed(self) -> bytes:
         """Payload and signature as bytes, for a peer or a disk; opening them gives these bytes again."""
-        if len(self.signature) != SIGNATURE_SIZE:
-            return encoding.encode((self.payload, self.signature), max_size=MAX_SEALED_RECORD)
-        return _head(len(self.payload)) + self.payload + _SIGNED + self.signature
+        return Envelope(self.payload, self.signature).sealed
 
     @property
     def statements(self) -> tuple[Statement, ...]:
         """What must verify for the record to be genuine."""
-        return (Statement(self.author, _TAG + self.payload, self.signature),)
+        return (Statement(self.author, RECORDS.message(self.payload), self.signature),)
 
 
 def write(
@@ -130,7 +123,7 @@ def write(
     """Make and sign a record of a known kind; `value` None deletes the key. Raises InvalidRecord."""
     unsigned = Record(VERSION, run, author, key, hlc, _kind(key, kinds).ttl, value, bytes(SIGNATURE_SIZE))
     _check_form(unsigned, kinds)
-    record = Record(VERSION, run, author, key, hlc, unsigned.ttl, value, sign(_TAG + unsigned.payload))
+    record = Record(VERSION, run, author, key, hlc, unsigned.ttl, value, sign(RECORDS.message(unsigned.payload)))
     record.__dict__["payload"] = unsigned.payload
     return record
 
@@ -155,24 +148,6 @@ def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, Kind] 
     record.__dict__.update(payload=payload, id=hashlib.sha256(payload).digest())
     _check_form(record, kinds)
     return record
-
-
-def unsealed(raw: bytes) -> tuple[bytes, bytes] | None:
-    """Payload and signature in the sealed bytes of one record; None for any other bytes, even if they can be decoded.
-
-    What `encoding.decode` gives of these very bytes, in a fifth of the time.
-    """
-    begin = 3 if raw[1:2] == b"\xc4" else 4
-    behind = len(raw) - SIGNATURE_SIZE
-    size = behind - len(_SIGNED) - begin
-    if not 0 <= size <= MAX_RECORD or raw[:begin] != _head(size) or raw[behind - len(_SIGNED) : behind] != _SIGNED:
-        return None
-    return raw[begin : begin + size], raw[behind:]
-
-
-def _head(size: int) -> bytes:
-    """What is before a payload of `size` bytes in sealed bytes: msgpack for a pair that begins with so many bytes."""
-    return b"\x92\xc4" + size.to_bytes(1, "big") if size < 256 else b"\x92\xc5" + size.to_bytes(2, "big")
 
 
 @lru_cache(maxsize=64)
@@ -320,8 +295,8 @@ def parse(raw: bytes, *, kinds: Mapping[str, Kind] = KINDS) -> Element:
 
     What it returns has exactly these bytes as `sealed`.
     """
-    if (parts := unsealed(raw)) is not None:
-        return parse_record(*parts, kinds=kinds)
+    if (envelope := unsealed(raw, max_size=MAX_RECORD)) is not None:
+        return parse_record(*envelope, kinds=kinds)
     try:
         sealed = encoding.decode(raw, max_size=MAX_SEALED)
     except EncodingError as error:

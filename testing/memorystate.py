@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import trio
 
+from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import HybridClock
 from swarmnode.crdt.kinds import KINDS, Kind
 from swarmnode.crdt.law import Judgement, Merged, everybody
 from swarmnode.crdt.ranges import Lifetimes, Union
-from swarmnode.crdt.record import Element, Sign
+from swarmnode.crdt.record import Element
 from swarmnode.protocols.state.backend import Rank, StateBackend, Stats, rank_of
 from swarmnode.testing.state import State
 

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import MAX_KEY, kind_of
-from swarmnode.crdt.record import Element, InvalidRecord, Verify
+from swarmnode.crdt.record import Element, InvalidRecord
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import ERROR, USAGE
 from swarmnode.node.storage.datadir import DataDirError

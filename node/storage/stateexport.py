@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.ranges import END, START
-from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, Verify, open_element
+from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
 from swarmnode.node.storage.datadir import DataDirError, NoSpace, sync_directory
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend

@@ -23,10 +23,11 @@ from typing import TypeVar
 import trio
 
 from swarmnode.crdt import law
+from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.kinds import KINDS, Kind
 from swarmnode.crdt.law import Merged, StrangerPool, everybody
 from swarmnode.crdt.ranges import END, START, Lifetimes, Union
-from swarmnode.crdt.record import Element, Sign
+from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.node.storage.stampfile import StampFile

@@ -26,11 +26,12 @@ import trio
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
+from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import KINDS, Kind, kind_of
 from swarmnode.crdt.law import Merged, everybody
 from swarmnode.crdt.ranges import Union
-from swarmnode.crdt.record import Element, InvalidRecord, Record, Sign, write
+from swarmnode.crdt.record import Element, InvalidRecord, Record, write
 from swarmnode.protocols.network import PeerId
 
 WAITING = 256  # changes kept for one reader; some 200 kB of notes

@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 
 import trio
 
+from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.hlc import is_ahead, time_of
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.record import Element, InvalidRecord, Verify, is_genuine, parse
+from swarmnode.crdt.record import Element, InvalidRecord, is_genuine, parse
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics

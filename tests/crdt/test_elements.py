@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt import encoding
+from swarmnode.crdt.envelope import SEAL
 from swarmnode.crdt.hlc import stamp_at
-from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, SEAL, Kind, key_of
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, Kind, key_of
 from swarmnode.crdt.record import (
     MAX_SEALED,
     Element,

@@ -154,7 +154,7 @@ def root_of(raw: bytes) -> bytes:
 
 def vector_id(vector: Vector) -> bytes:
     """The id of a float32 vector, of its bytes in little-endian order."""
-    digest = hashlib.sha256(b"swarmnode/state/1\0")
+    digest = hashlib.sha256(b"swarmnode/vector/1\0")
     digest.update(np.ascontiguousarray(vector, dtype="<f4").data)
     return digest.digest()
 
