@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
+from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
-from swarmnode.training.tasks.byte_lm import ByteLM
 from swarmnode.training.verify.distance import Distance, distance
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.trace import State, Stretch

@@ -174,10 +174,10 @@ def pseudo_gradients(rounds: int) -> list[Vector]:
     """What one worker's parameters move by in each of so many rounds in a row, float32 (P,) each."""
     import torch
 
+    from swarmnode.training.byte_lm import ByteLM
     from swarmnode.training.inner import InnerLoop, layout_of
     from swarmnode.training.runspec import load_runspec
     from swarmnode.training.tasks import Assignment
-    from swarmnode.training.tasks.byte_lm import ByteLM
 
     torch.set_num_threads(1)  # beside other work a second one costs more than it brings
     spec = load_runspec(SPEC)

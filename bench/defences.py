@@ -91,7 +91,7 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned.workers import Size, Workers
 
     from swarmnode.training.judging import draw_for, gain_of, quieting, trial
-    from swarmnode.training.runsections import ModelSection
+    from swarmnode.training.runspec import ModelSection
 
     spent = [0.0]  # CPU seconds of all judges together
 
@@ -170,10 +170,10 @@ class InProcess(Trainer):
     def __init__(self, batch: int) -> None:
         import torch
 
+        from swarmnode.training.byte_lm import ByteLM
         from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
         from swarmnode.training.runspec import load_runspec
         from swarmnode.training.tasks import Assignment
-        from swarmnode.training.tasks.byte_lm import ByteLM
 
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)

@@ -38,8 +38,7 @@ from swarmnode.training.codecs import codec
 from swarmnode.training.gpt import VOCABULARY
 from swarmnode.training.inner import InnerLoop, flatten_into
 from swarmnode.training.judging import TRIAL, Draw, gain_of
-from swarmnode.training.runsections import ModelSection
-from swarmnode.training.runspec import load_runspec
+from swarmnode.training.runspec import ModelSection, load_runspec
 
 ROOT = Path(__file__).parents[1]
 EXACT = (1, 2, 8, 16)  # windows

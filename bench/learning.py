@@ -33,7 +33,7 @@ from learned.methods import Arm, train
 from learned.report import described, write_report
 from learned.workers import Size, Vector, Workers
 
-from swarmnode.training.runsections import ModelSection
+from swarmnode.training.runspec import ModelSection
 
 TRIAL_SEED = 0  # reported seeds begin at 1
 FIRST_SEED = 1  # of the common checkpoint, and of what begins from scratch

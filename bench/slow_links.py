@@ -66,10 +66,10 @@ def trainer(run: Path, text: Path) -> None:
     """Train as a node does, and print the seconds of an inner step."""
     import torch
 
+    from swarmnode.training.byte_lm import ByteLM
     from swarmnode.training.inner import InnerLoop, layout_of
     from swarmnode.training.runspec import load_runspec
     from swarmnode.training.tasks import Assignment
-    from swarmnode.training.tasks.byte_lm import ByteLM
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
-from swarmnode.training.tasks.byte_lm import ByteLM
 
 DEFAULT_SPEC = Path(__file__).parent.parent / "examples" / "byte-lm.toml"
 

@@ -29,7 +29,7 @@ from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.judging import trial
 from swarmnode.training.open_step import Factor, apply_contributions, clip_units, exact_norm
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runsections import ModelSection
+from swarmnode.training.runspec import ModelSection
 
 SMALL = ModelSection(layers=2, heads=2, width=64, context=64)
 SAMPLES = (8, 16, 32)

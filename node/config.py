@@ -313,13 +313,13 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
 
 def document() -> str:
     """docs/configuration.md: every setting of a node and of a run, with default, range and meaning."""
-    from swarmnode.training.runsections import SECTIONS
+    from swarmnode.training.runspec import SECTIONS
 
     lines = [
         "# Configuration",
         "",
         "Written by `python -m swarmnode.node.config --document > docs/configuration.md`; change the descriptions in",
-        "`node/config.py` and `training/runsections.py`, not this page.",
+        "`node/config.py` and `training/runspec.py`, not this page.",
         "",
         "Check a file with `swarmnode config check FILE`; see what is in force with `swarmnode config show`.",
         "",

@@ -123,8 +123,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.protocols.state.sync import StateSync
     from swarmnode.protocols.transfer.bulk import Bulk
     from swarmnode.protocols.transfer.shards import Shards
-    from swarmnode.training.runsections import RunSection
-    from swarmnode.training.runspec import RunSpec
+    from swarmnode.training.runspec import RunSection, RunSpec
 
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))

@@ -35,7 +35,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.outer",
         "swarmnode.training.rl.groups",
         "swarmnode.training.rl.tasks",
-        "swarmnode.training.runsections",
         "swarmnode.training.runspec",
         "swarmnode.training.verify",
     ),
@@ -50,7 +49,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.node.identity",
         "swarmnode.node.logs",
         "swarmnode.training.options",
-        "swarmnode.training.runsections",
         "swarmnode.training.runspec",
     ),
 }

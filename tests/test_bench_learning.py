@@ -24,7 +24,7 @@ from learned.report import put
 from learned.workers import DataParallel, Size, Workers
 
 from swarmnode.training.codecs import codec
-from swarmnode.training.runsections import ModelSection
+from swarmnode.training.runspec import ModelSection
 
 MODEL = ModelSection(layers=1, heads=1, width=16, context=16)
 

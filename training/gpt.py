@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmnode.training.runsections import ModelSection
+from swarmnode.training.runspec import ModelSection
 
 VOCABULARY = 256
 

@@ -22,11 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
-from swarmnode.training.runsections import InnerSection, ModelSection, RunSection
-from swarmnode.training.runspec import RunSpec
+from swarmnode.training.runspec import InnerSection, ModelSection, RunSection, RunSpec
 from swarmnode.training.tasks import Assignment
-from swarmnode.training.tasks.byte_lm import ByteLM
 
 Vector = NDArray[np.float32]
 T = TypeVar("T")

@@ -56,7 +56,7 @@ from typing import Any
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.protocols.chain.statements import MAX_JUDGES, Cut, Said
-from swarmnode.training.runsections import TrustSection
+from swarmnode.training.runspec import TrustSection
 
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part

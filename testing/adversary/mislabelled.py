@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.training.tasks.byte_lm import ByteLM
+from swarmnode.training.byte_lm import ByteLM
 
 LAST = 255
 

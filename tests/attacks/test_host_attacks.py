@@ -26,7 +26,7 @@ import json, sys
 from pathlib import Path
 sys.path.append({support!r})
 import escapes
-from swarmnode.training.tasks.byte_lm import ByteLM
+from swarmnode.training.byte_lm import ByteLM
 
 class Evil(ByteLM):
     def sample(self, prompt, *, length, temperature, seed):

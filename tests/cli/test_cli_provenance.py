@@ -15,8 +15,7 @@ from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runsections import RunSection
-from swarmnode.training.runspec import RunSpec
+from swarmnode.training.runspec import RunSection, RunSpec
 
 LAYOUT = Layout.of([("w", (2, 4))])
 

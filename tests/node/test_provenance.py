@@ -21,8 +21,7 @@ from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runsections import RunSection
-from swarmnode.training.runspec import RunSpec, encode
+from swarmnode.training.runspec import RunSection, RunSpec, encode
 
 LAYOUT = Layout.of([("block.weight", (3, 4)), ("block.bias", (4,))])
 SPEC = RunSpec(RunSection(name="test")).resolved(heldout_sha256="ab" * 32, index="cd" * 32)

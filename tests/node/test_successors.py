@@ -20,8 +20,7 @@ from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runsections import ExchangeSection, ModelSection, OuterSection, RunSection
-from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.runspec import ExchangeSection, ModelSection, OuterSection, RunSection, RunSpec, decode, encode
 
 LAYOUT = Layout.of([("w", (20,))])
 OWNER = "12D3KooWOwner"

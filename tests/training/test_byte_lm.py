@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.corpus import CHUNK, CorpusError
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError, load_task
-from swarmnode.training.tasks.byte_lm import ByteLM
 
 
 def _spec(seed: int = 0, context: int = 16) -> RunSpec:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmnode.training.gpt import GPT
-from swarmnode.training.runsections import ModelSection
+from swarmnode.training.runspec import ModelSection
 
 TINY = ModelSection(layers=2, heads=2, width=32, context=16)
 

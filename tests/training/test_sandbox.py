@@ -152,6 +152,7 @@ print(escapes.fork_bomb(200))
 """
 
 
+@pytest.mark.slow  # beside other tests it counts their threads as well
 def test_a_fork_bomb_is_bounded() -> None:
     assert int(python(BOMB, "off").stdout) == 400
     assert int(python(BOMB, "auto").stdout) <= 40

@@ -83,7 +83,7 @@ class NamedCode(Adversary):
         mark = target.folder / "executed"
         evil = target.folder / "evil.py"
         evil.write_text(f"open({str(mark)!r}, 'w').close()\nclass Task: pass\n")
-        for named in (f"{evil}:Task", str(evil), "os:system", "swarmnode.training.tasks.byte_lm:ByteLM", "../evil.py"):
+        for named in (f"{evil}:Task", str(evil), "os:system", "swarmnode.training.byte_lm:ByteLM", "../evil.py"):
             spec = parse_runspec({"run": {"name": "r"}, "task": {"name": named}}, source="a peer")
             told = decode(encode(spec), expected_run_id=spec.run_id).task.name
             with suppress(TaskError, SettingError):

@@ -24,8 +24,7 @@ from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.layout import Layout
 from swarmnode.training.outer import OuterState, state_hash
-from swarmnode.training.runsections import RunSection
-from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.runspec import RunSection, RunSpec, decode, encode
 
 RUN, P = "ab" * 32, 20
 LAYOUT = Layout.of([("w", (P,))])

@@ -52,6 +52,7 @@ async def until(condition: Callable[[], bool], *, within: float) -> None:
             await trio.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_process_that_was_frozen_is_connected_again_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -23,7 +23,7 @@ from tripwire import Tripwire, spread
 from swarmnode.protocols.methods.registry import OF_ONE_HISTORY
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.options import describe
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5

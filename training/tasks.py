@@ -7,6 +7,7 @@ a peer.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 
     from swarmnode.training.runspec import RunSpec
+
+
+# Imported when a run asks for one, since both bring torch.
+BUILT_IN = {"byte-lm": "swarmnode.training.byte_lm:ByteLM", "digits-rl": "swarmnode.training.rl.trainee:DigitsRL"}
 
 
 class TaskError(Exception):
@@ -87,14 +92,10 @@ def load_task(name: str, local: str) -> type[Any]:
     """
     if local:
         return _local_task(local)
-    if name == "byte-lm":
-        from swarmnode.training.tasks.byte_lm import ByteLM
-
-        return ByteLM
-    if name == "digits-rl":
-        from swarmnode.training.rl.trainee import DigitsRL
-
-        return DigitsRL
+    if name in BUILT_IN:
+        module, _, found = BUILT_IN[name].partition(":")
+        built_in: type[Any] = getattr(importlib.import_module(module), found)
+        return built_in
     raise TaskError(
         f"task {name!r} is not built in; the run needs a local file that defines it: --task my_task.py:MyTask"
     )
