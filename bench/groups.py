@@ -26,7 +26,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.codecs import codec
+from swarmnode.training.runsections import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32
 
@@ -44,10 +44,8 @@ class Member:
             bulk=self.bulk,
             liveness=self.liveness,
             runner=inline,
-            codec=codec("int8"),
+            exchange=ExchangeSection(codec="int8", group_size=group_size),
             parameters=parameters,
-            patience=120.0,
-            group_size=group_size,
         )
         self.values = np.random.default_rng(number).standard_normal(parameters, np.float32)
         self.peers: set[str] = set()

@@ -24,7 +24,7 @@ import pair
 from swarmnode.node.process import rest_what_stays
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.acceptor import Position
-from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Roster, Seat
 from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
@@ -32,6 +32,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum
+from swarmnode.training.runsections import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32
 PATIENCE = 120.0  # seconds that a reduction may wait
@@ -62,6 +63,8 @@ class Member:
         self.mean = self.values = np.zeros(0, np.float32)
         self.sent_before = 0
         self.held = ""
+        self.began = 0.0  # the round at hand, by perf_counter
+        self.attempts: list[float] = []  # at it, seconds after it began
 
     async def start(self, addresses: list[str], **_: Any) -> dict[str, Any]:
         for address in addresses:
@@ -79,10 +82,8 @@ class Member:
             bulk=self.bulk,
             liveness=self.liveness,
             runner=in_thread,
-            codec=self.codec,
+            exchange=ExchangeSection(codec=codec_name, group_size=GROUP, deadline_ceiling=PATIENCE),
             parameters=parameters,
-            patience=PATIENCE,
-            group_size=GROUP,
         )
         return {"prepared": True}
 
@@ -102,29 +103,27 @@ class Member:
     async def begin(self, **_: Any) -> dict[str, Any]:
         """Stand before round 0 of a run of all members."""
         floor, ceiling = DEADLINES
-        settings = AgreementSettings(weight_cap=4.0, floor=floor, ceiling=ceiling)
+        exchange = ExchangeSection(weight_cap=4.0, deadline_floor=floor, deadline_ceiling=ceiling)
         self.agreement = Agreement(
-            me=self.network.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings
+            me=self.network.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, exchange=exchange
         )
         self.agreement.advance(Position(0, PARENT, tuple(self.members), (), 1.0))
         return {"begun": True}
 
+    async def reduce(self, roster: Roster, within: float) -> str:
+        self.attempts.append(round(time.perf_counter() - self.began, 3))
+        self.mean = mean = await self.allreduce.reduce(roster, self.values, within=within)
+        self.held = await in_thread(lambda: hashlib.sha256(mean).hexdigest())
+        return self.held
+
+    async def obtain(self, state_hash: str, holders: tuple[str, ...]) -> None:
+        """A node would fetch the state; here it is only told."""
+
     async def agree(self, **_: Any) -> dict[str, Any]:
-        began = time.perf_counter()
-        attempts: list[float] = []
-
-        async def reduce(roster: Roster, within: float) -> str:
-            attempts.append(round(time.perf_counter() - began, 3))
-            self.mean = await self.allreduce.reduce(roster, self.values, within=within)
-            mean = self.mean
-            self.held = await in_thread(lambda: hashlib.sha256(mean).hexdigest())
-            return self.held
-
-        async def obtain(state_hash: str, holders: tuple[str, ...]) -> None:
-            """A node would fetch the state; here it is only told."""
-
+        self.attempts.clear()
+        self.began = began = time.perf_counter()
         decision = await self.agreement.agree(
-            samples=WORK, train_seconds=1.0, rates=dict(self.allreduce.rates), reduce=reduce, obtain=obtain
+            samples=WORK, train_seconds=1.0, rates=dict(self.allreduce.rates), exchange=self
         )
         seconds = time.perf_counter() - began
         self.allreduce.commit(decision.roster)
@@ -133,7 +132,7 @@ class Member:
         computed = decision.state_hash == self.held
         return {
             "seconds": seconds,
-            "attempts": attempts,
+            "attempts": list(self.attempts),
             "seats": seated,
             "hash": decision.state_hash,
             "computed": computed,

@@ -5,6 +5,7 @@ Implementations: `node.trainer.TrainerProcess` (a child process that owns torch)
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from swarmnode.training.verify.distance import Distance
 from swarmnode.training.verify.trace import State, Stretch
 
 Vector = NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 
 class TrainerDied(Exception):
@@ -255,3 +258,12 @@ class Trainer(ABC):
 
     def _cannot(self, what: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} cannot {what}, and its `capabilities` say so")
+
+
+async def loss_of(trainer: Trainer) -> float:
+    """Held-out loss of the local parameters, bits per byte; nan where the trainer died and is not back yet."""
+    try:
+        return await trainer.evaluate(thorough=False, wait=False)
+    except TrainerDied as error:
+        logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
+        return float("nan")

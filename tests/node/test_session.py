@@ -128,7 +128,7 @@ def test_two_nodes_that_wait_for_one_another_go_on() -> None:
         await swarm.round_done(3, "a", "b")  # each alone, on a history of its own
         for name, other in (("a", "b"), ("b", "a")):
             node = swarm.nodes[name]
-            node.diloco._better = Behind(swarm.nodes[other].agreement.head(), swarm.peer(other))
+            node.diloco._better = Behind(swarm.nodes[other].agreement.acceptor.head(), swarm.peer(other))
             node.diloco._round.cancel()
         swarm.world.heal()
         await swarm.until(swarm.all_stand_together, within=120)

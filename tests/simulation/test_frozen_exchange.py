@@ -12,7 +12,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.acceptor import Position
-from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Decision, Roster
 from swarmnode.protocols.methods.known.partition import CELL
@@ -22,7 +22,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.codecs import codec
+from swarmnode.training.runsections import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CELL
 BANDWIDTH = 1_000_000  # bytes a second of each link: a round of four takes 1.6 s
@@ -37,36 +37,33 @@ class Member:
         self.network, self.me = network, network.me
         self.rpc = Rpc(network)
         self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
-        settings = AgreementSettings(weight_cap=2.0, floor=2.0, ceiling=60.0)
-        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings)
+        exchange = ExchangeSection(codec="int8", deadline_floor=2.0, deadline_ceiling=60.0)
+        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, exchange=exchange)
         self.allreduce = AllReduce(
             me=self.me,
             run_id=RUN,
             bulk=self.bulk,
             liveness=self.liveness,
             runner=inline,
-            codec=codec("int8"),
+            exchange=exchange,
             parameters=P,
-            patience=60.0,
-            group_size=16,
         )
         self.values = np.random.default_rng(number).normal(size=P).astype("f4")
         self.attempts: list[float] = []  # trio times at which those of the present round began
         self.held = ""
         self.decision: Decision | None = None
 
+    async def reduce(self, roster: Roster, within: float) -> str:
+        self.attempts.append(trio.current_time())
+        self.held = hashlib.sha256(await self.allreduce.reduce(roster, self.values, within=within)).hexdigest()
+        return self.held
+
+    async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
+        assert state_hash == self.held, "every survivor computes the result itself"
+
     async def round(self) -> None:
         self.attempts.clear()
-
-        async def reduce(roster: Roster, within: float) -> str:
-            self.attempts.append(trio.current_time())
-            self.held = hashlib.sha256(await self.allreduce.reduce(roster, self.values, within=within)).hexdigest()
-            return self.held
-
-        async def obtain(hash: str, holders: tuple[PeerId, ...]) -> None:
-            assert hash == self.held, "every survivor computes the result itself"
-
-        self.decision = await self.agreement.agree(samples=8, train_seconds=1.0, rates={}, reduce=reduce, obtain=obtain)
+        self.decision = await self.agreement.agree(samples=8, train_seconds=1.0, rates={}, exchange=self)
         self.allreduce.commit(self.decision.roster)
         roster = self.decision.roster
         self.agreement.advance(Position(roster.round + 1, self.decision.state_hash, roster.peers, (), 1.0))
@@ -106,7 +103,7 @@ def test_a_member_that_freezes_in_an_exchange_costs_it_a_part_of_its_time(moment
     async def body(world: SimWorld, nursery: trio.Nursery) -> None:
         members = await swarm_of(world, nursery, 4)
         usual = min([await round_of(members) for _ in range(WARM)])
-        leader = members[0].agreement._standing.candidates()[0]
+        leader = members[0].agreement.acceptor.candidates()[0]
         victim = next(m for m in members if (m.me == leader) is leads)
         rest = [m for m in members if m is not victim]
         nursery.start_soon(victim.round)

@@ -12,7 +12,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.codecs import codec
+from swarmnode.training.runsections import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
 
@@ -37,10 +37,8 @@ class Peer:
             bulk=self.bulk,
             liveness=self.liveness,
             runner=inline,
-            codec=codec(codec_name),
+            exchange=ExchangeSection(codec=codec_name, group_size=group_size, deadline_ceiling=30.0),
             parameters=size,
-            patience=30.0,
-            group_size=group_size,
         )
 
 

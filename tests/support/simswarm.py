@@ -322,7 +322,7 @@ class SimSwarm:
         living = [n for n in self.nodes.values() if not n.scope.cancel_called]
         return Held(
             offers=sum(len(n.bulk._offers) for n in living),
-            desks=sum(len(n.agreement._standing.desks) for n in living if isinstance(n.method, Diloco)),
+            desks=sum(len(n.agreement.acceptor.desks) for n in living if isinstance(n.method, Diloco)),
             tasks=trio.lowlevel.current_statistics().tasks_living,
         )
 

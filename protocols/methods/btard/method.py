@@ -41,7 +41,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -76,12 +76,9 @@ from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded
 from swarmnode.protocols.methods.method import Parts
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateError
-from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual
-from swarmnode.training.codecs import Codec, CodecError, codec
+from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.outer import shares_of
 
@@ -102,33 +99,14 @@ class Lies(Exception):
 class BtardReduce:
     """One node's reductions in one run; a `Reducer`, as `AllReduce` is."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        bulk: Bulk,
-        liveness: Liveness,
-        runner: Runner,
-        codec: Codec,
-        parameters: int,
-        patience: float,
-        sign: Callable[[bytes], bytes],
-        verify: Callable[[PeerId, bytes, bytes], bool],
-        is_banned: Callable[[PeerId], bool],
-        convict: Callable[[PeerId, str], None],
-        publish: Callable[[Evidence, tuple[PeerId, ...]], Awaitable[None]],
-    ) -> None:
-        """`patience`: seconds to wait at the most for a member that keeps answering pings.
-
-        `convict` is told who lied and how; `publish` gives a proof to these peers.
-        """
-        self._me, self._run_id = me, run_id
-        self._talk = Talk(me=me, run_id=run_id, bulk=bulk, liveness=liveness, sign=sign, verify=verify)
-        self._runner, self._codec, self._parameters, self._patience = runner, codec, parameters, patience
-        self._verify = verify
-        self._is_banned, self._convict, self._publish = is_banned, convict, publish
-        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
+    def __init__(self, parts: Parts, bans: Bans) -> None:
+        self._me, self._run_id, self._runner = parts.me, parts.run_id, parts.runner
+        self._talk = Talk(parts)
+        self._bans = bans
+        self._verify = parts.network.verify
+        self._codec, self._parameters = codec(parts.spec.exchange.codec), parts.trainer.layout.parameters
+        self._patience = parts.spec.exchange.deadline_ceiling  # seconds for a member that keeps answering pings
+        self.sent = ErrorFeedback(self._codec, self._parameters)  # what this node's own encoded parts left out
         self.rates: dict[PeerId, float] = {}  # nothing is measured: parts are of equal size
         self._attempt: str | None = None  # roster id of what is pending
         self._round = -1
@@ -144,7 +122,7 @@ class BtardReduce:
         """
         self.rollback()
         self._talk.withdraw(lambda old: old.round >= roster.round)
-        if banned := [peer for peer in roster.peers if self._is_banned(peer)]:
+        if banned := [peer for peer in roster.peers if peer in self._bans]:
             await trio.sleep(AGAIN)
             raise PartsMissing(tuple(banned))
         if roster.round != self._round:
@@ -178,11 +156,10 @@ class BtardReduce:
                 lies = found
         if lies is not None:
             for peer, why in lies.convicted.items():
-                logger.warning("round %d: %s is banned: %s", roster.round, peer, why)
-                self._convict(peer, why)
+                self._bans.convict(peer, why)
             others = tuple(peer for peer in roster.peers if peer != self._me)
             for evidence in lies.evidence:
-                await self._publish(evidence, others)
+                await self._bans.publish(evidence, others)
             raise PartsMissing(tuple(sorted(lies.convicted)))
         if mean is None:
             raise PartsMissing(tuple(self._found))
@@ -502,8 +479,24 @@ class Bans:
 
     def convict(self, peer: PeerId, why: str) -> None:
         """This node holds a proof."""
+        if peer not in self:
+            logger.warning("%s is banned from the run: %s", peer, why)
         if peer != self._parts.me:
             self.convicted.setdefault(peer, why)
+
+    async def publish(self, evidence: Evidence, peers: tuple[PeerId, ...]) -> None:
+        """Give a proof to these peers; who does not answer learns it from records."""
+
+        async def tell(peer: PeerId) -> None:
+            try:
+                proof = Proof(self._parts.run_id, evidence)
+                await self._parts.rpc.call(peer, "btard.proof", proof, Noted, timeout=PROOF_WITHIN)
+            except CallError as error:
+                logger.debug("a proof did not reach %s: %s", peer, error)
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(tell, peer)
 
     async def look(self, members: tuple[PeerId, ...]) -> None:
         """Write what this node found, and read what the others did. Raises StateError."""
@@ -534,48 +527,14 @@ class Btard(Diloco):
         parts.rpc.serve("btard.proof", Proof, self._take_proof)
 
     def _reducer(self, parts: Parts) -> BtardReduce:
-        exchange = parts.spec.exchange
-        self.reduction = BtardReduce(
-            me=parts.me,
-            run_id=parts.run_id,
-            bulk=parts.bulk,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            codec=codec(exchange.codec),
-            parameters=parts.trainer.layout.parameters,
-            patience=exchange.deadline_ceiling,
-            sign=parts.sign,
-            verify=parts.network.verify,
-            is_banned=lambda peer: peer in self.bans,
-            convict=self._convict,
-            publish=self._publish,
-        )
+        self.reduction = BtardReduce(parts, self.bans)
         return self.reduction
-
-    def _convict(self, peer: PeerId, why: str) -> None:
-        if peer not in self.bans:
-            logger.warning("%s is banned from the run: %s", peer, why)
-        self.bans.convict(peer, why)
-
-    async def _publish(self, evidence: Evidence, peers: tuple[PeerId, ...]) -> None:
-        """Give a proof to these peers; who does not answer learns it from records."""
-
-        async def tell(peer: PeerId) -> None:
-            try:
-                proof = Proof(self._parts.run_id, evidence)
-                await self._parts.rpc.call(peer, "btard.proof", proof, Noted, timeout=PROOF_WITHIN)
-            except CallError as error:
-                logger.debug("a proof did not reach %s: %s", peer, error)
-
-        async with trio.open_nursery() as nursery:
-            for peer in peers:
-                nursery.start_soon(tell, peer)
 
     async def _take_proof(self, peer: PeerId, proof: Proof) -> Noted:
         if proof.run_id == self._parts.run_id:
             liar = convicts(proof.evidence, self._parts.network.verify)
             if liar is not None and liar not in self.bans:
-                self._convict(liar, "told contradictory things, as two statements prove")
+                self.bans.convict(liar, "told contradictory things, as two statements prove")
                 self.reduction.stop_with(liar)
         return Noted()
 

@@ -33,9 +33,10 @@ import trio
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, Roster
 from swarmnode.protocols.methods.known.reduction import all_or_missing
+from swarmnode.protocols.methods.method import Parts
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
-from swarmnode.protocols.transfer.bulk import Bulk, Key
+from swarmnode.protocols.peers.liveness import PeerGoneSilent
+from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.training.btard import DIRECTIONS
 
 DOMAIN = b"swarmnode/btard/1\0"
@@ -277,18 +278,9 @@ class Talk:
     member, under this attempt, is named in PartsMissing.
     """
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        bulk: Bulk,
-        liveness: Liveness,
-        sign: Callable[[bytes], bytes],
-        verify: Callable[[PeerId, bytes, bytes], bool],
-    ) -> None:
-        self._me, self._run_id, self._bulk, self._liveness = me, run_id, bulk, liveness
-        self._sign, self._verify = sign, verify
+    def __init__(self, parts: Parts) -> None:
+        self._me, self._run_id, self._bulk, self._liveness = parts.me, parts.run_id, parts.bulk, parts.liveness
+        self._sign, self._verify = parts.sign, parts.network.verify
         self._life = secrets.token_bytes(16)
         self.offered: list[Roster] = []  # attempts whose offers stand
         self._own: dict[Key, bytes] = {}  # what this node offers, by name

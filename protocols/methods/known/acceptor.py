@@ -1,8 +1,8 @@
 """Where a node stands in a run, and what it answers to others who ask about rounds.
 
-`Standing` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
+`Acceptor` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
 who asked to join, who said goodbye, and the open *desks*, one for each ballot that others want this node to lead. Its
-request handlers only note and answer; `agreement.py` and its `Leader` act on what they noted, woken by `changed`.
+request handlers only note and answer; `agreement.py` acts on what they noted, woken by `changed`.
 
 What a peer can make a node remember is bounded: it waits at one desk at a time, and joiners are counted.
 """
@@ -103,7 +103,7 @@ def diverged(mine: Head, theirs: Head) -> bool:
     return any(known.get(step.round, step.state_hash) != step.state_hash for step in theirs.history)
 
 
-class Standing:
+class Acceptor:
     """One node's memory of the round at hand in one run; serves the `round.*` calls."""
 
     def __init__(

@@ -10,8 +10,8 @@ sha-256(run ‖ round ‖ peer); ballot b is led by candidate b modulo their num
 4. when a majority of the voters reports the same hash, and the others have reported or are suspected, the leader
    decides and answers every Report with the decision.
 
-The file has three sections: what a leader concludes from the messages that it holds (pure functions), `Leader`, its
-work in one ballot, and `Agreement`, a member's way through the ballots. What each node remembers and answers, as
+The file begins with what a leader concludes from the messages that it holds (pure functions); `Agreement` is a member's
+way through the ballots, and its work as a leader. What each node remembers and answers, as
 Paxos' acceptor does, is in `acceptor.py`. The rules that keep one round from having two results are
 
 - `result_to_adopt`: a result that a majority of the voters may have accepted is the only one that may be proposed;
@@ -38,16 +38,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from typing import Protocol
 
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.known.acceptor import Desk, Position, Standing
+from swarmnode.protocols.methods.known.acceptor import Acceptor, Desk, Position
 from swarmnode.protocols.methods.known.messages import (
     MAX_SEATS,
     Accepted,
@@ -75,7 +75,9 @@ from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
+from swarmnode.training.runsections import ExchangeSection
 
+LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
 WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round
 LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
 
@@ -190,272 +192,25 @@ FAILURES_AS_LEADER = 3  # ballots in a row that one leader may fail before anoth
 
 MANY = 16  # others from which on a leader pings each of them less often, and notices silence later than its neighbours
 
-TakePart = Callable[[Verdict], Awaitable[Report]]
 
+class Exchange(Protocol):
+    """What a member does in a ballot beside agreeing."""
 
-@dataclass(frozen=True)
-class AgreementSettings:
-    """From the RunSpec's `[exchange]`."""
+    async def reduce(self, roster: Roster, within: float) -> str:
+        """Exchange parts with the seats of `roster`; the hash of the next state, which is kept.
 
-    weight_cap: float
-    floor: float  # seconds
-    ceiling: float  # seconds
-
-
-class Leader:
-    """This node as the leader of its ballots in one run. `lead` one ballot at a time; `new_round` between rounds."""
-
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        standing: Standing,
-        rpc: Rpc,
-        liveness: Liveness,
-        settings: AgreementSettings,
-        admits: Callable[[PeerId], bool],
-    ) -> None:
-        self._me = me
-        self._standing = standing
-        self._rpc = rpc
-        self._liveness = liveness
-        self._settings = settings
-        self._admits = admits
-        self._straggling = AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
-        self._broken: set[Link] = set()  # reported to this node in this round
-        self._failures = 0  # ballots that this node led in this round, in vain
-
-    def new_round(self) -> None:
-        """Forget what went wrong in the round before; how long stragglers take is remembered."""
-        self._broken.clear()
-        self._failures = 0
-
-    async def lead(
-        self,
-        ready: Ready,
-        candidates: tuple[PeerId, ...],
-        *,
-        within: float,
-        silence: float | None,
-        take_part: TakePart,
-    ) -> Decision | None:
-        """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
-
-        `take_part(verdict)` does this node's part as a member and returns its report; `within` is how many seconds a
-        reduction may wait for somebody, `silence` for how many one may give no sign of life while others wait for it.
-        Raises Behind when the others are elsewhere.
+        Raises PartsMissing after `within` seconds of waiting for somebody.
         """
-        desk = self._standing.desk(ready.ballot)
-        desk.readies[self._me] = ready
-        others = [peer for peer in candidates if peer != self._me]
-        found: list[Decision | Behind] = []  # what others say that makes this ballot pointless
-        decision: Decision | None = None
-        try:
-            with self._liveness.watching(others):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._probe, ready, others, desk, found)
-                    await self._gather(desk, candidates, found, silence)
-                    if not found:
-                        verdict = self._close_roster(desk, candidates, ready.ballot)
-                        desk.close(verdict)
-                        nursery.start_soon(self._report_own, desk, verdict, take_part)
-                        with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
-                            decision = await self._collect(desk, verdict, within)
-                    nursery.cancel_scope.cancel()
-            match found:
-                case [Behind() as behind, *_]:
-                    raise behind
-                case [Decision() as known, *_]:
-                    decision = known
-                    desk.close(Verdict("ahead", decision=decision, head=self._standing.head()))
-            if decision is None:
-                self._standing.raise_ballot(self._next_ballot(ready.ballot, candidates))
-            else:
-                desk.rule(Ruling("decided", decision=decision))
-            return decision
-        finally:
-            following = max(self._standing.ballot, ready.ballot + 1)
-            desk.close(Verdict("again", ballot=following))
-            desk.rule(Ruling("again", ballot=following))
 
-    def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
-        """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
-        self._failures += 1
-        remaining = without_broken_links(candidates, self._broken)
-        if self._me not in remaining or self._failures % FAILURES_AS_LEADER == 0:
-            return ballot + 1
-        return ballot + len(candidates)
-
-    async def _report_own(self, desk: Desk, verdict: Verdict, take_part: TakePart) -> None:
-        """The leader is a member too."""
-        desk.reports[self._me] = await take_part(verdict)
-        self._standing.ring()
-
-    async def _gather(
-        self,
-        desk: Desk,
-        candidates: tuple[PeerId, ...],
-        found: list[Decision | Behind],
-        silence: float | None,
-    ) -> None:
-        """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
-
-        Once half are ready, `silence` seconds without a sign of life make one of the others absent. Nobody is waited
-        for who would not be let in, such as a voter that was banned since.
-
-        Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
-        that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
-        """
-        standing, settings = self._standing, self._settings
-        voters = standing.position.voters
-        began = latest = trio.current_time()
-        patience = max(0.0, standing.position.window - standing.elapsed()) + settings.ceiling
-        half_at, present = math.inf, len(desk.readies)
-        usable = without_broken_links(candidates, self._broken)  # the others would have no place in the roster
-        while not found:
-            now = trio.current_time()
-            if len(desk.readies) > present:
-                latest, present = now, len(desk.readies)
-            waited_for = [
-                p
-                for p in usable
-                if p not in desk.readies and p not in desk.away and not standing.is_absent(p) and self._admits(p)
-            ]
-            if half_at == math.inf and len(desk.readies) >= len(waited_for):
-                half_at = now
-            if sum(p in desk.readies for p in voters) >= majority(voters):
-                give_up = min(began + settings.ceiling, half_at + self._straggling.seconds()) if waited_for else now
-            elif waited_for:
-                give_up = began + patience
-            elif all(p in desk.readies or standing.said_goodbye(p) for p in voters):
-                give_up = now  # nobody vanished: those who are missing left in order
-            else:
-                give_up = began + settings.floor
-            if now >= give_up:
-                if sum(p in desk.readies for p in voters) < majority(voters):
-                    desk.away.update(waited_for)
-                break
-            with self._liveness.watching(waited_for if half_at < math.inf else (), within=silence):
-                await standing.changed(until=give_up)
-        if half_at < math.inf:
-            self._straggling.observe(max(0.0, latest - half_at))
-
-    async def _probe(self, ready: Ready, others: list[PeerId], desk: Desk, found: list[Decision | Behind]) -> None:
-        """Summon candidates to a later ballot, and look where those stand who should be ready and are not.
-
-        A leader that was frozen, or cut off, learns in this way that the swarm went on without it.
-        """
-        message = Summon(ready.run_id, ready.round, ready.ballot)
-
-        async def look(peer: PeerId) -> None:
-            try:
-                head = await self._rpc.call(peer, "round.summon", message, Head, timeout=PROBE_EVERY)
-                if self._standing.should_follow(head):
-                    found.append(await self._decision_of(peer, ready) or Behind(head, peer))
-                    self._standing.note_lateness(head)
-            except CallError as error:
-                logger.debug("summons to %s failed: %s", peer, error)
-                return
-            if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
-                desk.away.add(peer)
-            self._standing.ring()
-
-        if ready.ballot == 0:
-            await trio.sleep(PROBE_EVERY)
-        while desk.verdict is None:
-            async with trio.open_nursery() as nursery:
-                for peer in others:
-                    if peer not in desk.readies:
-                        nursery.start_soon(look, peer)
-            await trio.sleep(PROBE_EVERY)
-
-    async def _decision_of(self, peer: PeerId, ready: Ready) -> Decision | None:
-        """How the present round ended for a peer that is beyond it, where it still knows. Raises CallError."""
-        nothing = Report(ready.run_id, ready.round, ready.ballot, None, ())
-        ruling = await self._rpc.call(peer, "round.report", nothing, Ruling, timeout=PROBE_EVERY)
-        decision = ruling.decision
-        return decision if decision is not None and self._standing.ends(decision) else None
-
-    def _close_roster(self, desk: Desk, candidates: tuple[PeerId, ...], ballot: int) -> Verdict:
-        """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
-        standing, settings = self._standing, self._settings
-        here = standing.position
-        distrusted = [p for reporter, p in self._broken if reporter == self._me]
-        adopted = result_to_adopt(desk.readies, here.voters, distrusted=distrusted)
-        if adopted is not None:
-            accepted, holders = adopted
-            return Verdict("adopt", ballot=ballot, accepted=accepted, holders=holders)
-        present = [p for p in candidates if p in desk.readies and (p == self._me or self._admits(p))]
-        able = without_broken_links(present, self._broken)
-        if self._me not in able:
-            able = (self._me,)
-        desk.away.update(set(present) - set(able))
-        members = able[:MAX_SEATS]
-        readies = {p: desk.readies[p] for p in members}
-        window = next_window(readies.values(), floor=settings.floor, present=here.window, elapsed=standing.elapsed())
-        asked = {j for r in readies.values() for j in r.joiners} | set(standing.waiting_to_join())
-        room = MAX_SEATS - len(members)
-        joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
-        seats = seats_of(members, readies, weight_cap=settings.weight_cap)
-        cut_by = cut_to_keep(standing.cut_by, seats)
-        return Verdict(
-            "roster", roster=Roster(standing.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by)
-        )
-
-    async def _collect(self, desk: Desk, verdict: Verdict, within: float) -> Decision | None:
-        """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
-        here, standing = self._standing.position, self._standing
-        roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
-        if roster is None:
-            raise ValueError(f"a leader closed its roster with the verdict {verdict.kind!r}")
-        expected = set(roster.peers if verdict.roster else desk.readies)
-        # whoever waits for parts gives up after `within` or twice that, and reports whose they were
-        deadline = trio.current_time() + 2 * within + REPORT_MARGIN
-        while True:
-            reports = {p: r for p, r in desk.reports.items() if p in expected}
-            hashes = {p: r.state_hash for p, r in reports.items() if r.state_hash is not None}
-            mine = hashes.get(self._me)
-            holders = {p for p, hash in hashes.items() if hash == mine}
-            outstanding = {p for p in expected if p not in reports and not standing.is_absent(p)}
-            late = trio.current_time() >= deadline
-            failed = any(r.missing for r in reports.values())
-            if failed or late or not outstanding:
-                reachable = [p for p in here.voters if p not in desk.away and not standing.is_absent(p)]
-                if mine is not None and is_safe(holders, here.voters, reachable):
-                    absent = (set(here.voters) | expected) - holders
-                    return Decision(standing.run_id, here.round, mine, roster, tuple(sorted(absent)))
-                self._blame(reports, hashes, outstanding if late else set())
-                return None
-            await standing.changed(until=deadline)
-
-    def _blame(self, reports: dict[PeerId, Report], hashes: dict[PeerId, str], silent: set[PeerId]) -> None:
-        """Note between whom the exchange failed, so that the next ballot can do without some of them.
-
-        `silent` did not report in time; who keeps the others waiting is named by them, if any of them reported. Who
-        names itself, or somebody who has no part in the round, is the one to do without.
-        """
-        others = set(self._standing.candidates())
-        broken = {
-            (p, missed) if missed in others - {p} else (self._me, p) for p, r in reports.items() for missed in r.missing
-        }
-        mine = hashes.get(self._me)
-        differing = {p for p, hash in hashes.items() if mine is not None and hash != mine}
-        if differing:
-            logger.error("round %d: members computed different states from one roster", self._standing.position.round)
-        broken |= {(self._me, p) for p in differing}
-        if not broken:
-            broken = {(self._me, p) for p in silent if p != self._me}
-        self._broken |= {(a, b) for a, b in broken if a != b}
-
-
-LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
-
-Reduce = Callable[[Roster, float], Awaitable[str]]
-Obtain = Callable[[str, tuple[PeerId, ...]], Awaitable[None]]
+    async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
+        """Hold that next state: computed already, or fetched from `holders`. Raises PartsMissing."""
 
 
 class Agreement:
-    """One node's part in the agreements of one run. `advance` first, then `agree` once a round."""
+    """One node's part in the agreements of one run. `advance` first, then `agree` once a round.
+
+    `acceptor` is what it remembers, and what others ask it.
+    """
 
     def __init__(
         self,
@@ -464,56 +219,37 @@ class Agreement:
         run_id: str,
         rpc: Rpc,
         liveness: Liveness,
-        settings: AgreementSettings,
+        exchange: ExchangeSection,
         admits: Callable[[PeerId], bool] = lambda peer: True,
         relayed: Callable[[], tuple[PeerId, ...]] = tuple,
     ) -> None:
         """`admits` says who may join; `relayed()` whom this node reaches through relays only."""
-        self._me = me
-        self._relayed = relayed
-        self._run_id = run_id
-        self._rpc = rpc
-        self._liveness = liveness
-        self._settings = settings
-        self._standing = Standing(me=me, run_id=run_id, rpc=rpc, liveness=liveness, admits=admits)
-        self._leader = Leader(
-            me=me, standing=self._standing, rpc=rpc, liveness=liveness, settings=settings, admits=admits
-        )
-        self._reducing = AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
+        self._me, self._run_id = me, run_id
+        self._rpc, self._liveness = rpc, liveness
+        self._settings = exchange
+        self._admits, self._relayed = admits, relayed
+        self.acceptor = Acceptor(me=me, run_id=run_id, rpc=rpc, liveness=liveness, admits=admits)
+        floor, ceiling = exchange.deadline_floor, exchange.deadline_ceiling
+        self._reducing = AdaptiveDeadline(floor=floor, ceiling=ceiling)
+        self._straggling = AdaptiveDeadline(floor=floor, ceiling=ceiling)  # behind the median member
+        self._broken: set[Link] = set()  # reported to this node in this round
+        self._failures = 0  # ballots that this node led in this round, in vain
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
     def advance(self, position: Position, *, elapsed: float = 0.0) -> None:
-        """Go to a round. `elapsed` is how long ago the others began it, in seconds."""
-        self._standing.advance(position, elapsed=elapsed)
-        self._leader.new_round()
+        """Go to a round. `elapsed` is how long ago the others began it, in seconds.
+
+        What went wrong in the round before is forgotten; how long stragglers take is remembered.
+        """
+        self.acceptor.advance(position, elapsed=elapsed)
+        self._broken.clear()
+        self._failures = 0
 
     @property
     def position(self) -> Position:
         """Raises RuntimeError before the first `advance`."""
-        return self._standing.position
-
-    @property
-    def late_by(self) -> float:
-        """Seconds that others were into the next round when `agree` learned the last decision."""
-        return self._standing.late_by
-
-    @property
-    def paused(self) -> bool:
-        """Whether this node leads nobody for now, and says so."""
-        return self._standing.paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._standing.paused = paused
-
-    def head(self) -> Head:
-        """What this node tells others about where it stands."""
-        return self._standing.head()
-
-    def waiting_to_join(self) -> tuple[PeerId, ...]:
-        """Who asked to be named, in the order in which they asked first."""
-        return self._standing.waiting_to_join()
+        return self.acceptor.position
 
     async def ask_head(self, peer: PeerId, *, timeout: float) -> Head:
         """Where `peer` stands in this run. Raises CallError."""
@@ -534,31 +270,28 @@ class Agreement:
                 logger.debug("goodbye to %s did not arrive: %s", peer, error)
 
         async with trio.open_nursery() as nursery:
-            for peer in self._standing.candidates():
+            for peer in self.acceptor.candidates():
                 if peer != self._me:
                     nursery.start_soon(tell, peer)
 
     # --- one round --------------------------------------------------------------------------------------------------
 
     async def agree(
-        self, *, samples: int, train_seconds: float, rates: dict[str, float], reduce: Reduce, obtain: Obtain
+        self, *, samples: int, train_seconds: float, rates: dict[str, float], exchange: Exchange
     ) -> Decision:
         """Take part in the present round until it is decided.
 
-        `reduce(roster, within)` exchanges parts and returns the hash of the next state, which it keeps; it raises
-        PartsMissing when it has waited `within` seconds for somebody.
-        `obtain(state_hash, holders)` fetches that next state; it returns at once when it is held already.
         Raises Behind when this node has to catch up first, LeftOut when it is no candidate and nobody leads it. Ends
         with the window, deadlines and suspicions of its peers; alone, it decides alone.
         """
-        standing, here = self._standing, self.position
-        candidates = standing.candidates()
-        standing.late_by = 0.0
+        acceptor, here = self.acceptor, self.position
+        candidates = acceptor.candidates()
+        acceptor.late_by = 0.0
         attempts = 0
         while True:
-            ballot = standing.ballot
+            ballot = acceptor.ballot
             leader = candidates[ballot % len(candidates)]
-            joiners = tuple(sorted(standing.waiting_to_join()))
+            joiners = tuple(sorted(acceptor.waiting_to_join()))
             ready = Ready(
                 self._run_id,
                 here.round,
@@ -568,41 +301,32 @@ class Agreement:
                 train_seconds,
                 rates,
                 joiners,
-                standing.accepted,
+                acceptor.accepted,
                 tuple(peer for peer in self._relayed() if peer in candidates),
             )
             decision: Decision | None = None
             silence = silence_allowed(self._reducing.usual, attempts)
             try:
-                with trio.CancelScope() as standing.attempt:
+                with trio.CancelScope() as acceptor.attempt:
                     if leader == self._me:
-                        take_part = partial(self._take_part, ready=ready, reduce=reduce, obtain=obtain)
-                        decision = await self._leader.lead(
-                            ready,
-                            candidates,
-                            within=self._reducing.seconds(),
-                            silence=silence,
-                            take_part=take_part,
-                        )
+                        decision = await self._lead(ready, candidates, exchange, silence)
                     else:
-                        decision = await self._follow(leader, ready, reduce, obtain, silence)
+                        decision = await self._follow(leader, ready, exchange, silence)
                 if decision is not None:
-                    standing.decided(decision)
+                    acceptor.decided(decision)
                     return decision
             finally:
-                standing.raise_ballot(ballot + 1)  # two proposals in one ballot could both be accepted
+                acceptor.raise_ballot(ballot + 1)  # two proposals in one ballot could both be accepted
             attempts += 1
             if self._me not in candidates and attempts >= len(candidates):
                 raise LeftOut(f"none of the {len(candidates)} candidates of round {here.round} answers")
             # one breath between attempts, so that a swarm that cannot agree does not spin
             await trio.sleep(min(0.02 * attempts, 0.5))
 
-    async def _follow(
-        self, leader: PeerId, ready: Ready, reduce: Reduce, obtain: Obtain, silence: float | None
-    ) -> Decision | None:
+    async def _follow(self, leader: PeerId, ready: Ready, exchange: Exchange, silence: float | None) -> Decision | None:
         """One ballot under another's lead, which may be silent for so many seconds. None: go to the next ballot."""
-        standing = self._standing
-        patience = ready_patience(self.position.window, self._settings.ceiling)
+        acceptor = self.acceptor
+        patience = ready_patience(self.position.window, self._settings.deadline_ceiling)
         try:
             verdict = await self._liveness.unless_gone(
                 leader,
@@ -610,19 +334,19 @@ class Agreement:
                 within=silence,
             )
             match verdict:
-                case Verdict(kind="ahead", decision=Decision() as decision) if standing.ends(decision):
-                    standing.note_lateness(verdict.head)
+                case Verdict(kind="ahead", decision=Decision() as decision) if acceptor.ends(decision):
+                    acceptor.note_lateness(verdict.head)
                     return decision
-                case Verdict(kind="ahead" | "elsewhere", head=Head() as head) if standing.should_follow(head):
+                case Verdict(kind="ahead" | "elsewhere", head=Head() as head) if acceptor.should_follow(head):
                     raise Behind(head, leader)
-                case Verdict(kind="adopt", accepted=Accepted() as accepted) if standing.continues(accepted.roster):
-                    report = await self._adopt(accepted, verdict.holders, ready, obtain)
-                case Verdict(kind="roster", roster=Roster() as roster) if standing.is_for(roster, ready.ballot):
-                    report = await self._reduce(roster, ready, reduce)
+                case Verdict(kind="adopt", accepted=Accepted() as accepted) if acceptor.continues(accepted.roster):
+                    report = await self._adopt(accepted, verdict.holders, ready, exchange)
+                case Verdict(kind="roster", roster=Roster() as roster) if acceptor.is_for(roster, ready.ballot):
+                    report = await self._reduce(roster, ready, exchange)
                 case Verdict(kind="late"):
                     report = self._report(ready)
                 case _:
-                    standing.raise_ballot(verdict.ballot)
+                    acceptor.raise_ballot(verdict.ballot)
                     return None
             ruling = await self._liveness.unless_gone(
                 leader,
@@ -633,43 +357,262 @@ class Agreement:
             logger.info("round %d: the member that led it is gone, another leads now", ready.round)
             logger.debug("ballot %d of round %d failed with its leader: %s", ready.ballot, ready.round, error)
             return None
-        if ruling.decision is not None and standing.ends(ruling.decision):
+        if ruling.decision is not None and acceptor.ends(ruling.decision):
             return ruling.decision
-        standing.raise_ballot(ruling.ballot)
+        acceptor.raise_ballot(ruling.ballot)
         return None
-
-    async def _take_part(self, verdict: Verdict, *, ready: Ready, reduce: Reduce, obtain: Obtain) -> Report:
-        """What this node does as a member of a ballot that it leads itself."""
-        if verdict.accepted is not None:
-            return await self._adopt(verdict.accepted, verdict.holders, ready, obtain)
-        if verdict.roster is not None:
-            return await self._reduce(verdict.roster, ready, reduce)
-        return self._report(ready)
 
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
 
-    async def _reduce(self, roster: Roster, ready: Ready, reduce: Reduce) -> Report:
-        self._standing.cut_by = roster.cutters
+    async def _reduce(self, roster: Roster, ready: Ready, exchange: Exchange) -> Report:
+        self.acceptor.cut_by = roster.cutters
         if self._me not in roster.peers:
             return self._report(ready)
         began = trio.current_time()
         try:
-            state_hash = await reduce(roster, self._reducing.seconds())
+            state_hash = await exchange.reduce(roster, self._reducing.seconds())
         except PartsMissing as error:
             return self._report(ready, missing=error.peers)
         if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
             self._reducing.observe(trio.current_time() - began)
-        self._standing.accepted = Accepted(ready.ballot, state_hash, roster)
+        self.acceptor.accepted = Accepted(ready.ballot, state_hash, roster)
         return self._report(ready, state_hash)
 
-    async def _adopt(self, accepted: Accepted, holders: tuple[PeerId, ...], ready: Ready, obtain: Obtain) -> Report:
+    async def _adopt(self, accepted: Accepted, holders: tuple[PeerId, ...], ready: Ready, exchange: Exchange) -> Report:
         try:
-            await obtain(accepted.state_hash, holders)
+            await exchange.obtain(accepted.state_hash, holders)
         except PartsMissing as error:
             return self._report(ready, missing=error.peers)
-        self._standing.accepted = replace(accepted, ballot=ready.ballot)
+        self.acceptor.accepted = replace(accepted, ballot=ready.ballot)
         return self._report(ready, accepted.state_hash)
+
+    # --- leading a ballot -------------------------------------------------------------------------------------------
+    #
+    # Who may fail when, and what is then true: a candidate that dies, says goodbye or lingers beyond the stragglers'
+    # deadline is left out of the roster. A member that fails in the exchange is named by who missed it; the ballot is
+    # then given up, and the next does without one end of each broken link. A leader that finds others beyond it, since
+    # it was frozen or cut off, takes their decision or raises Behind.
+
+    async def _lead(
+        self, ready: Ready, candidates: tuple[PeerId, ...], exchange: Exchange, silence: float | None
+    ) -> Decision | None:
+        """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
+
+        `silence`: for how many seconds one may give no sign of life while others wait for it. However this ends, by an
+        error or cancelled too, whoever waits at the desk is answered. Raises Behind when the others are elsewhere.
+        """
+        within = self._reducing.seconds()  # that a reduction may wait for somebody
+        desk = self.acceptor.desk(ready.ballot)
+        desk.readies[self._me] = ready
+        others = [peer for peer in candidates if peer != self._me]
+        found: list[Decision | Behind] = []  # what others say that makes this ballot pointless
+        decision: Decision | None = None
+        try:
+            with self._liveness.watching(others):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._probe, ready, others, desk, found)
+                    await self._gather(desk, candidates, found, silence)
+                    if not found:
+                        verdict = self._close_roster(desk, candidates, ready.ballot)
+                        desk.close(verdict)
+                        nursery.start_soon(self._take_part, desk, verdict, ready, exchange)
+                        with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
+                            decision = await self._collect(desk, verdict, within)
+                    nursery.cancel_scope.cancel()
+            match found:
+                case [Behind() as behind, *_]:
+                    raise behind
+                case [Decision() as known, *_]:
+                    decision = known
+                    desk.close(Verdict("ahead", decision=decision, head=self.acceptor.head()))
+            if decision is None:
+                self.acceptor.raise_ballot(self._next_ballot(ready.ballot, candidates))
+            else:
+                desk.rule(Ruling("decided", decision=decision))
+            return decision
+        finally:
+            following = max(self.acceptor.ballot, ready.ballot + 1)
+            desk.close(Verdict("again", ballot=following))
+            desk.rule(Ruling("again", ballot=following))
+
+    def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
+        """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
+        self._failures += 1
+        remaining = without_broken_links(candidates, self._broken)
+        if self._me not in remaining or self._failures % FAILURES_AS_LEADER == 0:
+            return ballot + 1
+        return ballot + len(candidates)
+
+    async def _take_part(self, desk: Desk, verdict: Verdict, ready: Ready, exchange: Exchange) -> None:
+        """What this node does as a member of a ballot that it leads itself."""
+        if verdict.accepted is not None:
+            report = await self._adopt(verdict.accepted, verdict.holders, ready, exchange)
+        elif verdict.roster is not None:
+            report = await self._reduce(verdict.roster, ready, exchange)
+        else:
+            report = self._report(ready)
+        desk.reports[self._me] = report
+        self.acceptor.ring()
+
+    async def _gather(
+        self,
+        desk: Desk,
+        candidates: tuple[PeerId, ...],
+        found: list[Decision | Behind],
+        silence: float | None,
+    ) -> None:
+        """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
+
+        Once half are ready, `silence` seconds without a sign of life make one of the others absent. Nobody is waited
+        for who would not be let in, such as a voter that was banned since.
+
+        Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
+        that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
+        """
+        acceptor, settings = self.acceptor, self._settings
+        voters = acceptor.position.voters
+        began = latest = trio.current_time()
+        patience = max(0.0, acceptor.position.window - acceptor.elapsed()) + settings.deadline_ceiling
+        half_at, present = math.inf, len(desk.readies)
+        usable = without_broken_links(candidates, self._broken)  # the others would have no place in the roster
+        while not found:
+            now = trio.current_time()
+            if len(desk.readies) > present:
+                latest, present = now, len(desk.readies)
+            waited_for = [
+                p
+                for p in usable
+                if p not in desk.readies and p not in desk.away and not acceptor.is_absent(p) and self._admits(p)
+            ]
+            if half_at == math.inf and len(desk.readies) >= len(waited_for):
+                half_at = now
+            if sum(p in desk.readies for p in voters) >= majority(voters):
+                enough = min(began + settings.deadline_ceiling, half_at + self._straggling.seconds())
+                give_up = enough if waited_for else now
+            elif waited_for:
+                give_up = began + patience
+            elif all(p in desk.readies or acceptor.said_goodbye(p) for p in voters):
+                give_up = now  # nobody vanished: those who are missing left in order
+            else:
+                give_up = began + settings.deadline_floor
+            if now >= give_up:
+                if sum(p in desk.readies for p in voters) < majority(voters):
+                    desk.away.update(waited_for)
+                break
+            with self._liveness.watching(waited_for if half_at < math.inf else (), within=silence):
+                await acceptor.changed(until=give_up)
+        if half_at < math.inf:
+            self._straggling.observe(max(0.0, latest - half_at))
+
+    async def _probe(self, ready: Ready, others: list[PeerId], desk: Desk, found: list[Decision | Behind]) -> None:
+        """Summon candidates to a later ballot, and look where those stand who should be ready and are not.
+
+        A leader that was frozen, or cut off, learns in this way that the swarm went on without it.
+        """
+        message = Summon(ready.run_id, ready.round, ready.ballot)
+
+        async def look(peer: PeerId) -> None:
+            try:
+                head = await self._rpc.call(peer, "round.summon", message, Head, timeout=PROBE_EVERY)
+                if self.acceptor.should_follow(head):
+                    found.append(await self._decision_of(peer, ready) or Behind(head, peer))
+                    self.acceptor.note_lateness(head)
+            except CallError as error:
+                logger.debug("summons to %s failed: %s", peer, error)
+                return
+            if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
+                desk.away.add(peer)
+            self.acceptor.ring()
+
+        if ready.ballot == 0:
+            await trio.sleep(PROBE_EVERY)
+        while desk.verdict is None:
+            async with trio.open_nursery() as nursery:
+                for peer in others:
+                    if peer not in desk.readies:
+                        nursery.start_soon(look, peer)
+            await trio.sleep(PROBE_EVERY)
+
+    async def _decision_of(self, peer: PeerId, ready: Ready) -> Decision | None:
+        """How the present round ended for a peer that is beyond it, where it still knows. Raises CallError."""
+        nothing = Report(ready.run_id, ready.round, ready.ballot, None, ())
+        ruling = await self._rpc.call(peer, "round.report", nothing, Ruling, timeout=PROBE_EVERY)
+        decision = ruling.decision
+        return decision if decision is not None and self.acceptor.ends(decision) else None
+
+    def _close_roster(self, desk: Desk, candidates: tuple[PeerId, ...], ballot: int) -> Verdict:
+        """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
+        acceptor, settings = self.acceptor, self._settings
+        here = acceptor.position
+        distrusted = [p for reporter, p in self._broken if reporter == self._me]
+        adopted = result_to_adopt(desk.readies, here.voters, distrusted=distrusted)
+        if adopted is not None:
+            accepted, holders = adopted
+            return Verdict("adopt", ballot=ballot, accepted=accepted, holders=holders)
+        present = [p for p in candidates if p in desk.readies and (p == self._me or self._admits(p))]
+        able = without_broken_links(present, self._broken)
+        if self._me not in able:
+            able = (self._me,)
+        desk.away.update(set(present) - set(able))
+        members = able[:MAX_SEATS]
+        readies = {p: desk.readies[p] for p in members}
+        window = next_window(
+            readies.values(), floor=settings.deadline_floor, present=here.window, elapsed=acceptor.elapsed()
+        )
+        asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())
+        room = MAX_SEATS - len(members)
+        joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
+        seats = seats_of(members, readies, weight_cap=settings.weight_cap)
+        cut_by = cut_to_keep(acceptor.cut_by, seats)
+        return Verdict(
+            "roster", roster=Roster(acceptor.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by)
+        )
+
+    async def _collect(self, desk: Desk, verdict: Verdict, within: float) -> Decision | None:
+        """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
+        here, acceptor = self.acceptor.position, self.acceptor
+        roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
+        if roster is None:
+            raise ValueError(f"a leader closed its roster with the verdict {verdict.kind!r}")
+        expected = set(roster.peers if verdict.roster else desk.readies)
+        # whoever waits for parts gives up after `within` or twice that, and reports whose they were
+        deadline = trio.current_time() + 2 * within + REPORT_MARGIN
+        while True:
+            reports = {p: r for p, r in desk.reports.items() if p in expected}
+            hashes = {p: r.state_hash for p, r in reports.items() if r.state_hash is not None}
+            mine = hashes.get(self._me)
+            holders = {p for p, hash in hashes.items() if hash == mine}
+            outstanding = {p for p in expected if p not in reports and not acceptor.is_absent(p)}
+            late = trio.current_time() >= deadline
+            failed = any(r.missing for r in reports.values())
+            if failed or late or not outstanding:
+                reachable = [p for p in here.voters if p not in desk.away and not acceptor.is_absent(p)]
+                if mine is not None and is_safe(holders, here.voters, reachable):
+                    absent = (set(here.voters) | expected) - holders
+                    return Decision(acceptor.run_id, here.round, mine, roster, tuple(sorted(absent)))
+                self._blame(reports, hashes, outstanding if late else set())
+                return None
+            await acceptor.changed(until=deadline)
+
+    def _blame(self, reports: dict[PeerId, Report], hashes: dict[PeerId, str], silent: set[PeerId]) -> None:
+        """Note between whom the exchange failed, so that the next ballot can do without some of them.
+
+        `silent` did not report in time; who keeps the others waiting is named by them, if any of them reported. Who
+        names itself, or somebody who has no part in the round, is the one to do without.
+        """
+        others = set(self.acceptor.candidates())
+        broken = {
+            (p, missed) if missed in others - {p} else (self._me, p) for p, r in reports.items() for missed in r.missing
+        }
+        mine = hashes.get(self._me)
+        differing = {p for p, hash in hashes.items() if mine is not None and hash != mine}
+        if differing:
+            logger.error("round %d: members computed different states from one roster", self.acceptor.position.round)
+        broken |= {(self._me, p) for p in differing}
+        if not broken:
+            broken = {(self._me, p) for p in silent if p != self._me}
+        self._broken |= {(a, b) for a, b in broken if a != b}
 
 
 def ready_patience(window: float, ceiling: float) -> float:

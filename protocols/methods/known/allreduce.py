@@ -68,8 +68,9 @@ from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
-from swarmnode.training.codecs import Codec, CodecError
+from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.outer import shares_of
+from swarmnode.training.runsections import ExchangeSection
 
 
 @dataclass(frozen=True)
@@ -173,25 +174,24 @@ class AllReduce:
         bulk: Bulk,
         liveness: Liveness,
         runner: Runner,
-        codec: Codec,
+        exchange: ExchangeSection,
         parameters: int,
-        patience: float,
-        group_size: int,
     ) -> None:
-        """`patience`: seconds to wait at the most for a part of a peer that keeps answering pings."""
+        """By the run's codec, group size and deadlines: a part of a peer that keeps answering pings is waited for until
+        the ceiling of these."""
         self._me = me
         self._run_id = run_id
         self._bulk = bulk
         self._liveness = liveness
         self._runner = runner
-        self._codec = codec
+        self._codec = codec(exchange.codec)
         self._parameters = parameters
-        self._group_size = group_size
-        self._patience = patience
-        self._pace = AdaptiveDeadline(floor=0.0, ceiling=patience)  # of reductions that succeeded
+        self._group_size = exchange.group_size
+        self._patience = exchange.deadline_ceiling
+        self._pace = AdaptiveDeadline(floor=0.0, ceiling=self._patience)  # of reductions that succeeded
         self._silence: float | None = None  # seconds without a sign of life in the attempt at hand
         self._failed: list[int] = []  # the round at hand, once for each attempt at it that failed
-        self._reduction = Reduction(codec, parameters)
+        self._reduction = Reduction(self._codec, parameters)
         self.sent = self._reduction.sent  # the residual of this node's own work
         self._attempt: str | None = None  # roster id of what is pending
         self._before: Attempt | None = None  # the last at the round at hand: what it left the next may use

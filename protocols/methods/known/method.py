@@ -16,23 +16,21 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers
-from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Behind, Head, LeftOut
 from swarmnode.protocols.methods.known.reduction import Reducer
-from swarmnode.protocols.methods.known.round import DilocoRounds, DilocoSettings
+from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,
     Method,
-    Observer,
     Overtaken,
     Parts,
     Place,
@@ -40,10 +38,8 @@ from swarmnode.protocols.methods.method import (
     Saved,
 )
 from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.network import Network, PeerId
-from swarmnode.protocols.state.membership import Membership
-from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
-from swarmnode.training.codecs import codec
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.transfer.catchup import CatchUpFailed
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)
@@ -69,27 +65,11 @@ class DilocoPlace:
     checked against its hash before this node stands on it, and what it trained before goes to its residual.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        network: Network,
-        membership: Membership,
-        trainer: Trainer,
-        agreement: Agreement,
-        rounds: DilocoRounds,
-        observer: Observer,
-        rng: random.Random,
-    ) -> None:
-        self._me = network.me
-        self._run_id = run_id
-        self._network = network
-        self._membership = membership
-        self._trainer = trainer
-        self._agreement = agreement
+    def __init__(self, parts: Parts, agreement: Agreement, rounds: DilocoRounds) -> None:
+        self._parts = parts
+        self._me, self._run_id = parts.me, parts.run_id
+        self._agreement, self._acceptor = agreement, agreement.acceptor
         self._rounds = rounds
-        self._observer = observer
-        self._rng = rng
         self._last_round: int | None = None
         self.phase: str | None = None  # waiting or catching-up, while this node looks for a place
 
@@ -102,7 +82,7 @@ class DilocoPlace:
                 found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
                 alone = begin.saved is not None or begin.creator
                 await self._find_members(until=found_by if alone else math.inf)
-            self._observer.warn("alone", None)
+            self._parts.observer.warn("alone", None)
             if self._rounds.stands:
                 return
             if begin.saved is not None:
@@ -132,7 +112,7 @@ class DilocoPlace:
         began = trio.current_time()
         sources = tuple(p for p in dict.fromkeys((source, *head.voters)) if p != self._me)
         try:
-            hash = await self._rounds.catch_up(head, sources, self._observer.progress)
+            hash = await self._rounds.catch_up(head, sources, self._parts.observer.progress)
         except CatchUpFailed as error:
             logger.warning("catching up with round %d failed, trying again: %s", head.round, error)
             return False
@@ -141,23 +121,25 @@ class DilocoPlace:
         if hash != before:  # else it held this state already
             seconds = trio.current_time() - began
             logger.info("caught up with round %d in %.1f s", head.round, seconds)
-            self._observer.caught_up(head.round, hash, seconds)
+            self._parts.observer.caught_up(head.round, hash, seconds)
         return True
 
     async def find_better(self) -> Behind:
         """Wait until members outside this node's roster stand on a better history than its own."""
         while True:
-            await trio.sleep(LOOK_AROUND_EVERY * self._rng.uniform(0.5, 1.5))
+            await trio.sleep(LOOK_AROUND_EVERY * self._parts.rng.uniform(0.5, 1.5))
             if not self._rounds.stands:
                 continue
-            mine = self._agreement.head()
-            strangers = [p for p in self._membership.connected() if p not in mine.voters and p not in mine.joiners]
-            for peer in self._rng.sample(strangers, min(LOOK_AT, len(strangers))):
+            mine = self._acceptor.head()
+            strangers = [
+                p for p in self._parts.membership.connected() if p not in mine.voters and p not in mine.joiners
+            ]
+            for peer in self._parts.rng.sample(strangers, min(LOOK_AT, len(strangers))):
                 try:
                     theirs = await self._agreement.ask_head(peer, timeout=HEAD_TIMEOUT)
                 except CallError:
                     continue
-                mine = self._agreement.head()
+                mine = self._acceptor.head()
                 apart = diverged(mine, theirs) or theirs.round > mine.round + 1
                 if apart and prefers(mine, theirs) and not theirs.paused:
                     logger.warning("%s stands on another history with more members; following it", peer)
@@ -176,20 +158,20 @@ class DilocoPlace:
                 return
             if not told:
                 told = True
-                self._observer.warn("alone", "no member of the run answers yet; looking for them")
+                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
                 logger.info("looking for members of run %s", self._run_id[:12])
             await trio.sleep(ASK_TO_JOIN_EVERY)
 
     async def _found_the_run(self, begin: Begin) -> None:
         """Begin at round 0 from the initial parameters, with those who have asked to join so far."""
-        state = OuterState.start(self._trainer.parameters())
+        state = OuterState.start(self._parts.trainer.parameters())
         await self._rounds.begin(0, state, (self._me,), ())
         waited = trio.current_time() + begin.wait_seconds
         while trio.current_time() < waited:
-            if len(self._agreement.waiting_to_join()) >= begin.wait_peers:
+            if len(self._acceptor.waiting_to_join()) >= begin.wait_peers:
                 break
             await trio.sleep(0.1)
-        await self._rounds.begin(0, state, (self._me,), self._agreement.waiting_to_join())
+        await self._rounds.begin(0, state, (self._me,), self._acceptor.waiting_to_join())
 
     async def _join_others(self) -> bool:
         """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
@@ -205,7 +187,7 @@ class DilocoPlace:
 
     async def _heads(self, *, join: bool) -> list[tuple[Head, PeerId]]:
         """Where members stand, the best first; with `join` they are asked to name this node as well."""
-        peers = self._membership.connected() or tuple(view.peer for view in self._network.peers())
+        peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
         heads: list[tuple[Head, PeerId]] = []
         ask = self._agreement.ask_to_join if join else self._agreement.ask_head
 
@@ -232,7 +214,7 @@ class DilocoPlace:
         deadline = trio.current_time() + FIND_MEMBERS_FOR
         while not await self._join_others():
             if trio.current_time() > deadline:
-                mine = self._agreement.head()
+                mine = self._acceptor.head()
                 heads = [head for head, _ in await self._heads(join=False) if not head.paused]
                 if not any(head.run_id == self._run_id and prefers(mine, head) for head in heads):
                     here = self._agreement.position
@@ -247,9 +229,6 @@ class DilocoPlace:
         return self._me in head.voters or self._me in head.joiners
 
 
-FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
-
-
 def build(parts: Parts) -> Diloco:
     """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
     return Diloco(parts)
@@ -261,69 +240,32 @@ class Diloco(Method):
     name = "diloco"
 
     def __init__(self, parts: Parts) -> None:
-        spec, exchange = parts.spec, parts.spec.exchange
         self._trainer = parts.trainer
         self.agreement = Agreement(
             me=parts.me,
             run_id=parts.run_id,
             rpc=parts.rpc,
             liveness=parts.liveness,
-            settings=AgreementSettings(
-                weight_cap=exchange.weight_cap,
-                floor=exchange.deadline_floor,
-                ceiling=exchange.deadline_ceiling,
-            ),
+            exchange=parts.spec.exchange,
             admits=parts.admits,
             relayed=parts.relayed,
         )
         self.allreduce = self._reducer(parts)
-        self.rounds = DilocoRounds(
-            me=parts.me,
-            settings=DilocoSettings(
-                steps=spec.inner.steps,
-                outer_lr=spec.outer.lr,
-                outer_momentum=spec.outer.momentum,
-                first_window=FIRST_WINDOW * exchange.deadline_ceiling,
-            ),
-            trainer=parts.trainer,
-            agreement=self.agreement,
-            allreduce=self.allreduce,
-            catch_up=CatchUp(
-                run_id=parts.run_id,
-                rpc=parts.rpc,
-                bulk=parts.bulk,
-                liveness=parts.liveness,
-                runner=parts.runner,
-                layout=parts.trainer.layout,
-            ),
-            runner=parts.runner,
-        )
-        self.places = DilocoPlace(
-            run_id=parts.run_id,
-            network=parts.network,
-            membership=parts.membership,
-            trainer=parts.trainer,
-            agreement=self.agreement,
-            rounds=self.rounds,
-            observer=parts.observer,
-            rng=parts.rng,
-        )
+        self.rounds = DilocoRounds(parts, self.agreement, self.allreduce)
+        self.places = DilocoPlace(parts, self.agreement, self.rounds)
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
 
     def _reducer(self, parts: Parts) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
-        exchange = parts.spec.exchange
         return AllReduce(
             me=parts.me,
             run_id=parts.run_id,
             bulk=parts.bulk,
             liveness=parts.liveness,
             runner=parts.runner,
-            codec=codec(exchange.codec),
+            exchange=parts.spec.exchange,
             parameters=parts.trainer.layout.parameters,
-            patience=exchange.deadline_ceiling,
-            group_size=exchange.group_size,
         )
 
     @property
@@ -334,16 +276,16 @@ class Diloco(Method):
     def place(self) -> Place | None:
         if not self.rounds.stands:
             return None
-        head = self.agreement.head()
+        head = self.agreement.acceptor.head()
         return Place(head.round, head.state_hash, head.voters, head.joiners, head.elapsed)
 
     @property
     def paused(self) -> bool:
-        return self.agreement.paused
+        return self.agreement.acceptor.paused
 
     @paused.setter
     def paused(self, paused: bool) -> None:
-        self.agreement.paused = paused
+        self.agreement.acceptor.paused = paused
 
     async def find_place(self, begin: Begin) -> None:
         if begin.saved is not None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import trio
@@ -28,51 +27,40 @@ from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import LONGEST_WINDOW, WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import Decision, Head, PartsMissing, Roster
 from swarmnode.protocols.methods.known.reduction import Reducer
-from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector
+from swarmnode.protocols.methods.method import Completed, Outcome, Partial, Parts, RoundResult
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.codecs.feedback import norm_in_float64
 from swarmnode.training.outer import OuterState, outer_step, state_hash
 
 logger = logging.getLogger(__name__)
 
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
 
 
-@dataclass(frozen=True)
-class DilocoSettings:
-    """From the RunSpec."""
-
-    steps: int  # H, inner steps a round
-    outer_lr: float
-    outer_momentum: float
-    first_window: float  # seconds for the first round's training, before anything was measured
-
-
 class DilocoRounds:
-    """One node's rounds in a DiLoCo run. `begin` or `catch_up` first, then `run_round` again and again."""
+    """One node's rounds in a DiLoCo run, and what it does in the ballots of each (`agreement.Exchange`).
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        settings: DilocoSettings,
-        trainer: Trainer,
-        agreement: Agreement,
-        allreduce: Reducer,
-        catch_up: CatchUp,
-        runner: Runner,
-    ) -> None:
-        self._me = me
-        self._settings = settings
-        self._trainer = trainer
+    `begin` or `catch_up` first, then `run_round` again and again.
+    """
+
+    def __init__(self, parts: Parts, agreement: Agreement, allreduce: Reducer) -> None:
+        self._me, self._spec = parts.me, parts.spec
+        self._trainer, self._runner = parts.trainer, parts.runner
         self._agreement = agreement
         self._allreduce = allreduce
-        self._catch_up = catch_up
-        self._runner = runner
+        self._catch_up = CatchUp(
+            run_id=parts.run_id,
+            rpc=parts.rpc,
+            bulk=parts.bulk,
+            liveness=parts.liveness,
+            runner=parts.runner,
+            layout=parts.trainer.layout,
+        )
         self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
+        self._gradient: Vector = np.zeros(0, np.float32)  # (P,), this call's work, which `reduce` offers
         self._offered: Vector | None = None  # the work that the others were given in this round
         self._settled: Vector | None = (
             None  # of what the trainer did since `state`: what is in a result or the residual
@@ -102,7 +90,8 @@ class DilocoRounds:
             await self._return_work(await self._unsettled())
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
         self._stand_on(round, hash, state)
-        self._agreement.advance(Position(round, hash, voters, joiners, self._settings.first_window))
+        first_window = FIRST_WINDOW * self._spec.exchange.deadline_ceiling
+        self._agreement.advance(Position(round, hash, voters, joiners, first_window))
         self._ended = trio.current_time()
         return hash
 
@@ -163,16 +152,16 @@ class DilocoRounds:
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
             gradient, worked = np.zeros_like(gradient), NOTHING
         self.phase = "exchanging"
+        self._gradient = gradient
         with self._catch_up.eased():  # those who wait for this round go before those who join
             decision = await self._agreement.agree(
                 samples=worked.samples,
                 train_seconds=worked.seconds,
                 rates=dict(self._allreduce.rates),
-                reduce=lambda roster, within: self._reduce(roster, gradient, within),
-                obtain=self._obtain,
+                exchange=self,
             )
         outcome = await self._apply(decision, gradient, worked)
-        loss = await self._evaluate()
+        loss = await loss_of(self._trainer)
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
         counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
@@ -195,17 +184,10 @@ class DilocoRounds:
         started = trio.current_time()
         while (left := seconds - (trio.current_time() - started)) > 0:
             try:
-                return await self._trainer.train(round=here.round, steps=self._settings.steps, seconds=left)
+                return await self._trainer.train(round=here.round, steps=self._spec.inner.steps, seconds=left)
             except TrainerDied as error:
                 logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
         return NOTHING
-
-    async def _evaluate(self) -> float:
-        try:
-            return await self._trainer.evaluate(thorough=False, wait=False)
-        except TrainerDied as error:
-            logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
-            return float("nan")
 
     async def _unsettled(self) -> Vector:
         """The pseudo-gradient, (P,): what the trainer did since the shared state, but for what is settled already."""
@@ -217,15 +199,15 @@ class DilocoRounds:
 
         return await self._runner(difference)
 
-    async def _reduce(self, roster: Roster, gradient: Vector, within: float) -> str:
-        """The state that follows from this roster; kept until the round is decided."""
-        self._offered = gradient
-        mean = await self._allreduce.reduce(roster, gradient, within=within)
-        before, settings = self.state, self._settings
+    async def reduce(self, roster: Roster, within: float) -> str:
+        """As in `Exchange`: the state that follows from this roster; kept until the round is decided."""
+        self._offered = self._gradient
+        mean = await self._allreduce.reduce(roster, self._gradient, within=within)
+        before, outer = self.state, self._spec.outer
 
         def step() -> tuple[str, OuterState]:
             try:
-                after = outer_step(before, mean, lr=settings.outer_lr, momentum=settings.outer_momentum)
+                after = outer_step(before, mean, lr=outer.lr, momentum=outer.momentum)
             except ValueError as error:
                 # every member holds the same mean and comes to the same conclusion
                 logger.error("round %d moves nothing: %s", roster.round, error)
@@ -243,18 +225,18 @@ class DilocoRounds:
         self._proposed = hash, state
         self._catch_up.serve_state(round, hash, state)
 
-    async def _obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
-        """Hold the state with this hash: computed already, or fetched from who holds it. Raises PartsMissing."""
-        if self._proposed is not None and self._proposed[0] == hash:
+    async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
+        """As in `Exchange`."""
+        if self._proposed is not None and self._proposed[0] == state_hash:
             return
         others = tuple(p for p in holders if p != self._me)
         try:
-            round, _, state = await self._catch_up.fetch(others, state_hash=hash)
+            round, _, state = await self._catch_up.fetch(others, state_hash=state_hash)
         except CatchUpFailed as error:
             raise PartsMissing(others) from error
         if round != self._agreement.position.round + 1:
             raise PartsMissing(others)
-        self._propose(round, hash, state)
+        self._propose(round, state_hash, state)
 
     async def _apply(self, decision: Decision, gradient: Vector, worked: TrainStats) -> Outcome:
         """Move to the decided state; keep this node's work for later where it is not in it."""
@@ -267,7 +249,7 @@ class DilocoRounds:
         else:
             await self._return_work(gradient)
         try:
-            await self._obtain(decision.state_hash, decision.roster.peers)
+            await self.obtain(decision.state_hash, decision.roster.peers)
         except PartsMissing as error:
             raise CatchUpFailed(f"the result of round {decision.round} could not be fetched: {error}") from error
         if self._proposed is None:
@@ -275,7 +257,7 @@ class DilocoRounds:
         round, roster = decision.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
         window = min(max(roster.window, 0.0), LONGEST_WINDOW)
-        self._late_by = self._agreement.late_by
+        self._late_by = self._agreement.acceptor.late_by
         position = Position(round, decision.state_hash, roster.peers, roster.joiners, window)
         self._agreement.advance(position, elapsed=self._late_by)
         missing = set(decision.missing)

@@ -11,7 +11,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import PeerGone, Refused, Rpc
 from swarmnode.protocols.methods.known.acceptor import Position, diverged, prefers
-from swarmnode.protocols.methods.known.agreement import Agreement, AgreementSettings
+from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.messages import (
     Accepted,
     Behind,
@@ -35,6 +35,7 @@ from swarmnode.protocols.methods.known.messages import (
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.training.runsections import ExchangeSection
 
 Simulated = Callable[..., None]
 RUN, PARENT = "ab" * 32, "00" * 32
@@ -48,8 +49,8 @@ class Member:
         self.me = network.me
         self.rpc = Rpc(network)
         self.liveness = Liveness(self.rpc)
-        settings = AgreementSettings(weight_cap=2.0, floor=FLOOR, ceiling=CEILING)
-        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, settings=settings)
+        exchange = ExchangeSection(deadline_floor=FLOOR, deadline_ceiling=CEILING)
+        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, exchange=exchange)
         self.cannot_reach: set[PeerId] = set()
         self.obtained: list[str] = []
 
@@ -60,15 +61,13 @@ class Member:
             raise PartsMissing(tuple(sorted(missing)))
         return hashlib.sha256(roster.roster_id.encode()).hexdigest()
 
-    async def obtain(self, hash: str, holders: tuple[PeerId, ...]) -> None:
-        self.obtained.append(hash)
+    async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
+        self.obtained.append(state_hash)
         if not set(holders) - self.cannot_reach:
             raise PartsMissing(holders)
 
     async def agree(self, *, samples: int = 10) -> Decision:
-        return await self.agreement.agree(
-            samples=samples, train_seconds=1.0, rates={}, reduce=self.reduce, obtain=self.obtain
-        )
+        return await self.agreement.agree(samples=samples, train_seconds=1.0, rates={}, exchange=self)
 
 
 class Swarm:
@@ -245,9 +244,9 @@ def test_a_promise_outlives_going_to_the_same_position_again(simulated: Simulate
         await swarm.decided(leader, within=5)
         for member in others:
             member.agreement.advance(swarm.position())  # as after a catch-up with the very same head
-            assert member.agreement._standing.accepted is not None
+            assert member.agreement.acceptor.accepted is not None
             member.agreement.advance(Position(0, "11" * 32, swarm.position().voters, (), 5.0))
-            assert member.agreement._standing.accepted is None
+            assert member.agreement.acceptor.accepted is None
 
     simulate(simulated, body)
 
@@ -271,7 +270,7 @@ def test_a_leader_behind_learns_the_decision_from_those_it_summons(simulated: Si
         await swarm.decided(*others, within=5 + 4 * CEILING)
         swarm.begin(leader)
         await swarm.decided(within=10)
-        assert leader.agreement.late_by > 0
+        assert leader.agreement.acceptor.late_by > 0
 
     simulate(simulated, body)
 
@@ -281,12 +280,12 @@ def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -
         await swarm.start(3)
         for member in swarm.members[1:]:
             member.agreement.advance(swarm.position(round=5))
-        ahead = sorted(swarm.members[1:], key=lambda m: m.agreement._standing.candidates().index(m.me))
+        ahead = sorted(swarm.members[1:], key=lambda m: m.agreement.acceptor.candidates().index(m.me))
         swarm.begin(*ahead)
         decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
         assert decision.round == 5 and not swarm.errors
         older = Head(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
-        assert not ahead[0].agreement._standing.should_follow(older)
+        assert not ahead[0].agreement.acceptor.should_follow(older)
 
     simulate(simulated, body)
 
@@ -346,7 +345,7 @@ def test_no_ballot_is_so_high_that_a_round_cannot_end(simulated: Simulated) -> N
                 with pytest.raises(Refused):
                     await liar.rpc.call(member.me, "round.ready", a_ready(ballot), Verdict, timeout=1)
                 await liar.rpc.call(member.me, "round.summon", Summon(RUN, 0, ballot), Head, timeout=1)
-            assert member.agreement._standing.ballot <= 3 * 4096
+            assert member.agreement.acceptor.ballot <= 3 * 4096
         swarm.begin()
         await swarm.decided(within=30)
 
@@ -364,7 +363,7 @@ def test_one_peer_holds_one_desk(simulated: Simulated) -> None:
         for turn in range(40):
             swarm.nursery.start_soon(ask, 5 * (turn + 1))
         await trio.sleep(1)
-        assert len(leader.agreement._standing.desks) <= 1
+        assert len(leader.agreement.acceptor.desks) <= 1
 
     simulate(simulated, body)
 
@@ -372,10 +371,10 @@ def test_one_peer_holds_one_desk(simulated: Simulated) -> None:
 def test_joiners_are_counted(simulated: Simulated) -> None:
     async def body(swarm: Swarm) -> None:
         await swarm.start(1)
-        standing = swarm.members[0].agreement._standing
+        standing = swarm.members[0].agreement.acceptor
         for i in range(1000):
             standing._wishes_to_join(f"peer{i}")
-        assert len(swarm.members[0].agreement.waiting_to_join()) == 64
+        assert len(swarm.members[0].agreement.acceptor.waiting_to_join()) == 64
 
     simulate(simulated, body)
 
@@ -383,7 +382,7 @@ def test_joiners_are_counted(simulated: Simulated) -> None:
 def test_a_vector_is_cut_by_candidates_only(simulated: Simulated) -> None:
     async def body(swarm: Swarm) -> None:
         await swarm.start(3)
-        standing = swarm.members[0].agreement._standing
+        standing = swarm.members[0].agreement.acceptor
         seats = tuple(Seat(m.me, 1, 4) for m in swarm.members[:2])
         gone = Owner(swarm.members[2].me, 4)
         for cut_by, fits in (((), True), ((gone,), True), ((gone, Owner("a stranger", 4)), False)):
@@ -397,7 +396,7 @@ def test_a_forged_claim_of_an_accepted_result_stalls_nobody(simulated: Simulated
         await swarm.start(3)
         liar = swarm.members[2]
         roster = Roster(RUN, 0, 0, PARENT, (Seat(liar.me, 1, 4),), (), 1.0)
-        liar.agreement._standing.accepted = Accepted(7, "ee" * 32, roster)
+        liar.agreement.acceptor.accepted = Accepted(7, "ee" * 32, roster)
         for member in swarm.members[:2]:
             member.cannot_reach = set()
         swarm.begin()
