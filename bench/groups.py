@@ -26,7 +26,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32
 

@@ -32,7 +32,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32
 PATIENCE = 120.0  # seconds that a reduction may wait

@@ -22,7 +22,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CELL
 BANDWIDTH = 1_000_000  # bytes a second of each link: a round of four takes 1.6 s

@@ -12,7 +12,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
 

@@ -70,7 +70,7 @@ from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.outer import shares_of
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 
 @dataclass(frozen=True)

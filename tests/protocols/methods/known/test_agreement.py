@@ -35,7 +35,7 @@ from swarmnode.protocols.methods.known.messages import (
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.runsections import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection
 
 Simulated = Callable[..., None]
 RUN, PARENT = "ab" * 32, "00" * 32
