@@ -54,12 +54,12 @@ from swarmnode.crdt.reconcile_frames import (
     Ask,
     Compare,
     Difference,
-    FrameReader,
-    FrameWriter,
     Listing,
     ListIt,
     Malformed,
     RangeParts,
+    RangeReader,
+    RangeWriter,
     ReconcileError,
     Settled,
     Whole,
@@ -171,7 +171,7 @@ class Initiator:
     def receive(self, frame: bytes) -> bytes | None:
         """The next frame for the responder; None at the end. Raises Malformed, Exhausted and CutoffRefused."""
         self._meter.received(frame)
-        reader = FrameReader(frame)
+        reader = RangeReader(frame)
         kind = reader.raw(1)[0]
         if kind not in self._expected:
             raise Malformed(f"a frame of kind {kind} out of turn")
@@ -190,7 +190,7 @@ class Initiator:
         self._expected = (ANSWERS,)
         return reply
 
-    def _begin(self, reader: FrameReader, kind: int) -> None:
+    def _begin(self, reader: RangeReader, kind: int) -> None:
         later = reader.number(MAX_TIME)
         if later > MAX_AHEAD:
             raise CutoffRefused(f"the responder's cut-off is {later} ms ahead; at most {MAX_AHEAD}")
@@ -241,7 +241,7 @@ class Initiator:
 
     def _ask(self) -> bytes:
         """Ask about as much of what is open, from the low end, as a frame holds."""
-        out = FrameWriter(bytes([ASKS]))
+        out = RangeWriter(bytes([ASKS]))
         self._asks = []
         group: list[Ask] = []
         size = 1
@@ -298,7 +298,7 @@ class Responder:
     def receive(self, frame: bytes) -> bytes:
         """The answer to a frame. Raises Malformed, Exhausted and CutoffRefused."""
         self._meter.received(frame)
-        reader = FrameReader(frame)
+        reader = RangeReader(frame)
         kind = reader.raw(1)[0]
         if kind == HELLO and self._tree is None:
             reply = self._begin(reader)
@@ -309,7 +309,7 @@ class Responder:
         self._meter.moved(reply)
         return reply
 
-    def _begin(self, reader: FrameReader) -> bytes:
+    def _begin(self, reader: RangeReader) -> bytes:
         asked = int.from_bytes(reader.raw(6), "big")
         nonce, theirs = reader.raw(NONCE_SIZE), reader.raw(FINGERPRINT_SIZE)
         if reader:
@@ -319,7 +319,7 @@ class Responder:
         self.cutoff = max(asked, self.cutoff)
         self._tree = tree = self._snapshot(self.cutoff)
         self.done = tree.fingerprint(START, END, _salt(asked, nonce)) == theirs
-        out = FrameWriter(bytes([EQUAL if self.done else DIFFER]))
+        out = RangeWriter(bytes([EQUAL if self.done else DIFFER]))
         out.number(self.cutoff - asked)
         if not self.done:
             self._salt = _salt(self.cutoff, nonce + self._nonce)
@@ -330,7 +330,7 @@ class Responder:
 
     def _answer_all(self, tree: Ranks, asks: Sequence[Ask]) -> bytes:
         """Answers to as many asks as fit."""
-        body = FrameWriter()
+        body = RangeWriter()
         settled: list[bool] = []
         room = self._limits.frame - len(asks) // 8 - 8
         for ask in asks:

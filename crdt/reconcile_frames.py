@@ -105,7 +105,7 @@ SETTLED = Settled()
 Answer: TypeAlias = Settled | ListIt | RangeParts | Whole | Difference
 
 
-class FrameWriter:
+class RangeWriter:
     """Bytes of one frame. Bounds and ranks are written relative to those before."""
 
     def __init__(self, start: bytes = b"") -> None:
@@ -195,7 +195,7 @@ class FrameWriter:
                 self.bound(answer.below)
 
 
-class FrameReader:
+class RangeReader:
     """Reads one frame. Every method raises Malformed where the bytes do not go on as they must."""
 
     def __init__(self, frame: bytes) -> None:
@@ -332,9 +332,9 @@ class FrameReader:
         raise Malformed(f"an answer of kind {kind} to a {type(ask).__name__}")
 
 
-def answers_frame(settled: Sequence[bool], body: FrameWriter) -> bytes:
+def answers_frame(settled: Sequence[bool], body: RangeWriter) -> bytes:
     """A frame of answers: which of them are `settled`, and what a writer holds of the others."""
-    out = FrameWriter(bytes([ANSWERS]))
+    out = RangeWriter(bytes([ANSWERS]))
     out.number(len(settled))
     out.raw(sum(1 << place for place, bit in enumerate(settled) if bit).to_bytes((len(settled) + 7) // 8, "little"))
     return out.frame() + body.frame()

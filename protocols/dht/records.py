@@ -1,7 +1,7 @@
 """Values in the DHT that nobody but their author can make, alter, roll back or keep alive.
 
 A key is `/swarmnode/<author's peer id>/<name>`, so whoever holds a record knows whose signature to ask for. The stored
-bytes are a `Sealed`: sequence number, expiry, value, and the author's signature over these and the key.
+bytes are an envelope (`crdt.envelope`) of expiry, sequence number and value, which the author signed with the key.
 
 What each side checks, storers before they keep a record and readers before they believe one:
 - form: key and value within their sizes; integers where integers belong (so no NaN), bounds before decoding;
@@ -18,25 +18,23 @@ unexpired and genuine. Asking many, and remembering what one has seen (`node.dht
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from swarmnode.crdt import encoding
+from swarmnode.crdt.encoding import EncodingError, Value
+from swarmnode.crdt.envelope import SEAL, Domain, Sign, Verify, unsealed
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.wire import WireError, decode, encode
 
 NAMESPACE = "swarmnode"
-DOMAIN = b"swarmnode dht record 1\0"  # no other signature of this node can pass for a record's
 MAX_VALUE = 16 * 1024  # bytes; larger things are shards, and a record names them
-MAX_SEALED = MAX_VALUE + 256  # bytes of a value with its sequence, expiry, signature and field names
+DOMAIN = Domain("dht", 2, MAX_VALUE + 64)  # a value, its sequence, expiry and their names; version 1 had another form
+MAX_SEALED = DOMAIN.max_size + SEAL  # bytes
 MAX_LIFETIME = 24 * 3600.0  # seconds; a record whose author is gone must not stay for ever
 SKEW = 300.0  # seconds that the author's clock may be ahead of ours
 MAX_NUMBER = 1 << 62  # of sequences and times: far beyond any clock
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # 64 characters: go-libp2p refuses keys above 128 bytes
 _PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,60}")
-
-Verify = Callable[[PeerId, bytes, bytes], bool]  # (peer, message, signature), as Network.verify
-Sign = Callable[[bytes], bytes]
 
 
 class BadRecord(ValueError):
@@ -62,26 +60,6 @@ class DhtRecord:
         return record_key(self.author, self.name)
 
 
-@dataclass(frozen=True)
-class Sealed:
-    """What is stored and sent."""
-
-    sequence: int
-    expires: int
-    value: bytes
-    signature: bytes
-
-
-@dataclass(frozen=True)
-class _Signed:
-    """What the signature covers, behind DOMAIN."""
-
-    key: bytes
-    sequence: int
-    expires: int
-    value: bytes
-
-
 def record_key(author: PeerId, name: str) -> bytes:
     """The DHT key of an author's record. Raises ValueError for a name that is none."""
     if not _NAME.fullmatch(name):
@@ -93,8 +71,8 @@ def seal(sign: Sign, record: DhtRecord) -> bytes:
     """The bytes of a record of one's own. Raises BadRecord("oversize") above MAX_VALUE."""
     if len(record.value) > MAX_VALUE:
         raise BadRecord("oversize", f"a record's value has at most {MAX_VALUE} bytes, not {len(record.value)}")
-    signature = sign(_message(record.key, record.sequence, record.expires, record.value))
-    return encode(Sealed(record.sequence, record.expires, record.value, signature))
+    stored: Value = {"expires": record.expires, "sequence": record.sequence, "value": record.value}
+    return DOMAIN.seal(stored, sign, record.key.decode()).sealed
 
 
 def unseal(key: bytes, raw: bytes, *, verify: Verify, now: float) -> DhtRecord:
@@ -102,22 +80,33 @@ def unseal(key: bytes, raw: bytes, *, verify: Verify, now: float) -> DhtRecord:
     author, name = _owner(key)
     if len(raw) > MAX_SEALED:
         raise BadRecord("oversize", f"a record has at most {MAX_SEALED} bytes, not {len(raw)}")
+    envelope = unsealed(raw, max_size=DOMAIN.max_size)
+    if envelope is None:
+        raise BadRecord("malformed", "it is no envelope")
     try:
-        sealed = decode(Sealed, raw, limit=MAX_SEALED)
-    except WireError as error:
+        stored = encoding.decode(envelope.payload, max_size=DOMAIN.max_size)
+    except EncodingError as error:
         raise BadRecord("malformed", str(error)) from None
-    if len(sealed.value) > MAX_VALUE:
-        raise BadRecord("oversize", f"a record's value has at most {MAX_VALUE} bytes, not {len(sealed.value)}")
-    if not (0 <= sealed.sequence < MAX_NUMBER and 0 <= sealed.expires < MAX_NUMBER):
-        raise BadRecord("malformed", f"sequence {sealed.sequence}, expiry {sealed.expires}")
-    if sealed.expires <= now * 1000:
-        raise BadRecord("expired", f"it expired {now - sealed.expires / 1000:.0f} s ago")
-    if sealed.expires > (now + MAX_LIFETIME + SKEW) * 1000:
-        raise BadRecord("too-far", f"it would live {sealed.expires / 1000 - now:.0f} s, at most {MAX_LIFETIME:.0f}")
-    message = _message(key, sealed.sequence, sealed.expires, sealed.value)
-    if not verify(author, message, sealed.signature):
+    match stored:
+        case {"expires": int() as expires, "sequence": int() as sequence, "value": bytes() as value, **rest} if (
+            not rest
+        ):
+            record = DhtRecord(author, name, value, sequence, expires)
+        case _:
+            raise BadRecord("malformed", "it does not have an expiry, a sequence number and a value")
+    if len(value) > MAX_VALUE:
+        raise BadRecord("oversize", f"a record's value has at most {MAX_VALUE} bytes, not {len(value)}")
+    if isinstance(sequence, bool) or isinstance(expires, bool):
+        raise BadRecord("malformed", "its expiry or its sequence number is no number")
+    if not (0 <= sequence < MAX_NUMBER and 0 <= expires < MAX_NUMBER):
+        raise BadRecord("malformed", f"sequence {sequence}, expiry {expires}")
+    if expires <= now * 1000:
+        raise BadRecord("expired", f"it expired {now - expires / 1000:.0f} s ago")
+    if expires > (now + MAX_LIFETIME + SKEW) * 1000:
+        raise BadRecord("too-far", f"it would live {expires / 1000 - now:.0f} s, at most {MAX_LIFETIME:.0f}")
+    if not DOMAIN.is_signed(envelope, author, verify, key.decode()):
         raise BadRecord("forged", f"it is not signed by {author}")
-    return DhtRecord(author, name, sealed.value, sealed.sequence, sealed.expires)
+    return record
 
 
 def supersedes(new: DhtRecord, old: DhtRecord | None) -> bool:
@@ -143,7 +132,3 @@ def _owner(key: bytes) -> tuple[PeerId, str]:
     if empty or namespace != NAMESPACE or not _PEER.fullmatch(author) or not _NAME.fullmatch(name):
         raise BadRecord("malformed", "the key is not /swarmnode/<peer id>/<name>")
     return author, name
-
-
-def _message(key: bytes, sequence: int, expires: int, value: bytes) -> bytes:
-    return DOMAIN + encode(_Signed(key, sequence, expires, value))

@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgpack
 import trio
 from harness import SWARM
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.peer.id import ID
 from victim import LISTEN, new_identity
 
+from swarmnode.crdt.envelope import unsealed
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.protocols.dht.records import DhtRecord, Sealed
+from swarmnode.protocols.dht.records import MAX_SEALED, DhtRecord
 from swarmnode.protocols.network import NetworkError
-from swarmnode.protocols.wire import WireError, decode
 
 MALICIOUS = 3  # of 16: a fifth
 NEIGHBOURS = 5  # that each node dials: tables are incomplete, so lookups take hops
@@ -83,8 +84,9 @@ def _value(raw: bytes | None) -> bytes | None:
     if not raw:
         return None
     try:
-        return decode(Sealed, raw).value
-    except WireError:
+        envelope = unsealed(raw, max_size=MAX_SEALED)
+        return msgpack.unpackb(envelope.payload)["value"] if envelope else raw
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return raw
 
 

@@ -27,11 +27,11 @@ from swarmnode.crdt.reconcile_frames import (
     Ask,
     Compare,
     Difference,
-    FrameReader,
-    FrameWriter,
     Listing,
     ListIt,
     RangeParts,
+    RangeReader,
+    RangeWriter,
     Settled,
     Whole,
     answers_frame,
@@ -133,7 +133,7 @@ Liar = Callable[[Ask], Answer]
 
 
 def ask_of(frame: bytes) -> list[Ask]:
-    reader = FrameReader(frame)
+    reader = RangeReader(frame)
     assert reader.raw(1)[0] == ASKS
     try:
         return reader.asks()
@@ -143,7 +143,7 @@ def ask_of(frame: bytes) -> list[Ask]:
 
 def answered(asks: Sequence[Ask], lie: Liar) -> bytes:
     """What the liar says to as many asks as fit into a frame."""
-    body, settled = FrameWriter(), []
+    body, settled = RangeWriter(), []
     for ask in asks:
         place, answer = body.place(), lie(ask)
         settled.append(isinstance(answer, Settled))
@@ -159,7 +159,7 @@ def lied_to(lie: Liar, limits: SessionLimits, tree: RangeTree) -> Initiator:
     """An initiator after a session with a responder that answers everything by `lie`."""
     side = Initiator(lambda _: tree, cutoff=T, nonce=b"initiate", limits=limits)
     side.open()
-    first = FrameWriter(bytes([DIFFER, 0]) + bytes(24))
+    first = RangeWriter(bytes([DIFFER, 0]) + bytes(24))
     first.answer(lie(Compare(START, END, b"")))
     frame = side.receive(first.frame())
     while frame is not None:
@@ -294,7 +294,7 @@ def test_answers_outside_what_was_listed_are_malformed(lie: Callable[[Listing], 
 def test_answers_that_are_not_what_the_frame_says_are_malformed(answers: bytes, why: str) -> None:
     side = initiator()
     side.open()
-    first = FrameWriter(bytes([DIFFER, 0]) + bytes(24))
+    first = RangeWriter(bytes([DIFFER, 0]) + bytes(24))
     first.answer(ListIt())
     assert side.receive(first.frame()) is not None
     with pytest.raises(Malformed, match=why):
@@ -302,7 +302,7 @@ def test_answers_that_are_not_what_the_frame_says_are_malformed(answers: bytes, 
 
 
 def asking(*asks: Ask) -> bytes:
-    out = FrameWriter(bytes([ASKS]))
+    out = RangeWriter(bytes([ASKS]))
     for ask in asks:
         out.asks([ask])
     return out.frame()

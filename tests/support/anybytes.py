@@ -22,7 +22,7 @@ from swarmnode.crdt import encoding, record
 from swarmnode.crdt.encoding import EncodingError
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
-from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, FrameReader, FrameWriter, Malformed
+from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, RangeReader, RangeWriter
 from swarmnode.crdt.record import InvalidRecord, Record, open_element
 from swarmnode.protocols import wire
 from swarmnode.protocols.calls import frames as rpc_frames
@@ -227,13 +227,13 @@ def _chain_state(raw: bytes) -> None:
 def _frame(raw: bytes) -> None:
     """What a stranger asks, and the answers to an ask of one's own."""
     if raw[:1] == b"\0":
-        FrameReader(raw[1:]).asks()
+        RangeReader(raw[1:]).asks()
     else:
-        FrameReader(raw[1:]).answers([Compare(START, END, bytes(MARK_SIZE))])
+        RangeReader(raw[1:]).answers([Compare(START, END, bytes(MARK_SIZE))])
 
 
 def _asks() -> bytes:
-    writer = FrameWriter(b"\0")
+    writer = RangeWriter(b"\0")
     writer.asks([Compare(START, END, bytes(MARK_SIZE))])
     return writer.frame()
 
@@ -246,6 +246,8 @@ def _dht_record(raw: bytes) -> None:
 def _spec(raw: bytes) -> None:
     assert runspec.encode(runspec.decode(raw)) == raw
 
+
+_DHT_RECORD = dht_records.DhtRecord(PEER, "addresses", b"value", 1, int(1.8e12) + 60_000)
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -289,7 +291,11 @@ TARGETS: dict[str, Target] = {
             "DHT record",
             _dht_record,
             dht_records.BadRecord,
-            (wire.encode(dht_records.Sealed(1, int(1.8e12) + 60_000, b"value", bytes(64))),),
+            (
+                dht_records.seal(
+                    lambda _: bytes(64), dht_records.DhtRecord(PEER, "head", b"value", 1, int(1.8e12) + 60_000)
+                ),
+            ),
         ),
         Target(
             "run specification",

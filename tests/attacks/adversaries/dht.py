@@ -16,12 +16,12 @@ from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from swarmnode.crdt.envelope import Envelope, unsealed
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.dht.lookup import sorted_by_distance
-from swarmnode.protocols.dht.records import MAX_LIFETIME, DhtRecord, Sealed, seal
+from swarmnode.protocols.dht.records import MAX_LIFETIME, MAX_SEALED, DhtRecord, seal
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import NetworkError, Stream
-from swarmnode.protocols.wire import decode, encode
 
 GROUND = 1000  # identities made to be near a key
 
@@ -66,8 +66,9 @@ class ForgedOwner(BadStore):
     def bad(self, swarm: DhtSwarm, live: bytes, old: bytes) -> list[bytes]:
         attacker = swarm.malicious[0]
         lie = DhtRecord(swarm.honest[0].me, "head", b"lie", 1 << 61, swarm.expiry(MAX_LIFETIME))
-        taken = decode(Sealed, live)
-        renamed = encode(Sealed(1 << 61, taken.expires, b"lie", taken.signature))
+        taken = unsealed(live, max_size=MAX_SEALED)
+        fields = {**msgpack.unpackb(taken.payload), "sequence": 1 << 61, "value": b"lie"}
+        renamed = Envelope(msgpack.packb(fields), taken.signature).sealed
         return [seal(attacker.network.sign, lie), renamed, b"", b"lie"]
 
 
@@ -84,9 +85,11 @@ class EndlessExpiry(BadStore):
     def bad(self, swarm: DhtSwarm, live: bytes, old: bytes) -> list[bytes]:
         author = swarm.honest[0]  # its key was stolen, or it is itself the attacker
         far = DhtRecord(author.me, "head", b"lie", 1 << 61, swarm.expiry(100 * MAX_LIFETIME))
-        fields = msgpack.unpackb(seal(author.network.sign, far))
-        return [seal(author.network.sign, far)] + [
-            msgpack.packb({**fields, "expires": never}) for never in (math.nan, math.inf, 1 << 63)
+        signed = unsealed(seal(author.network.sign, far), max_size=MAX_SEALED)
+        fields = msgpack.unpackb(signed.payload)
+        return [signed.sealed] + [
+            signed._replace(payload=msgpack.packb({**fields, "expires": never})).sealed
+            for never in (math.nan, math.inf, 1 << 63)
         ]
 
 

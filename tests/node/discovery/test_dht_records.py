@@ -13,6 +13,7 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarmnode.crdt.envelope import Envelope, unsealed
 from swarmnode.node.discovery.dht_values import REPUBLISH, DhtRecords
 from swarmnode.node.discovery.kademlia import Kademlia
 from swarmnode.node.host.addresses import public_key
@@ -21,17 +22,16 @@ from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.dht.records import (
     MAX_LIFETIME,
+    MAX_SEALED,
     MAX_VALUE,
     BadRecord,
     DhtRecord,
-    Sealed,
     rank,
     record_key,
     seal,
     supersedes,
     unseal,
 )
-from swarmnode.protocols.wire import encode
 
 NOW = 1_800_000_000.0  # seconds since 1970
 
@@ -58,6 +58,20 @@ def verify(peer: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
+def fields_of(raw: bytes) -> dict[str, Any]:
+    """What is signed in a stored record."""
+    envelope = unsealed(raw, max_size=MAX_SEALED)
+    assert envelope is not None
+    return dict(msgpack.unpackb(envelope.payload))
+
+
+def with_fields(raw: bytes, fields: dict[str, Any]) -> bytes:
+    """A stored record with other fields and its old signature."""
+    envelope = unsealed(raw, max_size=MAX_SEALED)
+    assert envelope is not None
+    return Envelope(msgpack.packb(fields), envelope.signature).sealed
+
+
 def why(key: bytes, raw: bytes) -> str:
     with pytest.raises(BadRecord) as refusal:
         unseal(key, raw, verify=verify, now=NOW)
@@ -77,9 +91,9 @@ def test_forged_moved_and_altered_records_are_refused() -> None:
     assert why(record_key(other.peer_id, "head"), raw) == "forged"  # moved to another author's key
     assert why(record_key(author.peer_id, "tail"), raw) == "forged"  # moved to another name
     assert why(record.key, other.sealed(record)) == "forged"  # signed by another
-    fields = msgpack.unpackb(raw)
+    fields = fields_of(raw)
     for field, value in (("value", b"w"), ("sequence", 2), ("expires", record.expires + 1)):
-        assert why(record.key, msgpack.packb({**fields, field: value})) == "forged", field
+        assert why(record.key, with_fields(raw, {**fields, field: value})) == "forged", field
 
 
 def test_expiries_that_never_come_are_refused() -> None:
@@ -87,9 +101,11 @@ def test_expiries_that_never_come_are_refused() -> None:
     record = author.record()
     assert why(record.key, author.sealed(author.record(lives=-1))) == "expired"
     assert why(record.key, author.sealed(author.record(lives=MAX_LIFETIME + 600))) == "too-far"
-    fields = msgpack.unpackb(author.sealed(record))
+    raw = author.sealed(record)
     for nonsense in (math.nan, math.inf, -5, 1 << 63, "soon", True):
-        assert why(record.key, msgpack.packb({**fields, "expires": nonsense})) == "malformed", nonsense
+        assert why(record.key, with_fields(raw, {**fields_of(raw), "expires": nonsense})) == "malformed", nonsense
+    assert why(record.key, with_fields(raw, {**fields_of(raw), "more": 1})) == "malformed"
+    assert why(record.key, with_fields(raw, dict(reversed(fields_of(raw).items())))) == "malformed"
 
 
 def test_records_above_the_size_limit_are_refused_on_both_sides() -> None:
@@ -97,7 +113,8 @@ def test_records_above_the_size_limit_are_refused_on_both_sides() -> None:
     with pytest.raises(BadRecord, match=str(MAX_VALUE)):
         author.sealed(author.record(b"x" * (MAX_VALUE + 1)))
     record = author.record()
-    assert why(record.key, encode(Sealed(1, record.expires, b"x" * (MAX_VALUE + 1), b""))) == "oversize"
+    raw = author.sealed(record)
+    assert why(record.key, with_fields(raw, {**fields_of(raw), "value": b"x" * (MAX_VALUE + 1)})) == "oversize"
     assert why(record.key, b"\x00" * (1 << 20)) == "oversize"
 
 
