@@ -37,8 +37,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from simswarm import SimSwarm
 
-from swarmnode.protocols.methods.rollouts.sampler import Sampler
-from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo
+from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler
 from swarmnode.protocols.methods.trainer import Learned
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.trainee import DigitsRL
@@ -149,7 +148,7 @@ def caught(swarm: SimSwarm) -> dict[str, Any]:
                 {"trainer": name, "rounds": lied[0] - looked[0] + 1 if lied else None, "learned_from": tally.accepted}
             )
     method = swarm.nodes[CHEAT].method
-    assert isinstance(method, Sampler)
+    assert isinstance(method, SapoSampler)
     return {"cheat": found, "cheat_samples_on": method.trainer is not None}
 
 

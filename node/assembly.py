@@ -29,10 +29,11 @@ from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.confinement import SCRATCH
 from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.method import Method, Observer, Parts
+from swarmnode.protocols.methods.context import Observer, Parts
+from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.registry import METHODS
-from swarmnode.protocols.methods.rollouts import sampler
+from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import Network, PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import Liveness
@@ -195,7 +196,7 @@ def make_session(
         )
 
     def build(observer: Observer) -> Method:
-        return (sampler.build if samples else METHODS[chosen.spec.exchange.method])(
+        return (sapo.build_sampler if samples else METHODS[chosen.spec.exchange.method])(
             Parts(
                 me=network.me,
                 run_id=chosen.run_id,

@@ -116,10 +116,10 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     from swarmnode.protocols.methods.open.checks.audits import show as show_audits
     from swarmnode.protocols.methods.open.checks.unique import show as show_unique
     from swarmnode.protocols.methods.open.store import show as show_chain
-    from swarmnode.protocols.methods.rollouts.pool import Pool
+    from swarmnode.protocols.methods.rollouts.pool import RolloutPool
     from swarmnode.protocols.methods.rollouts.sharing import show as show_rollouts
     from swarmnode.protocols.reputation.ledger import Ledger, Reputation
-    from swarmnode.protocols.runner import inline
+    from swarmnode.protocols.runner import TimedRunner, inline
     from swarmnode.protocols.state.sync import StateSync
     from swarmnode.protocols.transfer.bulk import Bulk
     from swarmnode.protocols.transfer.shards import Shards
@@ -138,7 +138,7 @@ def of_a_node_that_never_runs(folder: Path) -> Metrics:
     show_chain(metrics, Counter, lambda: 0)
     show_audits(metrics, Counter(), lambda: 0.0, lambda: 0)
     show_unique(metrics, Counter(), lambda: 0.0)
-    show_rollouts(metrics, Pool(network.me, now=now_ms), Counter(), lambda: 0.0)
+    show_rollouts(metrics, RolloutPool(network.me, now=now_ms), Counter(), TimedRunner(inline))
     return metrics
 
 

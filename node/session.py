@@ -21,12 +21,12 @@ import trio
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter, History, PastRound
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.runs import RunUnavailable
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import (
     Abandoned,
     Begin,
     LostPlace,
     Method,
-    Observer,
     OtherHistory,
     Outcome,
     Overtaken,

@@ -6,7 +6,9 @@ runner. The daemon gives `in_thread`, simulations give `inline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import trio
@@ -29,3 +31,40 @@ async def inline(work: Callable[[], T]) -> T:
     result = work()
     await trio.lowlevel.checkpoint()
     return result
+
+
+class TimedRunner:
+    """Implements `Runner` by another one, and counts the CPU seconds of this process that its work took so far.
+
+    What the event loop does at once is counted by `with timed.counted(): ...`. Not counted is what any call costs:
+    framing, encryption and the system's network.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.seconds = 0.0
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        took = 0.0
+
+        def timed() -> T:
+            nonlocal took
+            began = time.thread_time()
+            try:
+                return work()
+            finally:
+                took = time.thread_time() - began
+
+        try:
+            return await self._runner(timed)
+        finally:
+            self.seconds += took
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """For code without awaits: what other tasks take must not count."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.thread_time() - began

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.control import Declined
-from swarmnode.protocols.methods.rollouts import Rollouts, SignedGroup
+from swarmnode.protocols.methods.rollouts.messages import SignedGroup
+from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.training.rl.groups import RefusedGroup, score
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarmnode.protocols.calls.frames import RpcLimits
-from swarmnode.protocols.methods.rollouts.sharing import RolloutLimits
+from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.peers.scoring import ConductLimits
 from swarmnode.protocols.transfer.bulk import CHUNK as BULK_CHUNK
 from swarmnode.protocols.transfer.bulk import BulkLimits

@@ -23,30 +23,20 @@ the moment it is built. What else the daemon needs of it are attributes that eve
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
-from swarmnode.protocols.methods.rollouts import RolloutLimits, Rollouts
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
-from swarmnode.protocols.network import Network, PeerId
-from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.violations import Offences
-from swarmnode.protocols.reputation.ledger import Ledger, Source
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.backend import StateBackend
-from swarmnode.protocols.state.membership import Membership
-from swarmnode.protocols.state.sync import StateSync
-from swarmnode.protocols.transfer.bulk import Bulk
-from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.protocols.reputation.ledger import Source
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -139,44 +129,6 @@ class OtherHistory(Exception):
 
 class Overtaken(LostPlace):
     """Nothing went wrong: others are further, or on a better history, and `regain_place` leads there."""
-
-
-@dataclass(frozen=True)
-class Observer:
-    """What a method tells whoever shows or records it. All return at once; none raises."""
-
-    caught_up: Callable[[int, str, float], None]  # round, state hash, seconds
-    progress: Callable[[int, int], None]  # bytes of a state that have arrived, and its size
-    warn: Callable[[str, str | None], None]  # cause, and what the owner should know; None: it is over
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a method may be built from. The trainer has told its layout; all parts outlive the method."""
-
-    me: PeerId
-    run_id: str
-    spec: RunSpec  # without "auto" in it
-    network: Network
-    rpc: Rpc
-    bulk: Bulk
-    liveness: Liveness
-    runner: Runner
-    trainer: Trainer
-    membership: Membership
-    state: StateBackend | None  # to read and watch records; None where a test has none
-    sync: StateSync | None  # to write records: `sync.write` signs, keeps and pushes
-    shards: Shards | None
-    admits: Callable[[PeerId], bool]  # who may take part
-    relayed: Callable[[], tuple[PeerId, ...]]  # whom this node reaches through relays only
-    observer: Observer
-    now: Callable[[], int]  # real time in ms since the epoch
-    sign: Callable[[bytes], bytes]  # with this node's key
-    rng: random.Random
-    ledger: Ledger | None = None  # of what this node sees of its peers' work; None believes everybody alike
-    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
-    rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
-    texts: Texts = NO_TEXTS  # what trainers read, for who looks at their work
 
 
 Build = Callable[[Parts], "Method"]

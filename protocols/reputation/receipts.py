@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 import trio
 
-from swarmnode.protocols.methods.rollouts.pool import AuthorStats, Pool
+from swarmnode.protocols.methods.rollouts.pool import AuthorStats, RolloutPool
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
@@ -129,7 +129,7 @@ class PromiseChecks:
             return
 
 
-# Words of `rollouts.intake`, `checks`, `samplers` and `training.rl` for what no honest author's group is.
+# Words of `rollouts.intake`, `samplers` and `training.rl` for what no honest author's group is.
 REFUTED = frozenset(
     {
         "uninformative",
@@ -178,7 +178,7 @@ class _News:
 class RolloutWork:
     """A source for `Reputation`: tells the ledger what is new in the pool since the last epoch."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: RolloutPool) -> None:
         self._pool, self._news = pool, _News()
 
     def __call__(self, ledger: Ledger) -> None:

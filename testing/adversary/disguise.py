@@ -18,8 +18,9 @@ from swarmnode.cli.local.attack import LIES, THROWAWAY
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.method import Build, Method, Parts
+from swarmnode.protocols.methods.method import Build, Method
 from swarmnode.protocols.methods.open.contributions import id_of
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.turn import Turn

@@ -17,8 +17,8 @@ from adversaries.rollouts import Flood, Liar, sent
 from rolloutnodes import RolloutNode, connect, everybody, start
 
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts import PoolLimits, Rates, RolloutLimits
-from swarmnode.protocols.methods.rollouts.checks import informative
+from swarmnode.protocols.methods.rollouts.intake import informative
+from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.grpo import BatchLimits, Split, choose

@@ -15,8 +15,8 @@ import torch
 from adversaries.samplers import Batch, Honest, SamplerLie
 from rolloutnodes import RUN
 
+from swarmnode.protocols.methods.rollouts.messages import seal
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
-from swarmnode.protocols.methods.rollouts.signed import seal
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, score
 from swarmnode.training.rl.learner import Learner, Settings
@@ -88,7 +88,7 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
     world = SimWorld()
     trainer, liar, honest = (world.node(name) for name in ("trainer", f"liar {seed}", f"honest {seed}"))
     newest, policy = len(versions()) - 1, copy.deepcopy(versions()[-1])
-    samplers = Samplers(trainer.me, run_id=RUN, tasks=tasks_of_run(5), answers=8, staleness=DEFAULTS.staleness)
+    samplers = Samplers(trainer.me, run_id=RUN, settings=DEFAULTS)
     audit = RolloutAudit(policy, share=DEFAULTS.audit, seed=seed)
     for version in range(newest - DEFAULTS.staleness, newest + 1):
         policy.load_state_dict(versions()[version].state_dict())
@@ -103,7 +103,7 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
             signed = seal(
                 group, run_id=RUN, author=by.me, counter=first + number, made_at=1, sign=by.sign, trainer=trainer.me
             )
-            samplers.add(signed)
+            samplers.insert(signed)
     drawn = samplers.drawn(DEFAULTS.sampled, version=newest)
     verdict = audit.check([score(signed.author, signed.group) for signed in drawn])
     samplers.settle(drawn, caught=verdict.caught)

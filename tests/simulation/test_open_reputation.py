@@ -10,7 +10,8 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
-from swarmnode.protocols.methods.method import Method, Parts
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.attestation import Saw

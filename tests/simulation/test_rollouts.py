@@ -11,7 +11,7 @@ import trio
 from rolloutnodes import RolloutNode, connect, everybody, group, now, ring_and_chords, start
 
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts import PoolLimits, Rates, RolloutLimits
+from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 DEGREE = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,8 @@ import trio
 from simpolicy import SimPolicy
 from simswarm import SimSwarm
 
-from swarmnode.protocols.methods.rollouts.sampler import Sampler
-from swarmnode.protocols.methods.rollouts.samplers import Tally
-from swarmnode.protocols.methods.rollouts.sapo import Sapo
+from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
+from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
 from swarmnode.protocols.methods.trainer import Answered, Learned, TrainerDied, Vector
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import RolloutGroup
@@ -73,13 +73,13 @@ def trainer_of(swarm: SimSwarm, name: str) -> Sapo:
     return method
 
 
-def sampler_of(swarm: SimSwarm, name: str) -> Sampler:
+def sampler_of(swarm: SimSwarm, name: str) -> SapoSampler:
     method = swarm.nodes[name].method
-    assert isinstance(method, Sampler)
+    assert isinstance(method, SapoSampler)
     return method
 
 
-def tally(swarm: SimSwarm, name: str, *, by: str = "a") -> Tally:
+def tally(swarm: SimSwarm, name: str, *, by: str = "a") -> SamplerTally:
     return trainer_of(swarm, by).samplers.tally(swarm.peer(name))
 
 
@@ -186,7 +186,8 @@ class EverybodyIsNew:
 
 def test_who_passed_the_audits_of_a_trainer_is_no_newcomer_to_it() -> None:
     async def body(swarm: SimSwarm) -> None:
-        trainer_of(swarm, "a")._ledger = EverybodyIsNew()  # type: ignore[assignment]
+        method = trainer_of(swarm, "a")
+        method._parts = replace(method._parts, ledger=EverybodyIsNew())  # type: ignore[arg-type]
         await swarm.round_done(60, "a")
         assert tally(swarm, "c").came > 400, "eight groups a round, and not a newcomer's two a second"
 

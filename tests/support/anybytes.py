@@ -33,10 +33,9 @@ from swarmnode.protocols.dht import records as dht_records
 from swarmnode.protocols.methods.known import messages
 from swarmnode.protocols.methods.known.messages import Head, Step
 from swarmnode.protocols.methods.open import wire as open_wire
-from swarmnode.protocols.methods.rollouts import InvalidGroup
 from swarmnode.protocols.methods.rollouts import messages as rollout_messages
-from swarmnode.protocols.methods.rollouts.signed import open_header
-from swarmnode.protocols.methods.rollouts.signed import seal as seal_group
+from swarmnode.protocols.methods.rollouts.messages import InvalidGroup, open_header
+from swarmnode.protocols.methods.rollouts.messages import seal as seal_group
 from swarmnode.protocols.peers import hello
 from swarmnode.protocols.state import membership
 from swarmnode.protocols.state import wire as statewire

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.protocols.methods.method import Method, Parts
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.ledger import Ledger
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.rollouts import Check, RolloutLimits, Rollouts, Standing, full_standing
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.rollouts.messages import SignedGroup
+from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
+from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
@@ -39,6 +43,27 @@ def group(seed: int, *, answers: int = 8, tokens: int = 6, version: int = 0, log
     )
 
 
+@dataclass(frozen=True)
+class Rules:
+    """Implements `SharingRules`: groups are shared with everybody who is connected."""
+
+    network: SimNetwork
+    trust: Callable[[str], float]
+    judge: Callable[[SignedGroup], str]
+
+    def peers(self) -> list[str]:
+        return [view.peer for view in self.network.peers()]
+
+    def standing(self, author: str) -> float:
+        return self.trust(author)
+
+    def check(self, group: SignedGroup) -> str:
+        return self.judge(group)
+
+    def insert_sampled(self, group: SignedGroup) -> str:
+        return "for-another"
+
+
 @dataclass
 class RolloutNode:
     """One node: calls, buffers, what shares rollouts, and who judges peers."""
@@ -61,29 +86,27 @@ class RolloutNode:
         *,
         limits: RolloutLimits | None = None,
         admits: Callable[[str], bool] = lambda peer: True,
-        standing: Standing = full_standing,
-        check: Check = lambda group: "",
+        standing: Callable[[str], float] = lambda author: 1.0,
+        check: Callable[[SignedGroup], str] = lambda group: "",
         verify: Callable[[str, bytes, bytes], bool] | None = None,
         clock: Callable[[], int] = now,
         seed: int = 0,
     ) -> RolloutNode:
         rpc, bulk = Rpc(network), Bulk(network, runner=inline)
-        rollouts = Rollouts(
+        parts = SimpleNamespace(
             me=network.me,
             run_id=RUN,
             rpc=rpc,
             bulk=bulk,
-            peers=lambda: [view.peer for view in network.peers()],
             sign=network.sign,
-            verify=verify or network.verify,
+            network=SimpleNamespace(verify=verify or network.verify),
             runner=inline,
             now=clock,
             rng=random.Random(f"{seed} {network.me}"),
             admits=admits,
-            standing=standing,
-            check=check,
-            limits=limits,
+            rollouts=limits or RolloutLimits(),
         )
+        rollouts = Rollouts(cast(Parts, parts), Rules(network, standing, check))
         conduct = Conduct(ConductLimits(), trio.current_time)
         conduct.watch(rollouts.offences, rpc.offences)
         return cls(network, rpc, bulk, rollouts, conduct)

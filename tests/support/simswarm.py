@@ -18,14 +18,15 @@ from swarmnode.crdt.record import Element
 from swarmnode.node.session import Session, SessionSettings
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.context import Observer, Parts
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import parts
 from swarmnode.protocols.methods.known.method import Diloco, DilocoPlace
 from swarmnode.protocols.methods.known.round import DilocoRounds
-from swarmnode.protocols.methods.method import Method, Observer, Parts
+from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.registry import METHODS
-from swarmnode.protocols.methods.rollouts import sampler
+from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import Liveness
@@ -193,7 +194,7 @@ class SimSwarm:
             self._news = trio.Event()
 
         def build(observer: Observer) -> Method:
-            return (sampler.build if samples else METHODS[self.spec.exchange.method])(
+            return (sapo.build_sampler if samples else METHODS[self.spec.exchange.method])(
                 Parts(
                     me=network.me,
                     run_id=RUN,

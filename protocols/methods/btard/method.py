@@ -71,10 +71,10 @@ from swarmnode.protocols.methods.btard.statements import (
     seed_of,
     seen,
 )
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, Roster, parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded
-from swarmnode.protocols.methods.method import Parts
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual

@@ -31,9 +31,9 @@ import numpy as np
 import trio
 
 from swarmnode.protocols import wire
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, Roster
 from swarmnode.protocols.methods.known.reduction import all_or_missing
-from swarmnode.protocols.methods.method import Parts
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.bulk import Key

@@ -21,22 +21,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Behind, Head, LeftOut
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
-from swarmnode.protocols.methods.method import (
-    Begin,
-    LostPlace,
-    Method,
-    Overtaken,
-    Parts,
-    Place,
-    RoundResult,
-    Saved,
-)
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUpFailed

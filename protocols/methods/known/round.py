@@ -23,11 +23,12 @@ from collections.abc import Callable
 import numpy as np
 import trio
 
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import LONGEST_WINDOW, WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import Decision, Head, PartsMissing, Roster
 from swarmnode.protocols.methods.known.reduction import Reducer
-from swarmnode.protocols.methods.method import Completed, Outcome, Partial, Parts, RoundResult
+from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed

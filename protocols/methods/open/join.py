@@ -23,7 +23,8 @@ from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.chain.forks import DEPTH
 from swarmnode.protocols.chain.lineage import TrustedRoster
 from swarmnode.protocols.chain.state import ChainState, decode, genesis
-from swarmnode.protocols.methods.method import Begin, Observer, OtherHistory
+from swarmnode.protocols.methods.context import Observer
+from swarmnode.protocols.methods.method import Begin, OtherHistory
 from swarmnode.protocols.methods.open.lineage import (
     CannotTell,
     OtherLineage,

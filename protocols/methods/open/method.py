@@ -42,13 +42,13 @@ import trio
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.lineage import settled
 from swarmnode.protocols.chain.state import rules_of
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,
     Method,
     OtherHistory,
     Overtaken,
-    Parts,
     Place,
     RoundResult,
     Saved,

@@ -23,7 +23,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.chain import forks
-from swarmnode.protocols.methods.method import Observer
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.open.sources import Lost, Sources
 from swarmnode.protocols.methods.open.store import Held
 from swarmnode.protocols.methods.open.wire import TIMEOUT, TIP, Tip, TipQuery

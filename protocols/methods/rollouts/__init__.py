@@ -1,17 +1,17 @@
 """Sharing rollouts: each node's groups of answers reach a bounded number of others, who keep some of them in a pool.
 
-    rollouts = Rollouts(me=…, run_id=…, rpc=rpc, bulk=bulk, peers=membership.connected, …)
+    rollouts = Rollouts(parts, rules)                # `rules`: the method's, with whom groups are shared
     nursery.start_soon(rollouts.watch)
     await rollouts.publish(groups)                   # [RolloutGroup]: signed, kept, spread
     drawn = rollouts.pool.candidates(16, rng)        # SignedGroups: .author, .group; rewards are the learner's job
-    rollouts.pool.note(author, "gated")              # what became of them, for statistics and, later, reputation
+    rollouts.pool.note(author, "gated")              # what became of them, for statistics and for reputation
 
-- `signed`: a group on the wire: a signed header, with its tokens or with the shard id of them;
-- `messages`: the calls `rollouts.offer`, `rollouts.give`, `rollouts.recent`, `rollouts.get`;
-- `spreading`: a budget of copies, halved at each hop: what a node sends and gets does not grow with the swarm;
-- `gate`, `intake`: how much is taken of whom; what comes is checked before it is kept or passed on;
+- `sapo`: the method, of nodes that train and of nodes that only sample;
+- `sharing`: `Rollouts`, and how groups travel;
+- `intake`: how much is taken of whom; what comes is checked before it is kept or passed on;
 - `pool`: what is held, with quotas and ages;
-- `sharing`: `Rollouts`, which puts these together.
+- `messages`: a group on the wire, and the calls about groups;
+- `samplers`: a trainer's side towards those who only sample for it, and weights on the wire.
 
 There is no key or topic that everybody writes, and no round that anybody waits for. Who may fail when, and what is then
 true:
@@ -24,35 +24,3 @@ true:
   everybody else's groups go on as before. Forged groups end at the first honest node;
 - a receiver has no room: it says for how long, and is left alone.
 """
-
-from swarmnode.protocols.methods.rollouts.gate import Rates
-from swarmnode.protocols.methods.rollouts.intake import Check
-from swarmnode.protocols.methods.rollouts.pool import (
-    AuthorStats,
-    Held,
-    Pool,
-    PoolLimits,
-    PoolStats,
-    Standing,
-    full_standing,
-)
-from swarmnode.protocols.methods.rollouts.sharing import RolloutLimits, Rollouts, RolloutStats
-from swarmnode.protocols.methods.rollouts.signed import InvalidGroup, SignedGroup, SignedHeader
-
-__all__ = [
-    "AuthorStats",
-    "Check",
-    "Held",
-    "InvalidGroup",
-    "Pool",
-    "PoolLimits",
-    "PoolStats",
-    "Rates",
-    "RolloutLimits",
-    "RolloutStats",
-    "Rollouts",
-    "SignedGroup",
-    "SignedHeader",
-    "Standing",
-    "full_standing",
-]

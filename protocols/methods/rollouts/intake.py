@@ -1,36 +1,40 @@
 """What a node takes of others' rollout groups: offers are weighed before a byte moves, groups are checked before they
 count.
 
-What comes in is bounded by the `gate`, in groups and in bytes a second. What was not asked for, is forged, or is not
-what was offered is an offence of the peer that sent it: an honest one checks a group before it passes it on.
+What comes in is bounded in groups and in bytes a second: by author, by who brings them, and in all (`IntakeLimiter`).
+What was not asked for, is forged, or is not what was offered is an offence of the peer that sent it: an honest one
+checks a group before it passes it on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
-from swarmnode.protocols.methods.rollouts.gate import Gate
-from swarmnode.protocols.methods.rollouts.messages import LONGEST_WAIT, Answer, Offer, Offered, Sealed, content_key
-from swarmnode.protocols.methods.rollouts.pool import Pool
-from swarmnode.protocols.methods.rollouts.signed import (
-    MAX_CONTENT,
-    MAX_HEADER,
-    SIGNATURE,
+from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.rollouts.messages import (
+    LONGEST_WAIT,
+    GroupOffer,
     InvalidGroup,
+    OfferAnswer,
+    OfferedGroup,
+    Sealed,
     SignedGroup,
     SignedHeader,
-    Verify,
+    content_key,
     open_header,
 )
+from swarmnode.protocols.methods.rollouts.pool import ESTABLISHED, Rates, RolloutLimits, RolloutPool
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.violations import Kind, Offences
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.runner import TimedRunner
+from swarmnode.training.rl.groups import RefusedGroup, score
 
 log = logging.getLogger(__name__)
 
@@ -40,53 +44,157 @@ GRANTED_FOR = 5.0  # seconds that a peer may take to give what it was asked for
 MAX_GRANTS = 1024
 FETCHES = 2  # contents on their way at once
 FETCH_WITHIN = 60.0  # seconds
-LARGEST = MAX_CONTENT + MAX_HEADER + SIGNATURE
+WINDOW = 10.0  # seconds over which the shares of peers that bring groups are equal
+ALL = ""  # the holder of what may come in at all
+PROBATION = 0.125  # of what may come in at all, for all authors together that are on probation
 
-Check = Callable[[SignedGroup], str]  # "" or the word for why a group is of no use, as from verifying its answers
+
+class SharingRules(Protocol):
+    """What a method decides about sharing: with whom, and which groups are of use."""
+
+    def peers(self) -> Sequence[PeerId]:
+        """Members that are connected now, and with whom groups are shared."""
+
+    def standing(self, author: PeerId) -> float:
+        """How far an author is trusted, 0 to 1."""
+
+    def check(self, group: SignedGroup) -> str:
+        """ "" or the word for why a group is of no use, before it is kept or passed on. Runs in a worker thread."""
+
+    def insert_sampled(self, group: SignedGroup) -> str:
+        """Take a group that its author wrote for the policy that this node trains; or the word for why not."""
+
+
+def informative(signed: SignedGroup, *, judged: bool = False) -> str:
+    """Empty where one can learn from the group; else uninformative, unknown-task, unknown-vocabulary or bad-token.
+
+    So groups of which nobody could learn anything end at the first honest node: answers are verified here, with the
+    question that the task's name and seed give, and a group whose answers are all equally right is a zero gradient
+    (SAPO, 2509.08721, drops them after they have travelled). `judged`: rewards are multiplied by the question's judge.
+    """
+    try:
+        return "" if score(signed.author, signed.group, judged=judged).informative else "uninformative"
+    except RefusedGroup as refused:
+        return refused.reason
+
+
+class _Purses:
+    """Groups and bytes of each holder."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._groups, self._bytes = Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)
+
+    def wait(self, holder: PeerId, groups: float, size: float) -> float:
+        """Seconds until so much is there."""
+        return max(self._groups.wait(holder, groups), self._bytes.wait(holder, size))
+
+    def left(self, holder: PeerId) -> float:
+        """The part of the burst that is there, 0 to 1."""
+        groups, size = self._rates.groups, self._rates.bytes
+        return 1.0 - max(
+            self._groups.wait(holder, groups.burst) * groups.rate / groups.burst,
+            self._bytes.wait(holder, size.burst) * size.rate / size.burst,
+        )
+
+    def take(self, holder: PeerId, groups: float, size: float) -> None:
+        """Take what is there."""
+        self._groups.take(holder, groups)
+        self._bytes.take(holder, size)
+
+
+class IntakeLimiter:
+    """How much of others' groups may come in.
+
+    A group counts against its author's allowance by 1 / standing, once it has the author's signature: nobody uses up
+    another's. When less than half is left of what may come in at all, each peer that brings groups has an equal share
+    of what refills, and less of it the less is left: so a few that send all they may do not crowd out those that send
+    little. Authors on probation (pool.py) have a part of it all together, however many identities they are.
+    """
+
+    def __init__(self, limits: RolloutLimits) -> None:
+        self._total_rates = limits.total
+        groups, size = limits.total.groups, limits.total.bytes
+        probation = Rates(
+            Allowance(PROBATION * groups.rate, max(1.0, PROBATION * groups.burst)),
+            Allowance(PROBATION * size.rate, max(limits.author.bytes.burst, PROBATION * size.burst)),
+        )
+        self._author, self._sender = _Purses(limits.author), _Purses(limits.sender)
+        self._total, self._probation = _Purses(limits.total), _Purses(probation)
+        self._window = -1
+        self._asked_before: frozenset[PeerId] = frozenset()  # peers that asked for room in the last window
+        self._taken: dict[PeerId, float] = {}  # by peer in this window, in seconds of what refills
+
+    def wait_for_author(self, author: PeerId, groups: int, size: int, standing: float) -> float:
+        """Seconds until so many groups of that author's, and so many bytes, may come; 0 where they may now."""
+        wait = self._author.wait(author, groups / standing, size / standing)
+        return wait if standing >= ESTABLISHED else max(wait, self._probation.wait(ALL, groups, size))
+
+    def wait(self, size: int) -> float:
+        """Seconds until a group of anybody's may come."""
+        return self._total.wait(ALL, 1.0, size)
+
+    def take_from(self, sender: PeerId, size: int) -> bool:
+        """Take a group's worth of its sender's allowance and of all; where one lacks it, False and nothing is taken."""
+        rates = self._total_rates
+        cost = max(1.0 / rates.groups.rate, size / rates.bytes.rate)  # seconds until it is refilled
+        left = 2.0 * self._total.left(ALL)
+        crowded_out = self._share_left(sender, left) < cost and left < 1.0
+        if crowded_out or self._sender.wait(sender, 1.0, size) or self._total.wait(ALL, 1.0, size):
+            return False
+        self._taken[sender] += cost
+        self._sender.take(sender, 1.0, size)
+        self._total.take(ALL, 1.0, size)
+        return True
+
+    def take_of(self, author: PeerId, size: int, standing: float) -> bool:
+        """Take a group's worth of its author's allowance, once it is known to be the author's."""
+        if self.wait_for_author(author, 1, size, standing):
+            return False
+        self._author.take(author, 1.0 / standing, size / standing)
+        if standing < ESTABLISHED:
+            self._probation.take(ALL, 1.0, size)
+        return True
+
+    def _share_left(self, sender: PeerId, part: float) -> float:
+        """Seconds of what refills that are left to the sender of that part of an equal share."""
+        window = int(trio.current_time() / WINDOW)
+        if window != self._window:
+            self._asked_before = frozenset(self._taken) if window == self._window + 1 else frozenset()
+            self._window, self._taken = window, {}
+        taken = self._taken.setdefault(sender, 0.0)
+        return part * WINDOW / len(self._asked_before | self._taken.keys()) - taken
 
 
 @dataclass(frozen=True)
-class Grant:
+class _Grant:
     """A peer was asked for a group."""
 
     peer: PeerId
-    offered: Offered
+    offered: OfferedGroup
     until: float  # trio time
 
 
-class Intake:
-    """Weighs offers, opens what is given, fetches what is large, and puts it into the pool."""
+class GroupIntake:
+    """Weighs offers, opens what is given, fetches what is large, and puts it into the pool.
+
+    `offences` of peers and `counts` of what happened are public, for who shares groups to add to and to show.
+    """
 
     def __init__(
-        self,
-        pool: Pool,
-        *,
-        run_id: str,
-        bulk: Bulk,
-        verify: Verify,
-        runner: Runner,
-        admits: Callable[[PeerId], bool],
-        standing: Callable[[PeerId], float],
-        check: Check,
-        gate: Gate,
-        offences: Offences,
-        counts: Counter[str],
-        copies: int,
-        sampled: Check,
+        self, parts: Parts, rules: SharingRules, pool: RolloutPool, *, limits: RolloutLimits, runner: TimedRunner
     ) -> None:
-        """`copies`: what this node hands on of a group at the most, whatever it is told. `sampled` takes those that are
-        for a policy that others train, or says why not; they go no further."""
-        self._pool, self._run_id, self._bulk = pool, run_id, bulk
-        self._verify, self._runner = verify, runner
-        self._admits, self._standing, self._check, self._gate = admits, standing, check, gate
-        self._offences, self._counts, self._copies = offences, counts, copies
-        self._sampled = sampled
-        self._grants: OrderedDict[bytes, Grant] = OrderedDict()
-        self._limit = trio.CapacityLimiter(FETCHES)
+        self._parts, self._rules, self._pool, self._runner = parts, rules, pool, runner
+        self._copies = max(1, limits.copies // 2)  # handed on of a group at the most, whatever a peer says
+        self._limiter = IntakeLimiter(limits)
+        self.offences = Offences("rollouts")
+        self.counts: Counter[str] = Counter()
+        self._grants: OrderedDict[bytes, _Grant] = OrderedDict()
+        self._fetches = trio.CapacityLimiter(FETCHES)
 
     # -- offers
 
-    def weigh(self, peer: PeerId, offer: Offer) -> Answer:
+    def weigh(self, peer: PeerId, offer: GroupOffer) -> OfferAnswer:
         """Which of these groups to have from `peer`."""
         now = trio.current_time()
         self._forget_grants(now)
@@ -101,31 +209,31 @@ class Intake:
                 continue  # another peer may be about to bring it; if it does not, this one offers it again
             elif self._declines(offered, asked.get(offered.author, [])):
                 # Whose it is, only its signature tells: nobody's count suffers from what another says.
-                self._counts["declined"] += 1
+                self.counts["declined"] += 1
                 if offered.author == peer:
                     self._pool.note(peer, FLOOD)
-            elif self._gate.take_from(peer, offered.size):
+            elif self._limiter.take_from(peer, offered.size):
                 wants.append(index)
                 asked.setdefault(offered.author, []).append(offered.size)
-                self._grants[offered.id] = Grant(peer, offered, now + GRANTED_FOR)
+                self._grants[offered.id] = _Grant(peer, offered, now + GRANTED_FOR)
             else:
-                self._counts["no_room"] += 1
-                wait = max(wait, self._gate.wait(offered.size), LEAST_WAIT)
-        self._counts["had"] += len(has)
-        return Answer(tuple(wants), tuple(has), min(LONGEST_WAIT, wait))
+                self.counts["no_room"] += 1
+                wait = max(wait, self._limiter.wait(offered.size), LEAST_WAIT)
+        self.counts["had"] += len(has)
+        return OfferAnswer(tuple(wants), tuple(has), min(LONGEST_WAIT, wait))
 
-    def _declines(self, offered: Offered, before: Sequence[int]) -> bool:
+    def _declines(self, offered: OfferedGroup, before: Sequence[int]) -> bool:
         """Whether a group is not to come at all; `before`: sizes of those of its author that are to come before it."""
-        if offered.author == self._pool.me or not self._admits(offered.author):
+        if offered.author == self._parts.me or not self._parts.admits(offered.author):
             return True
-        standing = self._standing_of(offered.author)
+        standing = self._standing(offered.author)
         if standing <= 0:
             return True
         size = sum(before) + offered.size
-        return self._gate.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
+        return self._limiter.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
 
-    def _standing_of(self, author: PeerId) -> float:
-        return min(1.0, self._standing(author))
+    def _standing(self, author: PeerId) -> float:
+        return min(1.0, self._rules.standing(author))
 
     def _forget_grants(self, now: float) -> None:
         while self._grants:
@@ -133,24 +241,23 @@ class Intake:
             if grant.until > now:
                 return
             del self._grants[id]
-            self._counts["not_given"] += 1
-            self._offences.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
+            self.counts["not_given"] += 1
+            self.offences.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
 
     # -- groups
 
     async def take(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[tuple[SignedHeader, int]]:
         """Headers that `peer` gives and was asked for, opened, each with the copies that come with it."""
-        opened = await self._opened(peer, sealed)
         taken: list[tuple[SignedHeader, int]] = []
-        for signed in opened:
+        for signed in await self._opened(peer, sealed):
             grant = self._grants.get(signed.id)
             if grant is None or grant.peer != peer:
-                self._counts["unasked"] += 1
+                self.counts["unasked"] += 1
                 if not self._pool.saw(signed.id):
-                    self._offences.note(peer, "gave a rollout group that it was not asked for", Kind.LOAD)
+                    self.offences.note(peer, "gave a rollout group that it was not asked for", Kind.LOAD)
                 continue
             del self._grants[signed.id]
-            if grant.offered.author != signed.author or grant.offered.size != size_of(signed):
+            if grant.offered.author != signed.author or grant.offered.size != signed.size:
                 self._refuse_from(peer, "an offer does not say what was given")
             elif self._affords(signed):
                 taken.append((signed, min(grant.offered.copies, self._copies)))
@@ -163,15 +270,15 @@ class Intake:
             for signed in await self._opened(peer, sealed)
             if signed.id in ids
             and not self._pool.saw(signed.id)
-            and self._admits(signed.author)
-            and self._gate.take_from(peer, size_of(signed))
+            and self._parts.admits(signed.author)
+            and self._limiter.take_from(peer, signed.size)
             and self._affords(signed)
         ]
 
     def _affords(self, signed: SignedHeader) -> bool:
         """Take a group's worth of its author's allowance; noted where that is used up."""
-        standing = self._standing_of(signed.author)
-        if standing > 0 and self._gate.take_of(signed.author, size_of(signed), standing):
+        standing = self._standing(signed.author)
+        if standing > 0 and self._limiter.take_of(signed.author, signed.size, standing):
             return True
         self._pool.note(signed.author, FLOOD if standing > 0 else "no-standing")
         return False
@@ -190,53 +297,55 @@ class Intake:
             content = b"" if signed.complete_here else await self._fetched(peer, signed)
             group, reason = await self._runner(lambda: self._completed(signed, content))
         except NetworkError as error:
-            self._counts["not_fetched"] += 1
+            self.counts["not_fetched"] += 1
             log.debug("the content of a rollout group does not come from %s: %s", peer, error)
             return None
         except InvalidGroup as error:
             self._refuse_from(peer, str(error), forged=error.forged)
             return None
         if not reason and signed.header.trainer and not self._pool.saw(signed.id):
-            reason = self._sampled(group)
+            reason = self._rules.insert_sampled(group)
         if reason:
             self._pool.refuse(signed, reason)
             return None
         if signed.header.trainer:
             self._pool.remember(signed.id)
-            self._counts["sampled"] += 1
+            self.counts["sampled"] += 1
             return None
         refused = self._pool.add(group)
         if not refused:
-            self._counts["received"] += 1
-            self._counts["received_bytes"] += group.size
+            self.counts["received"] += 1
+            self.counts["received_bytes"] += group.size
         elif refused == "duplicate":
-            self._counts["duplicate"] += 1
+            self.counts["duplicate"] += 1
         return self._pool.get(group.id)
 
     def _completed(self, signed: SignedHeader, content: bytes) -> tuple[SignedGroup, str]:
         group = signed.complete(content)
         try:
-            return group, "" if group.signed.header.trainer else self._check(group)
+            return group, "" if group.signed.header.trainer else self._rules.check(group)
         except Exception:  # a stranger chose what is checked: a fault there costs the group, not the node
             log.exception("a rollout group of %s could not be checked", signed.author)
             return group, "check-failed"
 
     async def _fetched(self, peer: PeerId, signed: SignedHeader) -> bytes:
         raw: bytes | memoryview | None = None
-        async with self._limit:
+        async with self._fetches:
             with trio.move_on_after(FETCH_WITHIN):
-                key = content_key(self._run_id, signed.id)
-                raw = await self._bulk.fetch(peer, key, max_size=signed.header.size, wait=1.0)
+                key = content_key(self._parts.run_id, signed.id)
+                raw = await self._parts.bulk.fetch(peer, key, max_size=signed.header.size, wait=1.0)
         if raw is None:
             raise NetworkError(f"{peer} took more than {FETCH_WITHIN:.0f} s")
         return bytes(raw)
 
     async def _opened(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[SignedHeader]:
+        run_id, verify = self._parts.run_id, self._parts.network.verify
+
         def work() -> tuple[list[SignedHeader], InvalidGroup | None]:
             opened: list[SignedHeader] = []
             for payload, signature in sealed:
                 try:
-                    opened.append(open_header(payload, signature, run_id=self._run_id, verify=self._verify))
+                    opened.append(open_header(payload, signature, run_id=run_id, verify=verify))
                 except InvalidGroup as error:
                     return opened, error
             return opened, None
@@ -247,10 +356,5 @@ class Intake:
         return opened
 
     def _refuse_from(self, peer: PeerId, what: str, *, forged: bool = False) -> None:
-        self._counts["invalid"] += 1
-        self._offences.note(peer, what, Kind.LIE if forged else Kind.BREACH)
-
-
-def size_of(signed: SignedHeader) -> int:
-    """Bytes of header, signature and content."""
-    return len(signed.payload) + SIGNATURE + (signed.header.size if signed.header.shard else 0)
+        self.counts["invalid"] += 1
+        self.offences.note(peer, what, Kind.LIE if forged else Kind.BREACH)

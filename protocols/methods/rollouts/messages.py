@@ -1,21 +1,46 @@
-"""What nodes say to one another about rollout groups, as calls of `protocols.rpc`.
+"""A rollout group as it travels, and what nodes say to one another about groups, as calls of `protocols.calls`.
 
-    rollouts.offer    these I have for you: ids, authors, sizes     Answer: send these, I have those
+    rollouts.offer    these I have for you: ids, authors, sizes     OfferAnswer: send these, I have those
     rollouts.give     the groups that were asked for                Thanks
     rollouts.recent   I have too few: what is recent?               Recent: the ids of some, of many authors
     rollouts.get      send me these                                 Got
 
-Content that does not fit a header is offered by `protocols.bulk` under `content_key`, by whoever passes the group on.
+A group is a small signed header, with its tokens in it or, where they are many, beside it:
+
+    id        = sha-256 of a domain tag, the run id and the header's bytes
+    signature = Ed25519 by the author over the same; beside it, so that signing again makes no new id
+    content   = token ids, little-endian, 1 to 3 bytes each; then log-probabilities, 2 bytes each, and the proof of who
+                samples for another, where given
+
+Up to INLINE bytes the content stands in the header. Larger content has its shard id there instead, so that the
+signature holds for every byte, and who is offered a group can tell by its header alone whether to fetch the rest. It is
+offered by `protocols.transfer.bulk` under `content_key`, by whoever passes the group on.
+
+Log-probabilities are quantised: q = round(65535·sqrt(−logp / 64)), so that the error grows with the square root: 6e-5
+nats on average for a token of probability 1/e. float16 would be off by 1.2e-4 there and by 5e-4 at e^-3, and the check
+of equal models (`training/rl/defence.py`) is to tell 1e-4 from 3e-2.
+
+Nothing here is believed: `open_header` refuses what is malformed or not signed by its author, `SignedHeader.complete`
+what is not the content that the header names; both raise InvalidGroup.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from swarmnode.protocols.methods.rollouts.signed import MAX_AUTHOR, MAX_CONTENT, MAX_HEADER, SIGNATURE
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.bulk import Key
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
+from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
 
 OFFER, GIVE, RECENT, GET = "rollouts.offer", "rollouts.give", "rollouts.recent", "rollouts.get"
 MAX_OFFERED = 64  # groups in one offer
@@ -26,9 +51,284 @@ LONGEST_WAIT = 60.0  # seconds that a peer may ask to be left alone
 
 Sealed = tuple[bytes, bytes]  # a header's bytes and its signature
 
+TAG = b"swarmnode/rollout/1\0"  # no other kind of message that a node signs begins so
+INLINE = 4096  # bytes of content in a header; with more, a batch of headers would be what an offer is to avoid
+MAX_HEADER = INLINE + 2048  # bytes
+MAX_CONTENT = 1 << 20  # bytes: 64 answers of 4096 tokens do not fit with 5 bytes each, 51 do
+MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
+MAX_COUNTER = (1 << 53) - 1
+SIGNATURE = 64  # bytes, Ed25519
+LOGPROB = 2  # bytes of a log-probability
+LOWEST = 64.0  # nats: no token is that unlikely and sampled; what is lower travels as −64
+_STEPS = 65535
+
+V = TypeVar("V")
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[PeerId, bytes, bytes], bool]  # (author, message, signature)
+
+
+class InvalidGroup(ValueError):
+    """Bytes that are no rollout group of this run, or not their author's. `forged`: proved false, not just broken."""
+
+    def __init__(self, message: str, *, forged: bool = False) -> None:
+        super().__init__(message)
+        self.forged = forged
+
 
 @dataclass(frozen=True)
-class Offered:
+class GroupHeader:
+    """What the author signs. `lengths` are in tokens; with what follows they fix the size of the content."""
+
+    author: str
+    counter: int  # grows with each group of the author: where samplers draw their work from, prompts follow from it
+    made_at: int  # ms since the epoch by the author's clock
+    task: tuple[str, int, int]  # name, difficulty, seed
+    version: int
+    policy: str
+    vocabulary: str
+    lengths: tuple[int, ...]
+    width: int  # bytes of a token id
+    logprobs: bool = False
+    content: bytes = b""
+    shard: bytes = b""  # id of the content, where it is not here
+    trainer: str = ""  # whose policy wrote it, where that is not the author's own: see `samplers`
+    proof: int = 0  # bytes of the proof
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.author) <= MAX_AUTHOR, "author")
+        _require(0 <= self.counter <= MAX_COUNTER, "counter")
+        _require(0 <= self.made_at <= MAX_COUNTER, "made_at")
+        _require(1 <= len(self.lengths) <= MAX_ANSWERS, "lengths")
+        _require(all(1 <= length <= MAX_TOKENS for length in self.lengths), "lengths")
+        _require(1 <= self.width <= 3, "width")
+        _require(len(self.trainer) <= MAX_AUTHOR, "trainer")
+        _require(0 <= self.proof <= MAX_PROOF, "proof")
+        _require(self.size <= MAX_CONTENT, "size")
+        if self.shard:
+            _require(len(self.shard) == 32 and not self.content and self.size > INLINE, "shard")
+        else:
+            _require(len(self.content) == self.size <= INLINE, "content")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the content, wherever it is."""
+        return sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0)) + self.proof
+
+
+@dataclass(frozen=True)
+class SignedHeader:
+    """A header with its author's signature, verified; the content may still be elsewhere."""
+
+    id: bytes
+    header: GroupHeader
+    payload: bytes = field(repr=False)  # the header's bytes as they were signed
+    signature: bytes = field(repr=False)
+
+    @property
+    def author(self) -> PeerId:
+        return self.header.author
+
+    @property
+    def sealed(self) -> Sealed:
+        return self.payload, self.signature
+
+    @property
+    def size(self) -> int:
+        """Bytes that header, signature and content take, here and on the wire."""
+        return len(self.payload) + SIGNATURE + (self.header.size if self.header.shard else 0)
+
+    @property
+    def complete_here(self) -> bool:
+        """Whether the content stands in the header."""
+        return not self.header.shard
+
+    def complete(self, content: bytes = b"") -> SignedGroup:
+        """The group with its content, which is given where it is not in the header. Raises InvalidGroup."""
+        if self.header.shard:
+            if len(content) != self.header.size or content_id(content) != self.header.shard:
+                raise InvalidGroup("the content is not the one that the header names", forged=True)
+        else:
+            content = self.header.content
+        _unpack(self.header, content)
+        return SignedGroup(self, content)
+
+
+@dataclass(frozen=True)
+class SignedGroup:
+    """A rollout group, its author and what proves it. Made by `complete`, which has checked the content."""
+
+    signed: SignedHeader
+    content: bytes = field(repr=False)
+
+    @property
+    def group(self) -> RolloutGroup:
+        """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
+        return _unpack(self.signed.header, self.content)
+
+    @property
+    def id(self) -> bytes:
+        return self.signed.id
+
+    @property
+    def author(self) -> PeerId:
+        return self.signed.header.author
+
+    @property
+    def counter(self) -> int:
+        return self.signed.header.counter
+
+    @property
+    def version(self) -> int:
+        return self.signed.header.version
+
+    @property
+    def policy(self) -> str:
+        return self.signed.header.policy
+
+    @property
+    def made_at(self) -> int:
+        """ms since the epoch by the author's clock."""
+        return self.signed.header.made_at
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes here and on the wire."""
+        return self.signed.size
+
+
+def seal(
+    group: RolloutGroup,
+    *,
+    run_id: str,
+    author: PeerId,
+    counter: int,
+    made_at: int,
+    sign: Sign,
+    trainer: PeerId = "",
+) -> SignedGroup:
+    """Sign a group that this node wrote; `made_at` in ms, `trainer`: whose policy it was, where not its own.
+
+    Raises InvalidGroup where it is too large to travel.
+
+    The group in the result has log-probabilities as others will read them.
+    """
+    greatest = max(map(max, group.answers))
+    width = 1 if greatest < 1 << 8 else 2 if greatest < 1 << 16 else 3
+    content = _pack(group, width)
+    inside = len(content) <= INLINE
+    task = group.task
+    try:
+        header = GroupHeader(
+            author=author,
+            counter=counter,
+            made_at=made_at,
+            task=(task.name, task.difficulty, task.seed),
+            version=group.version,
+            policy=group.policy,
+            vocabulary=group.vocabulary,
+            lengths=tuple(map(len, group.answers)),
+            width=width,
+            logprobs=group.logprobs is not None,
+            content=content if inside else b"",
+            shard=b"" if inside else content_id(content),
+            trainer=trainer,
+            proof=len(group.proof),
+        )
+    except WireError as error:
+        raise InvalidGroup(f"a group of {len(content)} bytes cannot be shared: {error}") from error
+    payload = encode(header)
+    message = _message(run_id, payload)
+    signed = SignedHeader(hashlib.sha256(message).digest(), header, payload, sign(message))
+    return signed.complete(content)
+
+
+def open_header(payload: bytes, signature: bytes, *, run_id: str, verify: Verify) -> SignedHeader:
+    """The header in bytes from a peer, signed by its author for this run. Raises InvalidGroup."""
+    try:
+        header = decode(GroupHeader, payload, limit=MAX_HEADER)
+    except WireError as error:
+        raise InvalidGroup(f"no header of a rollout group: {error}") from error
+    message = _message(run_id, payload)
+    if len(signature) != SIGNATURE or not verify(header.author, message, signature):
+        raise InvalidGroup(f"a rollout group is not signed by its author {header.author}", forged=True)
+    return SignedHeader(hashlib.sha256(message).digest(), header, payload, signature)
+
+
+def content_id(content: bytes) -> bytes:
+    """The shard id of these bytes."""
+    view = memoryview(content)
+    return ShardManifest(len(content), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(content), CHUNK))).id
+
+
+def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Log-probabilities in nats as the 16 bits that travel, uint16; `dequantised` goes back."""
+    depth: NDArray[np.float64] = np.clip(-logprobs, 0.0, LOWEST)
+    steps: NDArray[np.uint16] = np.rint(_STEPS * np.sqrt(depth / LOWEST)).astype("<u2")
+    return steps
+
+
+def dequantised(steps: NDArray[np.uint16]) -> NDArray[np.float64]:
+    """What `quantised` made, in nats, float64."""
+    roots: NDArray[np.float64] = np.asarray(steps, np.float64) / _STEPS
+    return np.negative(LOWEST * np.square(roots))
+
+
+def _message(run_id: str, payload: bytes) -> bytes:
+    return TAG + run_id.encode() + b"\0" + payload
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise WireError(f"GroupHeader.{what}: out of range")
+
+
+def _pack(group: RolloutGroup, width: int) -> bytes:
+    tokens = np.array([token for answer in group.answers for token in answer], "<u4")
+    packed = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+    if group.logprobs is None:
+        return packed + group.proof
+    values = np.array([value for each in group.logprobs for value in each], np.float64)
+    return packed + quantised(values).tobytes() + group.proof
+
+
+def _unpack(header: GroupHeader, content: bytes) -> RolloutGroup:
+    total, width = sum(header.lengths), header.width
+    wide = np.zeros((total, 4), np.uint8)
+    wide[:, :width] = np.frombuffer(content, np.uint8, total * width).reshape(total, width)
+    tokens = wide.reshape(-1).view("<u4").tolist()
+    logprobs = None
+    if header.logprobs:
+        values = dequantised(np.frombuffer(content, "<u2", total, total * width)).tolist()
+        logprobs = tuple(_cut(values, header.lengths))
+    name, difficulty, seed = header.task
+    try:
+        return RolloutGroup(
+            TaskRef(name, difficulty, seed),
+            tuple(_cut(tokens, header.lengths)),
+            header.version,
+            header.policy,
+            header.vocabulary,
+            logprobs,
+            bytes(content[header.size - header.proof :]),
+        )
+    except GroupError as error:
+        raise InvalidGroup(f"no rollout group: {error}") from error
+
+
+def _cut(values: list[V], lengths: tuple[int, ...]) -> list[tuple[V, ...]]:
+    cut: list[tuple[V, ...]] = []
+    at = 0
+    for length in lengths:
+        cut.append(tuple(values[at : at + length]))
+        at += length
+    return cut
+
+
+# -- what nodes say about groups
+
+
+@dataclass(frozen=True)
+class OfferedGroup:
     """One group. `size` is that of header and content; `copies` is for how many nodes it would be handed over."""
 
     id: bytes
@@ -38,23 +338,23 @@ class Offered:
 
     def __post_init__(self) -> None:
         if len(self.id) != 32 or not 0 < len(self.author) <= MAX_AUTHOR:
-            raise WireError("Offered: no id and author of a group")
+            raise WireError("OfferedGroup: no id and author of a group")
         if not 0 < self.size <= MAX_CONTENT + MAX_HEADER + SIGNATURE or not 0 < self.copies <= MAX_COPIES:
-            raise WireError(f"Offered: {self.copies} copies of {self.size} bytes")
+            raise WireError(f"OfferedGroup: {self.copies} copies of {self.size} bytes")
 
 
 @dataclass(frozen=True)
-class Offer:
+class GroupOffer:
     run_id: str
-    groups: tuple[Offered, ...]
+    groups: tuple[OfferedGroup, ...]
 
     def __post_init__(self) -> None:
         if not 0 < len(self.groups) <= MAX_OFFERED:
-            raise WireError(f"Offer: {len(self.groups)} groups, 1 to {MAX_OFFERED} allowed")
+            raise WireError(f"GroupOffer: {len(self.groups)} groups, 1 to {MAX_OFFERED} allowed")
 
 
 @dataclass(frozen=True)
-class Answer:
+class OfferAnswer:
     """Indices into the offer: `wants` to be given now, `has` here already; all others it has no room for.
 
     `wait`: seconds after which it has room again; until then it is left alone.
@@ -67,9 +367,9 @@ class Answer:
     def __post_init__(self) -> None:
         both = self.wants + self.has
         if len(both) > MAX_OFFERED or len(set(both)) != len(both) or any(not 0 <= i < MAX_OFFERED for i in both):
-            raise WireError("Answer: not indices of an offer")
+            raise WireError("OfferAnswer: not indices of an offer")
         if not math.isfinite(self.wait) or not 0 <= self.wait <= LONGEST_WAIT:
-            raise WireError(f"Answer: a wait of {self.wait} s")
+            raise WireError(f"OfferAnswer: a wait of {self.wait} s")
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,20 @@ by its standing; nothing older than `seconds`, or more than `versions` behind it
 quota displaces its own oldest group, and a full pool lets go of the oldest of whoever has most: so who floods displaces
 nobody but himself. A date is the author's claim; one that lies ahead gains nothing, as the time of arrival counts too.
 
-`standing(author)`, 0 to 1, is the seam for reputation: everybody has 1 until there is one. Authors whose standing is
-below ESTABLISHED are on probation: together they have `probation` of what is held, so that no number of identities
-that one attacker makes has more than that.
+`standing(author)`, 0 to 1, is how far an author is trusted; everybody has 1 unless one says otherwise. Authors whose
+standing is below ESTABLISHED are on probation: together they have `probation` of what is held, so that no number of
+identities that one attacker makes has more than that.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from swarmnode.protocols.methods.rollouts.signed import SignedGroup, SignedHeader
+from swarmnode.protocols.limits import Allowance
+from swarmnode.protocols.methods.rollouts.messages import MAX_CONTENT, MAX_HEADER, SIGNATURE, SignedGroup, SignedHeader
 from swarmnode.protocols.network import PeerId
 
 MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
@@ -31,12 +32,7 @@ MAX_REASONS = 64  # that are told apart: they come from our own code
 AHEAD = 60_000  # ms that a date may lie ahead, as of records
 ESTABLISHED = 0.5  # standing from which on an author has a share of its own
 
-Standing = Callable[[PeerId], float]
-
-
-def full_standing(author: PeerId) -> float:
-    """Everybody has all of the quota."""
-    return 1.0
+LARGEST = MAX_CONTENT + MAX_HEADER + SIGNATURE  # bytes of a group
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,39 @@ class PoolLimits:
 
 
 @dataclass(frozen=True)
-class Held:
+class Rates:
+    """Groups and bytes a second; `burst` may come at once after a pause, and has room for the largest group twice."""
+
+    groups: Allowance
+    bytes: Allowance
+
+
+@dataclass(frozen=True)
+class RolloutLimits:
+    """How far a group travels, and what others' groups may take of this node.
+
+    A group is handed over `copies` − 1 times in all, so a node gets (groups a node makes in a round) × (copies − 1) of
+    them, whatever the size of the swarm. With 8 groups a round of 10 s and 8 copies that is 5.6 a second.
+    """
+
+    copies: int = 8  # nodes that hold a group in the end, its author included
+    # groups and bytes that come in: 50 kB/s with all calls
+    total: Rates = Rates(groups=Allowance(100, 1000), bytes=Allowance(40_000, 8 << 20))
+    # of one author, whoever brings them: those of a fast tiny policy
+    author: Rates = Rates(groups=Allowance(8, 256), bytes=Allowance(10_000, 3 << 20))
+    # that one peer brings, whoever wrote them
+    sender: Rates = Rates(groups=Allowance(32, 512), bytes=Allowance(20_000, 4 << 20))
+    pool: PoolLimits = field(default_factory=PoolLimits)  # what is held, with the quotas of authors
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.copies <= 64:
+            raise ValueError(f"copies = {self.copies}: 1 (keep groups to oneself) to 64")
+        if min(rates.bytes.burst for rates in (self.total, self.author, self.sender)) < 2 * LARGEST:
+            raise ValueError(f"with a burst below {2 * LARGEST} bytes the largest group may never come in")
+
+
+@dataclass(frozen=True)
+class PooledGroup:
     """A group of another node's in the pool."""
 
     signed: SignedGroup
@@ -102,7 +130,7 @@ class _Author:
     refused: Counter[str] = field(default_factory=Counter)
 
 
-class Pool:
+class RolloutPool:
     """Bounded, and fair among authors. Its clock is `now`, in ms; nothing here blocks or waits."""
 
     def __init__(
@@ -111,15 +139,13 @@ class Pool:
         *,
         now: Callable[[], int],
         limits: PoolLimits | None = None,
-        standing: Standing = full_standing,
-        on_drop: Callable[[bytes], None] = lambda id: None,
+        standing: Callable[[PeerId], float] = lambda author: 1.0,
     ) -> None:
-        """`on_drop(id)` is called for each group, own ones too, that is no longer here."""
-        self.me, self._now, self._standing, self._on_drop = me, now, standing, on_drop
+        self.me, self._now, self._standing = me, now, standing
         self.limits = limits or PoolLimits()
-        self._held: OrderedDict[bytes, Held] = OrderedDict()  # the oldest arrival first
+        self._held: OrderedDict[bytes, PooledGroup] = OrderedDict()  # the oldest arrival first
         self._size = 0
-        self._own: deque[SignedGroup] = deque()
+        self._own: OrderedDict[bytes, SignedGroup] = OrderedDict()  # the oldest first
         self._own_size = 0
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one active last at the end
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -133,14 +159,14 @@ class Pool:
     def __contains__(self, id: bytes) -> bool:
         return id in self._held
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[PooledGroup]:
         """Others' groups, the oldest arrival first."""
         return iter(tuple(self._held.values()))
 
     def get(self, id: bytes) -> SignedGroup | None:
         """The group of that id, own or other."""
         held = self._held.get(id)
-        return held.signed if held is not None else next((own for own in self._own if own.id == id), None)
+        return held.signed if held is not None else self._own.get(id)
 
     def saw(self, id: bytes) -> bool:
         """Whether a group is or was here, and needs not come again."""
@@ -150,18 +176,16 @@ class Pool:
 
     def keep(self, group: SignedGroup) -> None:
         """Keep a group of this node's own; the oldest ones make room."""
-        self._remember(group.id)
-        self._own.append(group)
+        self.remember(group.id)
+        self._own[group.id] = group
         self._own_size += group.size
         limits = self.limits
         while len(self._own) > 1 and (len(self._own) > limits.own_groups or self._own_size > limits.own_bytes):
-            gone = self._own.popleft()
-            self._own_size -= gone.size
-            self._on_drop(gone.id)
+            self._own_size -= self._own.popitem(last=False)[1].size
 
     def own(self) -> tuple[SignedGroup, ...]:
         """This node's groups, the oldest first."""
-        return tuple(self._own)
+        return tuple(self._own.values())
 
     # -- others'
 
@@ -189,13 +213,13 @@ class Pool:
         if reason:
             self.note(group.author, reason)
             return reason
-        self._remember(group.id)
+        self.remember(group.id)
         author = self._author(group.author)
         author.version = max(author.version, group.version)
         author.came += 1
         author.groups[group.id] = None
         author.size += group.size
-        self._held[group.id] = Held(group, self._now())
+        self._held[group.id] = PooledGroup(group, self._now())
         self._size += group.size
         self._make_room(group.author)
         if self.on_probation(group.author):
@@ -239,7 +263,7 @@ class Pool:
         for id in ids:
             held = self._held.get(id)
             if held is not None and not held.used:
-                self._held[id] = Held(held.signed, held.came_at, used=True)
+                self._held[id] = PooledGroup(held.signed, held.came_at, used=True)
                 self._author(held.signed.author).used += 1
 
     def note(self, author: PeerId, reason: str, count: int = 1) -> None:
@@ -251,12 +275,8 @@ class Pool:
 
     def refuse(self, group: SignedHeader, reason: str) -> None:
         """Note a group that is not kept, and remember it, so that it does not come again."""
-        self._remember(group.id)
+        self.remember(group.id)
         self.note(group.author, reason)
-
-    def remember(self, id: bytes) -> None:
-        """A group that is kept elsewhere needs not come again."""
-        self._remember(id)
 
     def expire(self) -> None:
         """Let go of what is too old, or too far behind its author's newest."""
@@ -341,7 +361,6 @@ class Pool:
         del author.groups[id]
         author.size -= signed.size
         self.dropped[reason] += 1
-        self._on_drop(id)
 
     def _author(self, peer: PeerId) -> _Author:
         author = self._authors.setdefault(peer, _Author())
@@ -352,7 +371,8 @@ class Pool:
                 del self._authors[silent]
         return author
 
-    def _remember(self, id: bytes) -> None:
+    def remember(self, id: bytes) -> None:
+        """A group that was here, or is kept elsewhere, needs not come again."""
         self._seen[id] = None
         if len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)

@@ -1,26 +1,66 @@
-"""What a trainer holds of those who only sample for its policy: their groups, checked, and what became of each one's.
+"""Those who only sample for a policy that one node trains: its weights on the wire, and what it holds of their groups.
+
+    rollouts.weights   sampler → trainer: what is newest, and what came of my groups?         Newest
+    rollouts.fresh     trainer → sampler, where the run says "push": this is newest now       Thanks
+
+**Weights** (SHARDCAST, INTELLECT-2 2505.07291) are one shard: float32, little-endian, in the layout's order. What names
+it is signed by the trainer and has a counter that only grows, the number of updates, and the hash of all bytes.
+Samplers fetch it from the trainer and from one another, and check the hash of what they put together. A trainer
+broadcasts while somebody asks, once a round; nobody else pays for it. Who may fail when, and what is then true: a
+trainer that is silent or gone leaves its samplers without new weights, and they stop when those they have are too old
+to be of use; a sampler that dies costs what was on its way; one that asks too often is refused as "busy".
+
+**Groups** are checked by the trainer:
 
     samplers.know(policy_hash, version)              # weights that are out; older ones than `staleness` are forgotten
-    samplers.add(signed)                             # "" where it is kept, else the word for why not
+    samplers.insert(signed)                          # "" where it is kept, else the word for why not
     groups = samplers.drawn(32, version=14)          # the newest versions first, authors take turns
     samplers.settle(groups, caught={"12D3…": "other-activations"})
 
 A group counts only if it answers the question that follows from its author, its counter and the weights
-(`tasks/work.py`): so nobody picks questions. Nor does anybody by leaving out groups: counters grow by one, and of those
-that are missing SKIPS are borne, to which each group that comes adds a quarter. Whether the weights wrote it, the
-trainer process audits a share of the groups for; who is caught lying has no standing from then on, and all that he sent
-is dropped. Standing is this process's: it ends with it.
+(`training.rl.tasks.assigned_task`): so nobody picks questions. Nor does anybody by leaving out groups: counters grow by
+one, and of those that are missing SKIPS are borne, to which each group that comes adds a quarter. Whether the weights
+wrote it, the trainer process audits a share of the groups for; who is caught lying has no standing from then on, and
+all that he sent is dropped. Standing is this process's: it ends with it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import hashlib
+import logging
+import tempfile
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from swarmnode.protocols.methods.rollouts.signed import SignedGroup
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.rollouts.messages import (
+    MAX_AUTHOR,
+    MAX_COUNTER,
+    SIGNATURE,
+    TIMEOUT,
+    Sign,
+    SignedGroup,
+    Thanks,
+    Verify,
+)
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.rl.tasks import assigned_task
+from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
+from swarmnode.training.runsections import RolloutsSection
+
+log = logging.getLogger(__name__)
 
 SKIPS = 64.0  # counters of an author that may be missing: eight batches that were lost
 REFUND = 0.25  # of a skip, for each group that comes
@@ -28,10 +68,16 @@ MOST = 128  # groups of one author that wait to be learned from; the oldest are 
 WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets go of his oldest
 AUTHORS = 256  # that are remembered; the one silent longest is forgotten first, liars last
 LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
+WEIGHTS, FRESH = "rollouts.weights", "rollouts.fresh"
+TAG = b"swarmnode/weights/1\0"  # no other kind of message that a node signs begins so
+MAX_SIGNED = 1024  # bytes of Weights
+ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
+MAX_SAMPLERS = 256  # that are told of new weights
+QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
 
 
-@dataclass(frozen=True)
-class Tally:
+@dataclass
+class SamplerTally:
     """What came of one author."""
 
     sampler: PeerId = ""
@@ -40,33 +86,61 @@ class Tally:
     came: int = 0
     accepted: int = 0
     proved: int = 0  # of these, groups that an audit looked at and found true
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
     caught: str = ""  # the lie, where there was one
+
+    def refuse(self, reason: str, count: int = 1) -> None:
+        if count:
+            self.refused[reason] = self.refused.get(reason, 0) + count
 
 
 @dataclass
 class _Author:
+    tally: SamplerTally
     waiting: list[SignedGroup] = field(default_factory=list)
-    highest: int = -1  # counter
-    seen: set[int] = field(default_factory=set)  # counters above highest - SKIPS
+    seen: set[int] = field(default_factory=set)  # counters above the expected one - SKIPS
     skips: float = SKIPS
-    version: int = 0
-    came: int = 0
-    accepted: int = 0
-    proved: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    caught: str = ""
+
+    @property
+    def size(self) -> int:
+        return sum(group.size for group in self.waiting)
+
+    def let_go(self) -> None:
+        """Of the oldest group that waits."""
+        del self.waiting[0]
+        self.tally.refuse("full")
+
+    def condemn(self, reason: str) -> None:
+        self.tally.caught = self.tally.caught or reason
+        self.tally.refuse("no-standing", len(self.waiting))
+        self.waiting = []
+
+    def count(self, counter: int) -> str:
+        """Note a group's counter; or why it does not count: counter (again, or long ago), skips."""
+        tally = self.tally
+        missing = counter - tally.expected
+        if tally.expected < 0:
+            tally.expected = counter + 1
+        elif missing >= 0:
+            if missing > self.skips:
+                return "skips"
+            tally.expected, self.skips = counter + 1, self.skips - missing
+        elif counter in self.seen or counter < tally.expected - SKIPS:
+            return "counter"
+        else:  # it was late only
+            self.skips += 1
+        self.skips = min(SKIPS, self.skips + REFUND)
+        self.seen = {each for each in self.seen if each >= tally.expected - SKIPS} | {counter}
+        return ""
 
 
 class Samplers:
     """Bounded; nothing here blocks or waits."""
 
-    def __init__(
-        self, me: PeerId, *, run_id: str, tasks: Sequence[tuple[str, int]], answers: int, staleness: int
-    ) -> None:
-        """`tasks`: what the run asks; `answers`: to each question; `staleness`: updates that weights may be behind."""
-        self._me, self._run_id, self._tasks = me, run_id, tuple(tasks)
-        self._answers, self._staleness = answers, staleness
+    def __init__(self, me: PeerId, *, run_id: str, settings: RolloutsSection) -> None:
+        """`settings`: of the run, which say what is asked, and how many updates weights may be behind."""
+        self._me, self._run_id, self._settings = me, run_id, settings
+        self._tasks = tasks_of_run(settings.difficulty)
         self._versions: OrderedDict[str, range] = OrderedDict()  # of weights that are out, by hash: an update may
         # change nothing, so that one hash has several
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one heard last at the end
@@ -79,32 +153,33 @@ class Samplers:
         follows = known is not None and known.stop == version
         self._versions[policy] = range(known.start if known is not None and follows else version, version + 1)
         self._versions.move_to_end(policy)
-        while len(self._versions) > self._staleness + 1:
+        while len(self._versions) > self._settings.staleness + 1:
             self._versions.popitem(last=False)
 
-    def add(self, group: SignedGroup) -> str:
+    def insert(self, group: SignedGroup) -> str:
         """Keep a group; or why not: for-another, no-standing, stale, …; noted with its author."""
         author = self._author(group.author)
-        author.came += 1
-        reason = self._unfit(group, author) or _counted(author, group.counter)
+        tally = author.tally
+        tally.came += 1
+        reason = self._unfit(group, tally) or author.count(group.counter)
         if reason:
-            author.refused[reason] += 1
+            tally.refuse(reason)
             if reason in LIES:
-                self._condemn(author, reason)
+                author.condemn(reason)
             return reason
-        author.version = max(author.version, group.version)
+        tally.version = max(tally.version, group.version)
         author.waiting.append(group)
         while len(author.waiting) > MOST:
-            _let_go(author)
-        while sum(map(_bytes, self._authors.values())) > WAITING_BYTES:
-            _let_go(max(self._authors.values(), key=_bytes))
+            author.let_go()
+        while sum(each.size for each in self._authors.values()) > WAITING_BYTES:
+            max(self._authors.values(), key=lambda each: each.size).let_go()
         return ""
 
-    def _unfit(self, signed: SignedGroup, author: _Author) -> str:
+    def _unfit(self, signed: SignedGroup, tally: SamplerTally) -> str:
         group = signed.group
         if signed.signed.header.trainer != self._me:
             return "for-another"
-        if author.caught:
+        if tally.caught:
             return "no-standing"
         if group.policy not in self._versions:
             return "stale" if group.version <= self._oldest() else "unknown-weights"
@@ -119,7 +194,7 @@ class Samplers:
             tasks=self._tasks,
         ):
             return "cherry-picked"
-        if len(group.answers) != self._answers:
+        if len(group.answers) != self._settings.answers:
             return "other-size"
         if group.logprobs is None:
             return "no-logprobs"
@@ -135,8 +210,7 @@ class Samplers:
         decks: list[list[SignedGroup]] = []
         for author in self._authors.values():
             fresh = [group for group in author.waiting if self._is_fresh(group, version)]
-            if len(fresh) < len(author.waiting):
-                author.refused["stale"] += len(author.waiting) - len(fresh)
+            author.tally.refuse("stale", len(author.waiting) - len(fresh))
             author.waiting = sorted(fresh, key=lambda group: group.version)
             decks.append(author.waiting)
         chosen: list[SignedGroup] = []
@@ -147,7 +221,7 @@ class Samplers:
 
     def _is_fresh(self, group: SignedGroup, version: int) -> bool:
         versions = self._versions.get(group.policy)
-        return versions is not None and 0 <= version - versions[-1] <= self._staleness
+        return versions is not None and 0 <= version - versions[-1] <= self._settings.staleness
 
     def settle(
         self,
@@ -159,82 +233,256 @@ class Samplers:
         """These were given to the trainer, and it caught those authors lying; `checked`: it looked at so many."""
         for peer, reason in caught.items():
             author = self._author(peer)
-            author.refused[reason] += sum(group.author == peer for group in groups)
-            self._condemn(author, reason)
+            author.tally.refuse(reason, sum(group.author == peer for group in groups))
+            author.condemn(reason)
         for group in groups:
             if group.author not in caught:
-                self._author(group.author).accepted += 1
+                self._author(group.author).tally.accepted += 1
         for peer, count in (checked or {}).items():
             if peer not in caught:
-                self._author(peer).proved += count
-
-    def _condemn(self, author: _Author, reason: str) -> None:
-        author.caught = author.caught or reason
-        author.refused["no-standing"] += len(author.waiting)
-        author.waiting = []
+                self._author(peer).tally.proved += count
 
     # -- looking
 
     def standing(self, peer: PeerId) -> float:
         """1, or 0 for who was caught lying: the pool's seam."""
-        author = self._authors.get(peer)
-        return 0.0 if author is not None and author.caught else 1.0
+        return 0.0 if self.tally(peer).caught else 1.0
 
     def proved(self, peer: PeerId) -> bool:
         """Whether groups of his passed audits, and none was a lie."""
-        author = self._authors.get(peer)
-        return author is not None and author.accepted > 0 and not author.caught
+        tally = self.tally(peer)
+        return tally.accepted > 0 and not tally.caught
 
-    def tally(self, peer: PeerId) -> Tally:
+    def tally(self, peer: PeerId) -> SamplerTally:
         """How one author stands."""
         author = self._authors.get(peer)
-        if author is None:
-            return Tally(peer)
-        return Tally(
-            peer,
-            author.version,
-            author.highest + 1 if author.highest >= 0 else -1,
-            author.came,
-            author.accepted,
-            author.proved,
-            dict(+author.refused),
-            author.caught,
-        )
+        return author.tally if author is not None else SamplerTally(peer)
 
-    def tallies(self) -> tuple[Tally, ...]:
+    def tallies(self) -> tuple[SamplerTally, ...]:
         """Everybody who is remembered, who gave most first."""
         return tuple(sorted(map(self.tally, self._authors), key=lambda tally: (-tally.accepted, tally.sampler)))
 
     def _author(self, peer: PeerId) -> _Author:
-        author = self._authors.setdefault(peer, _Author())
+        author = self._authors.setdefault(peer, _Author(SamplerTally(peer)))
         self._authors.move_to_end(peer)
         if len(self._authors) > AUTHORS:
-            del self._authors[next((old for old, each in self._authors.items() if not each.caught), peer)]
+            del self._authors[next((old for old, each in self._authors.items() if not each.tally.caught), peer)]
         return author
 
 
-def _bytes(author: _Author) -> int:
-    return sum(group.size for group in author.waiting)
+# -- weights
+
+Vector = NDArray[np.float32]
 
 
-def _let_go(author: _Author) -> None:
-    del author.waiting[0]
-    author.refused["full"] += 1
+class NoWeights(Exception):
+    """What came are not the weights that the trainer signed. The message says why."""
 
 
-def _counted(author: _Author, counter: int) -> str:
-    """Note a group's counter; or why it does not count: counter (again, or long ago), skips."""
-    missing = counter - author.highest - 1
-    if author.highest < 0:
-        author.highest = counter
-    elif missing >= 0:
-        if missing > author.skips:
-            return "skips"
-        author.highest, author.skips = counter, author.skips - missing
-    elif counter in author.seen or counter <= author.highest - SKIPS:
-        return "counter"
-    else:  # it was late only
-        author.skips += 1
-    author.skips = min(SKIPS, author.skips + REFUND)
-    author.seen = {each for each in author.seen if each > author.highest - SKIPS} | {counter}
-    return ""
+@dataclass(frozen=True)
+class Weights:
+    """What a trainer signs: one version of its policy."""
+
+    trainer: str
+    counter: int  # grows with each version of this trainer's, over its restarts too
+    version: int  # updates that the policy has seen
+    policy: str  # sha-256 of all bytes, hex
+    shape: str  # of the policy, such as gpt:2x48: who samples has one of the same
+    shard: bytes
+    size: int  # bytes
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.trainer) <= MAX_AUTHOR or len(self.policy) != 64 or len(self.shape) > MAX_AUTHOR:
+            raise WireError("Weights: no trainer, hash or shape")
+        if not (0 <= self.counter <= MAX_COUNTER and 0 <= self.version <= MAX_COUNTER and 0 < self.size <= 1 << 40):
+            raise WireError("Weights: counter, version or size out of range")
+        if len(self.shard) != 32:
+            raise WireError("Weights: no shard")
+
+
+@dataclass(frozen=True)
+class WeightsQuery:
+    run_id: str
+    samples: bool = False  # I sample for you
+    push: bool = False  # tell me of new ones
+
+
+@dataclass(frozen=True)
+class Newest:
+    """Whether the peer trains a policy, its newest weights where they are out, and how the asker stands with it."""
+
+    trains: bool = False
+    shape: str = ""  # of the policy, such as gpt:2x48
+    payload: bytes = b""  # of Weights; empty where none are out yet: ask again
+    signature: bytes = b""
+    samplers: int = 0  # others that sample for it
+    expected: int = -1  # counter of the asker's next group; -1 where none came yet
+    came: int = 0  # the asker's groups
+    accepted: int = 0  # of these, learned from or found to teach nothing
+    refused: dict[str, int] = field(default_factory=dict)  # by reason
+    caught: str = ""  # why nothing of the asker's is taken any more
+
+
+@dataclass(frozen=True)
+class Fresh:
+    run_id: str
+    payload: bytes
+    signature: bytes
+
+
+def hash_of(parameters: Vector) -> str:
+    """sha-256 of a policy's parameters (P,) in hex, little-endian."""
+    return hashlib.sha256(parameters.astype("<f4").tobytes()).hexdigest()
+
+
+def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> tuple[bytes, bytes]:
+    """The bytes that travel and their signature."""
+    payload = encode(weights)
+    return payload, sign(_message(run_id, payload))
+
+
+def open_weights(payload: bytes, signature: bytes, *, run_id: str, trainer: PeerId, verify: Verify) -> Weights:
+    """What `trainer` signed for this run. Raises NoWeights."""
+    try:
+        weights = decode(Weights, payload, limit=MAX_SIGNED)
+    except WireError as error:
+        raise NoWeights(f"{trainer} names no weights: {error}") from error
+    if weights.trainer != trainer or len(signature) != SIGNATURE:
+        raise NoWeights(f"{trainer} names weights that are not its own")
+    if not verify(trainer, _message(run_id, payload), signature):
+        raise NoWeights(f"weights are not signed by {trainer}")
+    return weights
+
+
+async def fetch_weights(weights: Weights, *, shards: Shards, runner: Runner) -> Vector:
+    """The parameters (P,), from the trainer and whoever else has them. Raises ShardError or NoWeights."""
+    await shards.fetch(weights.shard, providers=[weights.trainer], announce=False)
+    content = await shards.content(weights.shard)
+
+    def checked() -> Vector:
+        if len(content) != weights.size or hashlib.sha256(content).hexdigest() != weights.policy:
+            raise NoWeights(f"the weights that {weights.trainer} signed do not have their hash")
+        parameters = np.frombuffer(content, "<f4").astype(np.float32)
+        if not np.isfinite(parameters).all():
+            raise NoWeights(f"the weights of {weights.trainer} are not all numbers")
+        return parameters
+
+    return await runner(checked)
+
+
+def _message(run_id: str, payload: bytes) -> bytes:
+    return TAG + run_id.encode() + b"\0" + payload
+
+
+class WeightsBroadcast:
+    """A trainer's side: puts out the newest weights while somebody asks for them."""
+
+    def __init__(self, parts: Parts, shards: Shards, samplers: Samplers) -> None:
+        self._parts, self._shards, self._samplers = parts, shards, samplers
+        self._shape = parts.policy or parts.spec.rollouts.policy
+        self._kept = parts.spec.rollouts.staleness + 1  # versions whose shards stay for those who are late
+        self.offences = Offences("weights")
+        self._newest: tuple[Weights, bytes, bytes] | None = None
+        self._out: deque[bytes] = deque()  # shards that are here, the oldest first
+        self._counter = 0
+        self._asked: OrderedDict[PeerId, tuple[float, bool]] = OrderedDict()  # trio time of the last question; push?
+        self._queries = Budget[PeerId](QUERIES)
+        self._changed = trio.Event()  # newer weights are out
+        parts.rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody samples for this node."""
+        return any(True for _ in self._askers())
+
+    @property
+    def newest(self) -> Weights | None:
+        return self._newest[0] if self._newest is not None else None
+
+    async def publish(self, parameters: Vector, *, version: int, policy: str) -> None:
+        """Put out these parameters (P,), whose `hash_of` is `policy`. Raises ShardError where there is no room."""
+        if self.newest is not None and self.newest.policy == policy:  # an update that changed nothing
+            shard = self.newest.shard
+        else:
+            shard = await self._put(parameters)
+            self._out.append(shard)
+        self._counter = max(self._counter + 1, self._parts.now())
+        weights = Weights(self._parts.me, self._counter, version, policy, self._shape, shard, 4 * parameters.size)
+        self._newest = (weights, *seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.sign))
+        self._samplers.know(policy, version)
+        while len(self._out) > self._kept:
+            gone = self._out.popleft()
+            if gone not in self._out:
+                await self._shards.drop(gone)
+        self._changed.set()
+
+    async def _put(self, parameters: Vector) -> bytes:
+        """The shard that these parameters are now."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
+                source = Path(folder) / "weights"
+                await self._parts.runner(lambda: source.write_bytes(parameters.astype("<f4").tobytes()))
+                return await self._shards.put(source, announce=False)
+        except OSError as error:
+            raise ShardError(f"the folder for temporary files takes no weights: {error}") from error
+
+    async def watch(self) -> None:
+        """Tell those who want to be told, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._changed.wait()
+                self._changed = trio.Event()
+                for peer in [peer for peer, push in self._askers() if push]:
+                    nursery.start_soon(self._tell, peer)
+
+    async def _tell(self, peer: PeerId) -> None:
+        assert self._newest is not None
+        _, payload, signature = self._newest
+        try:
+            await self._parts.rpc.call(
+                peer, FRESH, Fresh(self._parts.run_id, payload, signature), Thanks, timeout=TIMEOUT
+            )
+        except CallError as error:
+            log.debug("%s is not told of new weights: %s", peer, error)
+
+    def _askers(self) -> list[tuple[PeerId, bool]]:
+        now = trio.current_time()
+        return [(peer, push) for peer, (at, push) in self._asked.items() if now - at <= ASKED_WITHIN]
+
+    async def _on_query(self, peer: PeerId, query: WeightsQuery) -> Newest:
+        if query.run_id != self._parts.run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self._parts.admits(peer):
+            raise Refuse("not-admitted", "this run does not admit you")
+        if not self._queries.take(peer, 1):
+            self.offences.note(peer, "asks too often for weights", Kind.LOAD)
+            raise Refuse("busy", f"at most {QUERIES.rate:g} questions for weights a second")
+        self._asked.pop(peer, None)
+        if query.samples:
+            self._asked[peer] = (trio.current_time(), query.push)
+        while len(self._asked) > MAX_SAMPLERS:
+            self._asked.popitem(last=False)
+        tally = self._samplers.tally(peer)
+        _, payload, signature = self._newest or (None, b"", b"")
+        return Newest(
+            trains=True,
+            shape=self._shape,
+            payload=payload,
+            signature=signature,
+            samplers=sum(asker != peer for asker, _ in self._askers()),
+            expected=tally.expected,
+            came=tally.came,
+            accepted=tally.accepted,
+            refused=dict(tally.refused),
+            caught=tally.caught,
+        )
+
+
+async def ask(rpc: Rpc, peer: PeerId, *, run_id: str, samples: bool, push: bool) -> Newest | None:
+    """What a peer says of its weights; None where it does not answer, or trains nothing."""
+    try:
+        newest = await rpc.call(peer, WEIGHTS, WeightsQuery(run_id, samples, push), Newest, timeout=TIMEOUT)
+    except CallError as error:
+        log.debug("%s does not tell of weights: %s", peer, error)
+        return None
+    return newest if newest.trains else None

@@ -7,113 +7,198 @@ Optimization, arXiv 2509.08721).
 
 Every node has a policy of its own and rounds of its own: `state_hash` is that policy's, and nobody agrees on anything.
 So nothing is waited for. Who is alone learns from its own answers and goes on learning from others' when they are back;
-whoever dies, freezes or lies costs nobody a round. A trainer that dies costs the round in hand.
+whoever dies, freezes or lies costs nobody a round. A trainer process that dies costs the round in hand.
 
-Nodes that only sample (`sampler.py`) may write for a node's policy: while some ask, its weights are broadcast after
-each round (`rollouts/weights.py`), and what they write is learned from like its own answers, which are then few.
+A node may also only sample: it writes answers for a policy that another node trains (Echo, arXiv 2508.05387;
+INTELLECT-2, 2505.07291). Its `Method` is `SapoSampler`, whatever role others have:
+
+    weights   the newest of the trainer's, by itself (pull) or as it is told of them (push)
+    sample    answers to the questions that follow from this node's identity, its counter and the weights, with proofs
+    give      to the trainer alone, which checks them and says what became of them
+
+While some ask, a trainer broadcasts its weights after each round (`samplers.py`), and learns from what they write like
+from its own answers, which are then few. A sampling node chooses its trainer among members whose policy has this node's
+shape: the one for which fewest sample, now and then anew. A round is one batch. Who may fail when, and what is then
+true: a trainer that is silent for PATIENCE is left for another one; weights that cannot be had are done without as long
+as those in hand are at most `staleness` updates old; without any, this node waits. What it wrote with older weights and
+could not hand over is dropped.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Parts, Place, RoundResult, Saved
-from swarmnode.protocols.methods.rollouts import Rollouts, SignedGroup
-from swarmnode.protocols.methods.rollouts.checks import informative
-from swarmnode.protocols.methods.rollouts.samplers import Samplers
-from swarmnode.protocols.methods.rollouts.start import sharing
-from swarmnode.protocols.methods.rollouts.weights import Broadcast, hash_of
-from swarmnode.protocols.methods.trainer import Learned, Trainer, TrainerDied, TrainStats
+from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
+from swarmnode.protocols.methods.rollouts.intake import informative
+from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup, Thanks
+from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
+from swarmnode.protocols.methods.rollouts.samplers import (
+    FRESH,
+    Fresh,
+    Newest,
+    NoWeights,
+    Samplers,
+    Weights,
+    WeightsBroadcast,
+    ask,
+    fetch_weights,
+    hash_of,
+    open_weights,
+)
+from swarmnode.protocols.methods.rollouts.sharing import Rollouts
+from swarmnode.protocols.methods.trainer import Answered, Learned, Sampled, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.receipts import AuditWork, RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup, score
-from swarmnode.training.rl.tasks import tasks_of_run
+from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
 
 log = logging.getLogger(__name__)
 
 ASKED_ITSELF = 1  # questions of a round while others sample: for the course of the reward
 CANDIDATES = 8  # others' groups that a trainer is given, as a multiple of what it takes: many teach nothing
+LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
+LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
+PATIENCE = 15.0  # seconds for which a trainer may be silent
+ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weights by itself, for the tally
+AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
 def build(parts: Parts) -> Sapo:
-    """The method of one node. Raises TypeError where its trainer trains no policy."""
+    """The method of a node that trains. Raises TypeError where its trainer process has no policy."""
     return Sapo(parts)
 
 
-class Sapo(Method):
-    """Its `samplers` are public, to be looked at."""
+def build_sampler(parts: Parts) -> SapoSampler:
+    """The method of a node that only samples. Raises TypeError where its trainer process has no policy."""
+    return SapoSampler(parts)
+
+
+class _ByRollouts(Method):
+    """What both roles have alike. It implements `SharingRules` as a method that takes no groups."""
 
     name = "sapo"
     phase = "waiting"
     paused = False
+    rollouts: Rollouts
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, limits: RolloutLimits, takes: bool) -> None:
         if not parts.trainer.capabilities.rollouts:
             raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
-        self._me, self._runner, self._warn = parts.me, parts.runner, parts.observer.warn
-        self._trainer = parts.trainer
-        self._pace = parts.spec.rollouts.pace
-        self._wanted = CANDIDATES * parts.spec.rollouts.batch
-        self._rng = parts.rng
-        self._judged = parts.spec.rollouts.judge != "none"
-        self._sampled, self._ledger = parts.spec.rollouts.sampled, parts.ledger
-        self._is_sampled_for = False  # others wrote for this policy in the round before
-        self.samplers = Samplers(
-            parts.me,
-            run_id=parts.run_id,
-            tasks=tasks_of_run(parts.spec.rollouts.difficulty),
-            answers=parts.spec.rollouts.answers,
-            staleness=parts.spec.rollouts.staleness,
-        )
-        self.broadcast = _broadcast(parts, self.samplers)
-        self.rollouts: Rollouts = sharing(parts)(
-            peers=parts.membership.connected,
-            limits=parts.rollouts,
-            standing=self._standing,
-            check=partial(_check, parts.spec.rollouts.difficulty, self._judged),
-            sampled=self.samplers.add,
-        )
-        self.violations = (self.rollouts.offences, *([self.broadcast.offences] if self.broadcast is not None else []))
-        self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
+        self._parts, self._settings, self._trainer = parts, parts.spec.rollouts, parts.trainer
+        self.rollouts = Rollouts(parts, self, limits=limits, takes=takes)
+        self.violations = (self.rollouts.offences,)
         self._place: Place | None = None
         self._began = trio.current_time()
 
     def measure(self, metrics: Metrics) -> None:
         self.rollouts.measure(metrics)
 
+    @property
+    def place(self) -> Place | None:
+        return self._place
+
+    async def regain_place(self) -> None:
+        """There is no place to be lost."""
+
+    async def watch(self) -> None:
+        await self.rollouts.watch()
+
+    async def leave(self) -> None:
+        """Nobody waits for this node, and no work is in hand that it could lose."""
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return nullcontext(self._trainer)
+
+    def saved(self) -> Saved:
+        place, parameters = self._stands(), self._trainer.parameters()
+        return Saved(
+            round=place.round,
+            state=OuterState.start(parameters),
+            residual=np.zeros(parameters.size, np.float32),
+            members=place.members,
+            method=self.name,
+        )
+
+    def peers(self) -> Sequence[PeerId]:
+        return self._parts.membership.connected()
+
+    def standing(self, author: PeerId) -> float:
+        return 1.0
+
+    def check(self, group: SignedGroup) -> str:
+        return ""
+
+    def insert_sampled(self, group: SignedGroup) -> str:
+        return "for-another"
+
+    def _stand(self, round: int, state_hash: str) -> Place:
+        """Having done so many rounds, with the policy of this hash."""
+        self._began = trio.current_time()
+        self._place = Place(round, state_hash, members=(self._parts.me,))
+        return self._place
+
+    def _stands(self) -> Place:
+        if self._place is None:
+            raise RuntimeError("this node has no place yet")
+        return self._place
+
+
+class Sapo(_ByRollouts):
+    """A node that trains a policy. Its `samplers` are public, to be looked at."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts, limits=parts.rollouts, takes=True)
+        self._judged = self._settings.judge != "none"
+        self._is_sampled_for = False  # others wrote for this policy in the round before
+        self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
+        self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers) if parts.shards is not None else None
+        if self.broadcast is not None:
+            self.violations = (*self.violations, self.broadcast.offences)
+        self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
+
     def status(self) -> Mapping[str, Any]:
         return {"samplers": [asdict(tally) for tally in self.samplers.tallies()]}
 
-    def _standing(self, author: PeerId) -> float:
+    # -- rules of sharing
+
+    def standing(self, author: PeerId) -> float:
         """How much of its share an author has here: nothing once it was caught lying, or while it is contained.
 
         Who samples for this node and passed its audits is no newcomer to it.
         """
-        standing = self._ledger.standing(author) if self._ledger is not None else 1.0
+        standing = self._parts.ledger.standing(author) if self._parts.ledger is not None else 1.0
         if standing > 0 and self.samplers.proved(author):
             standing = 1.0
         return min(standing, self.samplers.standing(author))
 
-    @property
-    def place(self) -> Place | None:
-        return self._place
+    def check(self, group: SignedGroup) -> str:
+        if group.group.task.difficulty != self._settings.difficulty:
+            return "other-difficulty"
+        return informative(group, judged=self._judged)
+
+    def insert_sampled(self, group: SignedGroup) -> str:
+        return self.samplers.insert(group)
+
+    # -- rounds
 
     async def find_place(self, begin: Begin) -> None:
         """From the newest checkpoint, or from the beginning: a policy is nobody else's."""
         if begin.saved is not None:
             self._trainer.load(begin.saved.state.parameters)
-        await self._stand(begin.saved.round if begin.saved is not None else 0)
+        await self._stand_after(begin.saved.round if begin.saved is not None else 0)
 
     async def run_round(self) -> RoundResult:
         place, began = self._stands(), self._began
@@ -127,23 +212,29 @@ class Sapo(Method):
             )
             await self.rollouts.publish([group for group in groups if self._teaches(group)])
             self.phase = "exchanging"
-            await trio.sleep_until(began + self._pace)
+            await trio.sleep_until(began + self._settings.pace)
             learned = await self._learn(place.round)
         except TrainerDied as error:
             raise LostPlace(f"the trainer died and is restarted: {error}") from error
         finally:
             self.phase = "waiting"
-        stands = await self._stand(place.round + 1)
+        stands = await self._stand_after(place.round + 1)
         await self._broadcast_weights(stands)
         return RoundResult(
             round=place.round,
             outcome=Completed(1 + learned.authors),
             state_hash=stands.state_hash,
             loss=float("nan"),
-            worked=_worked(learned, sampling),
+            worked=TrainStats(
+                steps=1,
+                samples=learned.own + learned.taken + learned.sampled,
+                tokens=learned.tokens,
+                loss=float("nan"),
+                seconds=sampling + learned.seconds,
+            ),
             seconds=self._began - began,
             members=1 + learned.authors,
-            counted=(self._me,),
+            counted=(self._parts.me,),
             learned=learned,
         )
 
@@ -154,7 +245,7 @@ class Sapo(Method):
         by their hash.
         """
         if self._place is not None:
-            await self._stand(self._place.round)
+            await self._stand_after(self._place.round)
 
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -162,31 +253,14 @@ class Sapo(Method):
             if self.broadcast is not None:
                 nursery.start_soon(self.broadcast.watch)
 
-    async def leave(self) -> None:
-        """Nobody waits for this node, and no work is in hand that it could lose."""
-
-    def lent(self) -> AbstractAsyncContextManager[Trainer]:
-        return nullcontext(self._trainer)
-
-    def saved(self) -> Saved:
-        place = self._stands()
-        parameters = self._trainer.parameters()
-        return Saved(
-            round=place.round,
-            state=OuterState.start(parameters),
-            residual=np.zeros(parameters.size, np.float32),
-            members=(self._me,),
-            method=self.name,
-        )
-
     def _teaches(self, group: RolloutGroup) -> bool:
-        return score(self._me, group, judged=self._judged).informative
+        return score(self._parts.me, group, judged=self._judged).informative
 
     async def _learn(self, version: int) -> Learned:
         """Give the trainer what others shared and it has not seen yet; note what it made of that."""
         pool = self.rollouts.pool
-        drawn = pool.candidates(self._wanted, self._rng)
-        sampled = self.samplers.drawn(self._sampled, version=version)
+        drawn = pool.candidates(CANDIDATES * self._settings.batch, self._parts.rng)
+        sampled = self.samplers.drawn(self._settings.sampled, version=version)
         self._is_sampled_for = bool(sampled)
         learned = await self._trainer.learn(
             [(signed.author, signed.group) for signed in drawn],
@@ -215,54 +289,262 @@ class Sapo(Method):
         try:
             await self.broadcast.publish(self._trainer.parameters(), version=place.round, policy=place.state_hash)
         except ShardError as error:
-            self._warn("weights", f"those who sample for this node get no new weights: {error}")
+            self._parts.observer.warn("weights", f"those who sample for this node get no new weights: {error}")
         else:
-            self._warn("weights", None)
+            self._parts.observer.warn("weights", None)
 
-    async def _stand(self, round: int) -> Place:
+    async def _stand_after(self, round: int) -> Place:
         """Having done so many rounds, with the parameters that the trainer has."""
         parameters = self._trainer.parameters()
-        state_hash = await self._runner(lambda: hash_of(parameters))
-        self._began = trio.current_time()
-        self._place = Place(round, state_hash, members=(self._me,))
-        return self._place
-
-    def _stands(self) -> Place:
-        if self._place is None:
-            raise RuntimeError("this node has no place yet")
-        return self._place
+        return self._stand(round, await self._parts.runner(lambda: hash_of(parameters)))
 
 
-def _check(difficulty: int, judged: bool, signed: SignedGroup) -> str:
-    """Why a group would teach nothing, before it is kept or passed on; "" where it may."""
-    return informative(signed, judged=judged) if signed.group.task.difficulty == difficulty else "other-difficulty"
+class SapoSampler(_ByRollouts):
+    """A node that only samples. `trainer` and `weights` are public, to be looked at."""
 
+    def __init__(self, parts: Parts) -> None:
+        if parts.shards is None:
+            raise TypeError("without shards there are no weights")
+        self.trainer: PeerId | None = None
+        super().__init__(parts, limits=replace(parts.rollouts, copies=2), takes=False)  # this node's and the trainer's
+        self._shards = parts.shards
+        self._shape = parts.policy or self._settings.policy
+        self._push = self._settings.weights == "push"
+        self._tasks = tasks_of_run(self._settings.difficulty)
+        self.weights: Weights | None = None  # that the policy has now
+        self.told: Newest | None = None  # by the trainer, last
+        self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
+        self._newest: Weights | None = None  # that the trainer named
+        self._heard = self._asked = -PATIENCE  # trio times
+        self._look_at = 0.0  # trio time from which on another trainer may need this node more
+        self._named = trio.Event()  # newer weights were
+        self._given = 0
+        self._counter = 0
+        parts.rpc.serve(FRESH, Fresh, self._on_fresh)
 
-def _broadcast(parts: Parts, samplers: Samplers) -> Broadcast | None:
-    """What gives weights to those who sample for this node; None where it keeps no shards."""
-    if parts.shards is None:
-        return None
-    rollouts = parts.spec.rollouts
-    return Broadcast(
-        me=parts.me,
-        run_id=parts.run_id,
-        shape=parts.policy or rollouts.policy,
-        rpc=parts.rpc,
-        shards=parts.shards,
-        sign=parts.sign,
-        runner=parts.runner,
-        now=parts.now,
-        admits=parts.admits,
-        samplers=samplers,
-        keep=rollouts.staleness + 1,
-    )
+    def peers(self) -> Sequence[PeerId]:
+        """Whom groups are given to, while it is connected."""
+        return [peer for peer in self._parts.membership.connected() if peer == self.trainer]
 
+    async def find_place(self, begin: Begin) -> None:
+        """There is nothing to stand on: what this node samples with is the trainer's."""
+        self._stand(0, "")
+        await trio.lowlevel.checkpoint()
 
-def _worked(learned: Learned, sampling: float) -> TrainStats:
-    return TrainStats(
-        steps=1,
-        samples=learned.own + learned.taken + learned.sampled,
-        tokens=learned.tokens,
-        loss=float("nan"),
-        seconds=sampling + learned.seconds,
-    )
+    async def run_round(self) -> RoundResult:
+        place, began = self._stands(), self._began
+        try:
+            weights = await self._fit_weights()
+            self.phase = "training"
+            answered = await self._sample(weights)
+            self.phase = "exchanging"
+            self.rollouts.counter = self._counter
+            self._counter += len(answered.groups)
+            await self.rollouts.publish(answered.groups, trainer=weights.trainer)
+            self._given += len(answered.groups)
+            await trio.sleep_until(began + self._settings.pace)
+        except TrainerDied as error:
+            self.weights = None  # its successor has the parameters, but perhaps not all of them
+            raise LostPlace(f"the trainer process died and is restarted: {error}") from error
+        finally:
+            self.phase = "waiting"
+        stands = self._stand(place.round + 1, self.weights.policy if self.weights is not None else "")
+        tokens = sum(len(answer) for group in answered.groups for answer in group.answers)
+        return RoundResult(
+            round=place.round,
+            outcome=Completed(2),
+            state_hash=stands.state_hash,
+            loss=float("nan"),
+            worked=TrainStats(1, len(answered.groups), tokens, float("nan"), answered.seconds),
+            seconds=self._began - began,
+            members=2,
+            sampled=self._told_of(weights, answered),
+        )
+
+    async def watch(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.rollouts.watch)
+            if self._push:
+                nursery.start_soon(self._fetch_meanwhile)
+
+    # -- weights
+
+    async def _fit_weights(self) -> Weights:
+        """Have weights in the policy that are of use, the newest that can be had; waits until there are some."""
+        while True:
+            if self.trainer is None or trio.current_time() >= self._look_at:
+                await self._choose_trainer()
+            if self.trainer is None:
+                await trio.sleep(LOOK_EVERY)
+                continue
+            if not self._push or trio.current_time() - self._asked >= ASK_EVERY:
+                await self._ask()
+            if not self._push or (self.weights is None and self._next is None):
+                await self._fetch()
+            if self._next is not None:
+                self.weights, parameters = self._next
+                self._next = None
+                self._trainer.load(parameters)
+            if self.weights is not None and not self._is_stale(self.weights):
+                return self.weights
+            await trio.sleep(LOOK_EVERY)
+
+    def _is_stale(self, weights: Weights) -> bool:
+        newest = self._newest
+        return (
+            newest is None
+            or weights.trainer != self.trainer
+            or newest.version - weights.version > self._settings.staleness
+        )
+
+    async def _choose_trainer(self) -> None:
+        """Ask all members that are here, and take a trainer; leave the present one only for one that needs it more."""
+        self._look_at = trio.current_time() + LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0)
+        found: dict[PeerId, Newest] = {}
+
+        async def look(peer: PeerId) -> None:
+            told = await self._told_by(peer, samples=peer == self.trainer)
+            if told is not None:
+                found[peer] = told
+
+        async with trio.open_nursery() as nursery:
+            for peer in self._parts.membership.connected():
+                nursery.start_soon(look, peer)
+        alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.caught]
+        self._warn_of(found, alike)
+        if self.trainer in found or (self.trainer is None and alike):
+            before, needs = self.trainer, min(alike, key=lambda peer: self._others(peer, found[peer]), default=None)
+            self._go_to(needs)
+            if before not in (None, needs):
+                await self._told_by(before, samples=False)  # so that it counts this node no more
+
+    def _others(self, peer: PeerId, told: Newest) -> tuple[int, bool, bytes]:
+        """What decides between trainers: how many others sample for it, and then by lot."""
+        moves = self.trainer not in (None, peer)
+        return told.samplers, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
+
+    def _go_to(self, trainer: PeerId | None) -> None:
+        if trainer != self.trainer:
+            self.trainer, self._heard, self._asked = trainer, trio.current_time(), -PATIENCE
+            self._newest = self.weights = self._next = self.told = None
+            self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
+
+    async def _ask(self) -> None:
+        """Have the trainer say what is newest, and what became of this node's groups."""
+        assert self.trainer is not None
+        self._asked = trio.current_time()
+        told = await self._told_by(self.trainer, samples=True)
+        if told is not None:
+            self._heard, self.told = trio.current_time(), told
+            self._name(self._opened(self.trainer, told.payload, told.signature))
+            if told.expected > self._counter or 0 <= told.expected < self._counter - AGAIN:
+                self._counter = told.expected
+        if told is not None and told.caught:
+            self._parts.observer.warn(
+                "caught",
+                f"what this node samples is refused ({told.caught}): have a look at its memory and disk; the trainer "
+                f"{self.trainer} found groups that were not written with the weights that they name",
+            )
+            self._go_to(None)
+        elif trio.current_time() - self._heard > PATIENCE:
+            log.warning("%s does not answer any more; looking for another trainer", self.trainer)
+            self._go_to(None)
+
+    async def _told_by(self, peer: PeerId, *, samples: bool) -> Newest | None:
+        push = samples and self._push
+        return await ask(self._parts.rpc, peer, run_id=self._parts.run_id, samples=samples, push=push)
+
+    def _name(self, weights: Weights | None) -> None:
+        """The trainer named these weights."""
+        if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
+            self._newest = weights
+            self.rollouts.forget_before(weights.version - self._settings.staleness)
+            self._named.set()
+
+    def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
+        shapes = sorted({told.shape for told in found.values()})
+        text = None
+        if not found:
+            text = "no connected member trains a policy: this node waits for one to sample for"
+        elif not alike and self._shape not in shapes:
+            text = f"no {self._shape} is trained here, only {', '.join(shapes)}: start with --policy {shapes[0]}"
+        self._parts.observer.warn("sampling", text)
+
+    def _opened(self, peer: PeerId, payload: bytes, signature: bytes) -> Weights | None:
+        if not payload:
+            return None
+        try:
+            return open_weights(
+                payload, signature, run_id=self._parts.run_id, trainer=peer, verify=self._parts.network.verify
+            )
+        except NoWeights as error:
+            log.warning("%s", error)
+            return None
+
+    async def _on_fresh(self, peer: PeerId, fresh: Fresh) -> Thanks:
+        if fresh.run_id != self._parts.run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        weights = self._opened(peer, fresh.payload, fresh.signature) if peer == self.trainer else None
+        if weights is not None:
+            self._heard = trio.current_time()
+            self._name(weights)
+        await trio.lowlevel.checkpoint()
+        return Thanks()
+
+    async def _fetch_meanwhile(self) -> None:
+        while True:
+            await self._named.wait()
+            self._named = trio.Event()
+            await self._fetch()
+
+    async def _fetch(self) -> None:
+        """Have the newest weights that the trainer named in `_next`, unless they are here already."""
+        newest = self._newest
+        if newest is None:
+            return
+        if self._next is not None and self._next[0].policy == newest.policy:
+            self._next = (newest, self._next[1])  # an update that changed nothing
+            return
+        if self._next is None and self.weights is not None and self.weights.policy == newest.policy:
+            self.weights = newest
+            return
+        if newest.size != 4 * self._trainer.layout.parameters or newest.shape != self._shape:
+            log.warning("the weights of %s are not of a policy %s", newest.trainer, self._shape)
+            return
+        try:
+            parameters = await fetch_weights(newest, shards=self._shards, runner=self._parts.runner)
+        except (ShardError, NoWeights) as error:
+            log.info("weights of version %d do not come: %s", newest.version, error)
+            return
+        before, self._next = self._next, (newest, parameters)
+        for old in (before[0] if before is not None else None, self.weights):
+            if old is not None and old.shard != newest.shard:
+                await self._shards.drop(old.shard)
+
+    # -- sampling
+
+    async def _sample(self, weights: Weights) -> Answered:
+        tasks = [
+            assigned_task(
+                self._parts.run_id,
+                self._parts.me,
+                self._counter + number,
+                version=weights.version,
+                policy=weights.policy,
+                tasks=self._tasks,
+            )
+            for number in range(self._settings.batch)
+        ]
+        return await self._trainer.answer(tasks, version=weights.version, policy=weights.policy)
+
+    def _told_of(self, weights: Weights, answered: Answered) -> Sampled:
+        told = self.told or Newest()
+        return Sampled(
+            trainer=weights.trainer,
+            version=weights.version,
+            groups=len(answered.groups),
+            reward=answered.reward,
+            given=self._given,
+            accepted=told.accepted,
+            refused=dict(told.refused),
+        )

@@ -1,61 +1,72 @@
-"""One node's part in sharing rollouts: `Rollouts`. The package's first lines tell the protocol's story."""
+"""One node's part in sharing rollouts: `Rollouts`. The package's first lines tell the protocol's story.
+
+How groups travel: each has a budget of copies, of which whoever holds it hands half to a neighbour. This is spray and
+wait in its binary form (Spyropoulos et al., WDTN 2005): a group with c copies is handed over c − 1 times in all and is
+with its last holder after log2(c) hops, however large the swarm. What a node sends in a turn goes to at most FAN peers,
+each group to one of them, so that calls do not grow with neighbours either. Neighbours have their turns in an order
+drawn anew each time: pure chance would leave some with a third of what others hear.
+
+A group is offered before it is given, so one that a peer has already costs a hundred bytes. A peer that says that it
+has no room is left alone for as long as it says. A copy that peers with room declined TRIES times is let go.
+"""
 
 from __future__ import annotations
 
 import logging
-import random
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.methods.rollouts.gate import Gate, Rates
-from swarmnode.protocols.methods.rollouts.intake import LARGEST, Check, Intake
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.rollouts.intake import GroupIntake, SharingRules
 from swarmnode.protocols.methods.rollouts.messages import (
     GET,
     GIVE,
     LONGEST_WAIT,
+    MAX_GIVEN,
     MAX_OFFERED,
     OFFER,
     RECENT,
     TIMEOUT,
-    Answer,
     Get,
     Give,
     Got,
-    Offer,
+    GroupOffer,
+    OfferAnswer,
+    OfferedGroup,
     Recent,
     RecentQuery,
     Sealed,
+    SignedGroup,
+    SignedHeader,
     Thanks,
     content_key,
+    seal,
 )
-from swarmnode.protocols.methods.rollouts.pool import Pool, PoolLimits, PoolStats, Standing, full_standing
-from swarmnode.protocols.methods.rollouts.signed import Sign, SignedGroup, SignedHeader, Verify, seal
-from swarmnode.protocols.methods.rollouts.spent import Spent
-from swarmnode.protocols.methods.rollouts.spreading import Spreader
+from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.runner import TimedRunner
 from swarmnode.training.rl.groups import RolloutGroup
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "rollouts"
 TICK = 1.0  # seconds between two looks at what to pass on, jittered by a fifth: the time of one hop
 RECENT_GROUPS = MAX_OFFERED  # asked for by who was alone
 ASK_EVERY = 10.0  # seconds between two questions for what is recent, while too little comes by itself
 RECENT_BYTES = 128 * 1024  # of their headers
 ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
-IN_ALL = Rates(groups=Allowance(100, 1000), bytes=Allowance(40_000, 8 << 20))  # within 50 kB/s with all calls
-EACH_AUTHOR = Rates(groups=Allowance(8, 256), bytes=Allowance(10_000, 3 << 20))  # of a fast tiny policy
-EACH_SENDER = Rates(groups=Allowance(32, 512), bytes=Allowance(20_000, 4 << 20))
 RECENT_QUERIES = Allowance(rate=0.3, burst=8)  # of one peer: two calls in ASK_EVERY, and some
+FAN = 2  # peers told in one turn
+TRIES = 8  # offers of one copy that may be declined
+WAITING = 1024  # groups to hand on; the oldest are let go
+LATER = 5.0  # seconds that a peer which did not answer is left alone
 
 HELD = Metric("swarmnode_rollouts", GAUGE, "rollout groups held", "whose")
 HELD_BYTES = Metric("swarmnode_rollout_bytes", GAUGE, "bytes of rollout groups held", "whose")
@@ -69,27 +80,6 @@ REFUSED = Metric("swarmnode_rollouts_refused_total", COUNTER, "rollout groups of
 
 
 @dataclass(frozen=True)
-class RolloutLimits:
-    """How far a group travels, and what others' groups may take of this node.
-
-    A group is handed over `copies` − 1 times in all, so a node gets (groups a node makes in a round) × (copies − 1) of
-    them, whatever the size of the swarm. With 8 groups a round of 10 s and 8 copies that is 5.6 a second.
-    """
-
-    copies: int = 8  # nodes that hold a group in the end, its author included
-    total: Rates = IN_ALL  # groups and bytes a second that come in
-    author: Rates = EACH_AUTHOR  # of one author's groups, whoever brings them
-    sender: Rates = EACH_SENDER  # that one peer brings, whoever wrote them
-    pool: PoolLimits = field(default_factory=PoolLimits)  # what is held, with the quotas of authors
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.copies <= 64:
-            raise ValueError(f"copies = {self.copies}: 1 (keep groups to oneself) to 64")
-        if min(rates.bytes.burst for rates in (self.total, self.author, self.sender)) < 2 * LARGEST:
-            raise ValueError(f"with a burst below {2 * LARGEST} bytes the largest group may never come in")
-
-
-@dataclass(frozen=True)
 class RolloutStats:
     """What sharing came to since this node started."""
 
@@ -99,71 +89,47 @@ class RolloutStats:
     events: dict[str, int]
 
 
+@dataclass
+class _Load:
+    """A group on its way."""
+
+    group: SignedGroup
+    copies: int  # this node's own included
+    known: set[PeerId]  # who has it, as far as is known
+    tries: int = TRIES
+    offered: bool = False  # to somebody just now: half of its copies are spoken for
+
+
 class Rollouts:
     """Publishes this node's groups, passes on those of others, and keeps a pool of them."""
 
     def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        rpc: Rpc,
-        bulk: Bulk,
-        peers: Callable[[], Sequence[PeerId]],
-        sign: Sign,
-        verify: Verify,
-        runner: Runner,
-        now: Callable[[], int],
-        rng: random.Random,
-        admits: Callable[[PeerId], bool] = lambda peer: True,
-        standing: Standing = full_standing,
-        check: Check = lambda group: "",
-        limits: RolloutLimits | None = None,
-        sampled: Check = lambda group: "for-another",
-        takes: bool = True,
+        self, parts: Parts, rules: SharingRules, *, limits: RolloutLimits | None = None, takes: bool = True
     ) -> None:
-        """`peers`: members that are connected now. `now`: ms since the epoch. `check`: see `intake.Check`; runs where
-        `runner` says, before a group is kept or passed on. `sampled` takes groups that others wrote for this node's
-        policy, or says why not. Without `takes` this node gives only."""
-        self._me, self._run_id, self._rpc, self._bulk = me, run_id, rpc, bulk
-        self.spent = Spent()
-        runner = self.spent.running(runner)
-        self._peers, self._sign, self._runner = peers, sign, runner
-        self._now, self._rng, self._admits = now, rng, admits
-        self.limits = limits or RolloutLimits()
-        self._takes = takes
-        self.offences = Offences(PROTOCOL)
-        self.counts: Counter[str] = Counter()
-        self.counter = now()  # of the next group: grows over restarts, too, as long as the clock does
-        self.pool = Pool(me, now=now, limits=self.limits.pool, standing=standing, on_drop=self._gone)
-        self._intake = Intake(
-            self.pool,
-            run_id=run_id,
-            bulk=bulk,
-            verify=verify,
-            runner=runner,
-            admits=admits,
-            standing=standing,
-            check=check,
-            gate=Gate(author=self.limits.author, sender=self.limits.sender, total=self.limits.total),
-            offences=self.offences,
-            counts=self.counts,
-            copies=max(1, self.limits.copies // 2),
-            sampled=sampled,
-        )
-        self._spreader = Spreader(run_id=run_id, rpc=rpc, rng=rng, offences=self.offences, counts=self.counts)
+        """`limits` are those of the node where none are given. Without `takes` this node gives only."""
+        self._parts, self._rules, self._takes = parts, rules, takes
+        self.limits = limits or parts.rollouts
+        self.runner = TimedRunner(parts.runner)
+        self.counter = parts.now()  # of the next group: grows over restarts, too, as long as the clock does
+        self.pool = RolloutPool(parts.me, now=parts.now, limits=self.limits.pool, standing=rules.standing)
+        self._intake = GroupIntake(parts, rules, self.pool, limits=self.limits, runner=self.runner)
+        self.offences, self.counts = self._intake.offences, self._intake.counts
         self._entries = Budget[PeerId](ENTRIES)
         self._queries = Budget[PeerId](RECENT_QUERIES)
         self._offered: set[bytes] = set()  # groups whose content peers may fetch
+        self._loads: OrderedDict[bytes, _Load] = OrderedDict()  # what is to be handed on, the oldest first
+        self._deck: list[PeerId] = []  # whose turn is still to come, before everybody's comes again
+        self._busy: set[PeerId] = set()
+        self._left_until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._nursery: trio.Nursery | None = None
         self._ask_at = 0.0  # trio time at which a neighbour is asked what is recent, where that is of use
         self._was_alone = True  # and nobody was asked since
         self._hurry = trio.Event()
-        self._guard = LifecycleGuard("this node does not share rollouts now")
-        rpc.serve(OFFER, Offer, self._guard.while_open(self._on_offer))
-        rpc.serve(GIVE, Give, self._guard.while_open(self._on_give))
-        rpc.serve(RECENT, RecentQuery, self._guard.while_open(self._on_recent))
-        rpc.serve(GET, Get, self._guard.while_open(self._on_get))
+        self._open = LifecycleGuard("this node does not share rollouts now")
+        parts.rpc.serve(OFFER, GroupOffer, self._open.while_open(self._on_offer))
+        parts.rpc.serve(GIVE, Give, self._open.while_open(self._on_give))
+        parts.rpc.serve(RECENT, RecentQuery, self._open.while_open(self._on_recent))
+        parts.rpc.serve(GET, Get, self._open.while_open(self._on_get))
 
     # -- what this node does
 
@@ -174,27 +140,21 @@ class Rollouts:
 
         Returns at once where nobody is there: a node alone learns alone. Raises InvalidGroup for one too large.
         """
-        first, made_at = self.counter, self._now()
+        parts = self._parts
+        first, made_at = self.counter, parts.now()
         self.counter += len(groups)
 
         def work() -> list[SignedGroup]:
-            return [
-                seal(
-                    group,
-                    run_id=self._run_id,
-                    author=self._me,
-                    counter=first + index,
-                    made_at=made_at,
-                    sign=self._sign,
-                    trainer=trainer,
-                )
-                for index, group in enumerate(groups)
-            ]
+            sealing = partial(
+                seal, run_id=parts.run_id, author=parts.me, made_at=made_at, sign=parts.sign, trainer=trainer
+            )
+            return [sealing(group, counter=first + index) for index, group in enumerate(groups)]
 
-        sealed = await self._runner(work)
+        sealed = await self.runner(work)
         for group in sealed:
             self.pool.keep(group)
             self._hand_on(group, self.limits.copies)
+        self._let_go()
         self.counts["published"] += len(sealed)
         self._hurry.set()
         return tuple(sealed)
@@ -203,19 +163,19 @@ class Rollouts:
         """Hand on no more own groups that were written before that version: they came too late to be of use."""
         for group in self.pool.own():
             if group.version < version:
-                self._spreader.forget(group.id)
+                self._loads.pop(group.id, None)
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take, pass on and answer until cancelled. What is held stays here, for `watch` to go on later."""
         try:
-            async with self._guard.open(), trio.open_nursery() as nursery:
+            async with self._open.open(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
                 while True:
-                    with trio.move_on_after(TICK * self._rng.uniform(0.8, 1.2)):
+                    with trio.move_on_after(TICK * self._parts.rng.uniform(0.8, 1.2)):
                         await self._hurry.wait()
                     self._hurry = trio.Event()
-                    with self.spent.counted():
+                    with self.runner.counted():
                         self._turn(nursery)
         finally:
             self._nursery = None
@@ -223,55 +183,156 @@ class Rollouts:
 
     @property
     def me(self) -> PeerId:
-        return self._me
+        return self._parts.me
 
     @property
     def alone(self) -> bool:
         """Whether no other member is connected now."""
-        return not self._peers()
+        return not self._rules.peers()
 
     def stats(self) -> RolloutStats:
-        return RolloutStats(self.pool.stats(), self.alone, len(self._spreader), dict(self.counts))
+        return RolloutStats(self.pool.stats(), self.alone, len(self._loads), dict(self.counts))
 
     def measure(self, metrics: Metrics) -> None:
-        show(metrics, self.pool, self.counts, lambda: self.spent.seconds)
+        show(metrics, self.pool, self.counts, self.runner)
         self.offences.measure(metrics)
 
     # -- passing on
 
     def _turn(self, nursery: trio.Nursery) -> None:
         self.pool.expire()
-        here = list(self._peers())
+        self._let_go()
+        here = list(self._rules.peers())
         if not here:
             self._was_alone, self._ask_at = True, 0.0
             return
         wanted = RECENT_GROUPS if self._was_alone else min(RECENT_GROUPS, 2 * self.pool.lacking)
         if wanted and self._takes and trio.current_time() >= self._ask_at:
             self._ask_at = trio.current_time() + ASK_EVERY
-            nursery.start_soon(self._ask_recent, self._rng.choice(here), wanted)
-        self._spreader.turn(here, nursery)
+            nursery.start_soon(self._ask_recent, self._parts.rng.choice(here), wanted)
+        self._tell_some(set(here), nursery)
+
+    def _let_go(self) -> None:
+        """Neither hand on nor offer what the pool has no more."""
+        for id in [id for id in self._loads if self.pool.get(id) is None]:
+            del self._loads[id]
+        for id in [id for id in self._offered if self.pool.get(id) is None]:
+            self._offered.discard(id)
+            self._parts.bulk.withdraw(content_key(self._parts.run_id, id))
 
     def _hand_on(self, group: SignedGroup, copies: int, giver: PeerId | None = None) -> None:
+        """Hand on `copies` − 1 of a group, beside what is on its way already; not to those who know it."""
         if group.signed.header.shard:
-            self._bulk.offer(content_key(self._run_id, group.id), group.content)
+            self._parts.bulk.offer(content_key(self._parts.run_id, group.id), group.content)
             self._offered.add(group.id)
-        self._spreader.add(group, copies, known=(group.author, *([giver] if giver else [])))
+        known = {group.author, *([giver] if giver else [])}
+        load = self._loads.get(group.id)
+        if load is not None:
+            load.copies += copies
+            load.known |= known
+        elif copies > 1:
+            self._loads[group.id] = _Load(group, copies, known)
+            while len(self._loads) > WAITING:
+                self._loads.popitem(last=False)
+                self.counts["not_handed_on"] += 1
 
-    def _gone(self, id: bytes) -> None:
-        self._spreader.forget(id)
-        if id in self._offered:
-            self._offered.discard(id)
-            self._bulk.withdraw(content_key(self._run_id, id))
+    def _tell_some(self, here: set[PeerId], nursery: trio.Nursery) -> None:
+        """Start to tell some of the peers that are here."""
+        now = trio.current_time()
+        self._left_until = {peer: until for peer, until in self._left_until.items() if until > now}
+        for id in [id for id, load in self._loads.items() if here <= load.known]:
+            del self._loads[id]  # in a small swarm, before its copies are used up
+        batches: dict[PeerId, list[_Load]] = {peer: [] for peer in self._next(here)} if self._loads else {}
+        for load in self._loads.values():
+            if load.offered:
+                continue
+            open_to = [batch for peer, batch in batches.items() if peer not in load.known and len(batch) < MAX_OFFERED]
+            if open_to:
+                min(open_to, key=len).append(load)
+        for peer, batch in batches.items():
+            if batch:
+                self._busy.add(peer)
+                for load in batch:
+                    load.offered = True
+                nursery.start_soon(self._tell, peer, batch)
+
+    def _next(self, here: set[PeerId]) -> list[PeerId]:
+        """The next peers in turn, at most FAN: everybody once, in an order drawn anew each time."""
+        self._deck = [peer for peer in self._deck if peer in here]
+        chosen: list[PeerId] = []
+        for fresh in (False, True):
+            if fresh and len(chosen) < FAN:
+                self._deck = sorted(here.difference(chosen))
+                self._parts.rng.shuffle(self._deck)
+            for peer in [peer for peer in self._deck if self._may_be_told(peer)][: FAN - len(chosen)]:
+                self._deck.remove(peer)
+                chosen.append(peer)
+        return chosen
+
+    def _may_be_told(self, peer: PeerId) -> bool:
+        return peer not in self._busy and peer not in self._left_until and self.offences.refuses(peer) is None
+
+    async def _tell(self, peer: PeerId, batch: list[_Load]) -> None:
+        try:
+            offer = GroupOffer(
+                self._parts.run_id,
+                tuple(
+                    OfferedGroup(load.group.id, load.group.author, load.group.size, load.copies // 2) for load in batch
+                ),
+            )
+            self.counts["offered"] += len(batch)
+            answer = await self._parts.rpc.call(peer, OFFER, offer, OfferAnswer, timeout=TIMEOUT)
+            if answer.wait:
+                self._left_until[peer] = trio.current_time() + answer.wait
+            for index in answer.has:
+                if index < len(batch):
+                    batch[index].known.add(peer)
+            wanted = [batch[index] for index in answer.wants if index < len(batch)]
+            if not answer.wait:  # else it may take them later
+                self._decline(batch[i] for i in set(range(len(batch))) - {*answer.wants, *answer.has})
+            while wanted:
+                wanted = await self._give(peer, wanted)
+        except CallError as error:
+            self._left_until[peer] = trio.current_time() + LATER
+            log.debug("%s takes no rollouts for a while: %s", peer, error)
+        finally:
+            self._busy.discard(peer)
+            for load in batch:
+                load.offered = False
+
+    async def _give(self, peer: PeerId, wanted: list[_Load]) -> list[_Load]:
+        """Give as many as fit one message; the rest."""
+        given = wanted[: len(_fitting([load.group for load in wanted], MAX_GIVEN))]
+        handed = [(load, load.copies // 2) for load in given]
+        give = Give(self._parts.run_id, tuple(load.group.signed.sealed for load in given))
+        await self._parts.rpc.call(peer, GIVE, give, Thanks, timeout=TIMEOUT)
+        for load, copies in handed:
+            load.known.add(peer)
+            load.copies -= copies
+            if load.copies <= 1:
+                self._loads.pop(load.group.id, None)
+            self.counts["given"] += 1
+            self.counts["given_bytes"] += load.group.size
+        return wanted[len(given) :]
+
+    def _decline(self, loads: Iterable[_Load]) -> None:
+        for load in loads:
+            load.tries -= 1
+            if load.tries <= 0 and self._loads.pop(load.group.id, None) is not None:
+                self.counts["not_handed_on"] += 1
+
+    # -- taking in
 
     async def _ask_recent(self, peer: PeerId, count: int) -> None:
+        rpc, run_id = self._parts.rpc, self._parts.run_id
         try:
-            recent = await self._rpc.call(peer, RECENT, RecentQuery(self._run_id, count), Recent, timeout=TIMEOUT)
+            recent = await rpc.call(peer, RECENT, RecentQuery(run_id, count), Recent, timeout=TIMEOUT)
             self._was_alone, self.pool.lacking = False, 0
             self.counts["asked_recent"] += 1
             new = tuple(id for id in recent.ids if not self.pool.saw(id))
             if not new:
                 return
-            got = await self._rpc.call(peer, GET, Get(self._run_id, new), Got, timeout=TIMEOUT)
+            got = await rpc.call(peer, GET, Get(run_id, new), Got, timeout=TIMEOUT)
         except CallError as error:
             log.debug("%s does not say what rollouts are recent: %s", peer, error)
             return
@@ -280,25 +341,25 @@ class Rollouts:
 
     async def _take_in(self, peer: PeerId, signed: SignedHeader, copies: int) -> None:
         group = await self._intake.keep(peer, signed)
-        if group is not None and self.pool.get(group.id) is not None:
+        if group is not None:
             self._hand_on(group, copies, peer)
 
     # -- answers
 
     def _admit(self, peer: PeerId, run_id: str) -> None:
-        if run_id != self._run_id:
+        if run_id != self._parts.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._admits(peer):
+        if not self._parts.admits(peer):
             raise Refuse("not-admitted", "this run does not admit you")
 
-    async def _on_offer(self, peer: PeerId, offer: Offer) -> Answer:
+    async def _on_offer(self, peer: PeerId, offer: GroupOffer) -> OfferAnswer:
         self._admit(peer, offer.run_id)
         if not self._takes:
-            return Answer(wait=LONGEST_WAIT)
+            return OfferAnswer(wait=LONGEST_WAIT)
         if not self._entries.take(peer, len(offer.groups)):
             self.offences.note(peer, "offers too many rollout groups", Kind.LOAD)
             raise Refuse("busy", f"at most {ENTRIES.rate:g} groups a second may be offered here")
-        with self.spent.counted():
+        with self.runner.counted():
             return self._intake.weigh(peer, offer)
 
     async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
@@ -316,26 +377,33 @@ class Rollouts:
             return Recent(())
         self._admit_query(peer)
         own = self.pool.own()[-max(1, query.count // 8) :]
-        told = [*own, *self.pool.drawn(query.count, self._rng)]
+        told = [*own, *self.pool.drawn(query.count, self._parts.rng)]
         return Recent(tuple(group.id for group in told if group.author != peer)[: query.count])
 
     async def _on_get(self, peer: PeerId, get: Get) -> Got:
         self._admit(peer, get.run_id)
         self._admit_query(peer)
-        got: list[Sealed] = []
-        room = RECENT_BYTES
-        for group in filter(None, map(self.pool.get, get.ids)):
-            room -= len(group.signed.payload) + len(group.signed.signature)
-            if room >= 0:
-                got.append((group.signed.payload, group.signed.signature))
-        return Got(tuple(got))
+        here = [group for group in map(self.pool.get, get.ids) if group is not None]
+        return Got(tuple(_fitting(here, RECENT_BYTES)))
 
     def _admit_query(self, peer: PeerId) -> None:
         if not self._queries.take(peer, 1):
             raise Refuse("busy", "asked too often what is recent")
 
 
-def show(metrics: Metrics, pool: Pool, counts: Counter[str], seconds: Callable[[], float]) -> None:
+def _fitting(groups: Iterable[SignedGroup], room: int) -> list[Sealed]:
+    """Headers and signatures of the first of these groups, as many as have room in a message."""
+    fitting: list[Sealed] = []
+    for group in groups:
+        payload, signature = group.signed.sealed
+        room -= len(payload) + len(signature)
+        if room < 0:
+            break
+        fitting.append((payload, signature))
+    return fitting
+
+
+def show(metrics: Metrics, pool: RolloutPool, counts: Counter[str], runner: TimedRunner) -> None:
     """Show what is held, what happened, and the CPU seconds that it took."""
 
     def held() -> dict[str, float]:
@@ -348,5 +416,5 @@ def show(metrics: Metrics, pool: Pool, counts: Counter[str], seconds: Callable[[
     metrics.show(HELD, held)
     metrics.show(HELD_BYTES, held_bytes)
     metrics.show(EVENTS, lambda: counts)
-    metrics.show(SHARE_SECONDS, seconds)
+    metrics.show(SHARE_SECONDS, lambda: runner.seconds)
     metrics.show(REFUSED, lambda: pool.refused)

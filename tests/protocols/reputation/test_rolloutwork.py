@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from swarmnode.protocols.methods.rollouts.pool import AuthorStats
-from swarmnode.protocols.methods.rollouts.samplers import Tally
+from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import STRANGE, AuditWork, RolloutWork
@@ -66,11 +66,11 @@ def test_an_author_that_the_pool_forgot_begins_again() -> None:
 
 
 def test_what_audits_found_true_of_a_sampler_counts_once() -> None:
-    tallies: list[Tally] = []
+    tallies: list[SamplerTally] = []
     ledger = Ledger("me", now=lambda: 0)
     work = AuditWork(SimpleNamespace(tallies=lambda: tuple(tallies)))  # type: ignore[arg-type]
     for number, proved in enumerate((10, 10, 14)):
-        tallies[:] = [Tally("bob", accepted=4 * proved, proved=proved), Tally("new", accepted=3)]
+        tallies[:] = [SamplerTally("bob", accepted=4 * proved, proved=proved), SamplerTally("new", accepted=3)]
         work(ledger)
         ledger.close(number)
     (finding,) = ledger.found("bob")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.protocols.methods.rollouts.checks import informative
-from swarmnode.protocols.methods.rollouts.signed import seal
+from swarmnode.protocols.methods.rollouts.intake import informative
+from swarmnode.protocols.methods.rollouts.messages import seal
 from swarmnode.training.options import SettingError
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.learner import Settings

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 from rolloutnodes import RUN, group
 
-from swarmnode.protocols.methods.rollouts import Pool, PoolLimits, SignedGroup
-from swarmnode.protocols.methods.rollouts.checks import informative
-from swarmnode.protocols.methods.rollouts.signed import seal
+from swarmnode.protocols.methods.rollouts.intake import informative
+from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
+from swarmnode.protocols.methods.rollouts.pool import PoolLimits, RolloutPool
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
@@ -38,8 +38,8 @@ def by(author: str, seed: int, *, at: int = START, version: int = 0, tokens: int
     )
 
 
-def pool(clock: Clock | None = None, **limits: float) -> Pool:
-    return Pool("me", now=clock or Clock(), limits=PoolLimits(**limits))  # type: ignore[arg-type]
+def pool(clock: Clock | None = None, **limits: float) -> RolloutPool:
+    return RolloutPool("me", now=clock or Clock(), limits=PoolLimits(**limits))  # type: ignore[arg-type]
 
 
 def authors(groups: tuple[SignedGroup, ...]) -> Counter[str]:
@@ -139,7 +139,7 @@ def test_candidates_take_turns_among_authors_and_are_drawn_once() -> None:
 
 def test_a_standing_of_nothing_lets_nothing_in_and_a_low_one_little() -> None:
     standings = {"none": 0.0, "low": 0.5}
-    held = Pool("me", now=Clock(), limits=PoolLimits(few=8), standing=lambda author: standings.get(author, 1.0))
+    held = RolloutPool("me", now=Clock(), limits=PoolLimits(few=8), standing=lambda author: standings.get(author, 1.0))
     for seed in range(10):
         held.add(by("low", seed))
     assert held.add(by("none", 20)) == "no-standing" and len(held) == 4
@@ -152,7 +152,7 @@ def test_authors_on_probation_have_one_eighth_together_however_many_they_are() -
     def standing(author: str) -> float:
         return 0.25 if author.startswith("new") else 1.0
 
-    held = Pool("me", now=Clock(), limits=PoolLimits(groups=200), standing=standing)
+    held = RolloutPool("me", now=Clock(), limits=PoolLimits(groups=200), standing=standing)
     for seed in range(100):
         held.add(by(f"good {seed % 10}", seed))
         for more in range(5):
@@ -165,7 +165,7 @@ def test_authors_on_probation_have_one_eighth_together_however_many_they_are() -
         drawn = authors(held.candidates(count, random.Random(1)))
         assert 1 <= sum(n for author, n in drawn.items() if author.startswith("new")) <= count // 8
         assert drawn.total() == count
-    fresh = Pool("me", now=Clock(), standing=standing)
+    fresh = RolloutPool("me", now=Clock(), standing=standing)
     for seed in range(14):
         fresh.add(by("good", seed))
     for seed in range(14, 30):

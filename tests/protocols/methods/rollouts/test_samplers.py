@@ -10,11 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rolloutnodes import RUN, group
 
-from swarmnode.protocols.methods.rollouts.samplers import MOST, REFUND, SKIPS, Samplers
-from swarmnode.protocols.methods.rollouts.signed import SignedGroup, seal
-from swarmnode.protocols.methods.rollouts.weights import NoWeights, Weights, open_weights, seal_weights
+from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
+from swarmnode.protocols.methods.rollouts.samplers import (
+    MOST,
+    REFUND,
+    SKIPS,
+    NoWeights,
+    Samplers,
+    Weights,
+    open_weights,
+    seal_weights,
+)
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
+from swarmnode.training.runsections import RolloutsSection
 
 WORLD = SimWorld()
 TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
@@ -28,7 +37,7 @@ def policy(version: int) -> str:
 
 
 def samplers(*, newest: int = 10) -> Samplers:
-    found = Samplers(TRAINER.me, run_id=RUN, tasks=TASKS, answers=8, staleness=STALENESS)
+    found = Samplers(TRAINER.me, run_id=RUN, settings=RolloutsSection(answers=8, staleness=STALENESS))
     for version in range(newest + 1):
         found.know(policy(version), version)
     return found
@@ -49,8 +58,8 @@ def written(
 def test_honest_groups_are_kept_and_drawn_the_newest_first_by_turns() -> None:
     found = samplers()
     for counter, version in enumerate((8, 9, 10)):
-        assert found.add(written(counter, version=version)) == ""
-        assert found.add(written(counter, version=version, by=BOB)) == ""
+        assert found.insert(written(counter, version=version)) == ""
+        assert found.insert(written(counter, version=version, by=BOB)) == ""
     drawn = found.drawn(3, version=10)
     assert [each.version for each in drawn] == [10, 10, 9] and {each.author for each in drawn[:2]} == {ALICE.me, BOB.me}
     found.settle(drawn, caught={})
@@ -73,24 +82,24 @@ def test_honest_groups_are_kept_and_drawn_the_newest_first_by_turns() -> None:
 def test_nothing_else_passes(changed: dict[str, Any], reason: str) -> None:
     found = samplers()
     trainer = changed.pop("trainer", TRAINER.me)
-    assert found.add(written(0, trainer=trainer, **changed)) == reason
+    assert found.insert(written(0, trainer=trainer, **changed)) == reason
     assert found.tally(ALICE.me).refused == {reason: 1} and not found.drawn(9, version=10)
     lied = reason in ("cherry-picked", "other-version")
     assert found.standing(ALICE.me) == (0.0 if lied else 1.0)
-    assert found.add(written(1)) == ("no-standing" if lied else "")
+    assert found.insert(written(1)) == ("no-standing" if lied else "")
 
 
 def test_another_samplers_group_signed_anew_is_cherry_picked() -> None:
     found = samplers()
     stolen = written(0).group
     copied = seal(stolen, run_id=RUN, author=BOB.me, counter=0, made_at=1, sign=BOB.sign, trainer=TRAINER.me)
-    assert found.add(copied) == "cherry-picked" and found.standing(BOB.me) == 0
+    assert found.insert(copied) == "cherry-picked" and found.standing(BOB.me) == 0
 
 
 def test_what_was_written_with_old_weights_is_refused_and_let_go() -> None:
     found = samplers()
-    assert found.add(written(0, version=10 - STALENESS)) == ""
-    assert found.add(written(1, version=9 - STALENESS)) == "stale"
+    assert found.insert(written(0, version=10 - STALENESS)) == ""
+    assert found.insert(written(1, version=9 - STALENESS)) == "stale"
     assert found.drawn(9, version=11) == ()
     assert found.tally(ALICE.me).refused == {"stale": 2} and found.standing(ALICE.me) == 1
 
@@ -101,23 +110,23 @@ def test_weights_that_an_update_did_not_change_are_as_fresh_as_their_last_versio
         found.know(policy(3), version)  # updates without anything to learn from
     for counter, version in enumerate((3, 7, 11)):
         task = assigned_task(RUN, ALICE.me, counter, version=version, policy=policy(3), tasks=TASKS)
-        assert found.add(written(counter, version=version, policy=policy(3), task=task)) == ""
+        assert found.insert(written(counter, version=version, policy=policy(3), task=task)) == ""
     assert len(found.drawn(9, version=11)) == 3
     task = assigned_task(RUN, ALICE.me, 3, version=12, policy=policy(3), tasks=TASKS)
-    assert found.add(written(3, version=12, policy=policy(3), task=task)) == "other-version"
+    assert found.insert(written(3, version=12, policy=policy(3), task=task)) == "other-version"
 
 
 def test_a_counter_counts_once_in_any_order() -> None:
     found = samplers()
-    assert [found.add(written(counter)) for counter in (5, 7, 6)] == ["", "", ""]
-    assert found.add(written(6, version=9)) == "counter" and found.tally(ALICE.me).expected == 8
+    assert [found.insert(written(counter)) for counter in (5, 7, 6)] == ["", "", ""]
+    assert found.insert(written(6, version=9)) == "counter" and found.tally(ALICE.me).expected == 8
 
 
 def test_who_leaves_out_most_of_its_groups_is_soon_refused_and_who_loses_some_is_not() -> None:
     found = samplers()
-    picked = [found.add(written(10 * n)) for n in range(40)]
+    picked = [found.insert(written(10 * n)) for n in range(40)]
     assert picked.count("") < 12 and set(picked) == {"", "skips"}
-    lossy = [found.add(written(n, by=BOB)) for n in range(400) if n % 8]
+    lossy = [found.insert(written(n, by=BOB)) for n in range(400) if n % 8]
     assert set(lossy) == {""}
     assert found.tally(BOB.me).refused == {"full": len(lossy) - MOST}
 
@@ -125,7 +134,7 @@ def test_who_leaves_out_most_of_its_groups_is_soon_refused_and_who_loses_some_is
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60))
 def test_however_counters_come_the_missing_are_bounded(counters: list[int]) -> None:
     found = samplers()
-    kept = [counter for counter in counters if found.add(written(counter)) == ""]
+    kept = [counter for counter in counters if found.insert(written(counter)) == ""]
     assert len(kept) == len(set(kept))
     if kept:
         missing = max(kept) - min(kept) + 1 - len(kept)
@@ -135,8 +144,8 @@ def test_however_counters_come_the_missing_are_bounded(counters: list[int]) -> N
 def test_who_is_caught_loses_what_waits_and_everybody_else_nothing() -> None:
     found = samplers()
     for counter in range(4):
-        found.add(written(counter))
-        found.add(written(counter, by=BOB))
+        found.insert(written(counter))
+        found.insert(written(counter, by=BOB))
     drawn = found.drawn(2, version=10)
     found.settle(drawn, caught={ALICE.me: "other-activations"})
     assert {each.author for each in found.drawn(9, version=10)} == {BOB.me}
@@ -191,7 +200,7 @@ def test_bytes_of_strangers_are_no_weights(raw: bytes) -> None:
 def test_only_what_an_audit_looked_at_is_proved_and_a_liar_proves_nothing() -> None:
     found = samplers()
     for counter in range(4):
-        assert found.add(written(counter)) == ""
+        assert found.insert(written(counter)) == ""
     drawn = found.drawn(9, version=10)
     found.settle(drawn, caught={}, checked={ALICE.me: 1})
     assert (found.tally(ALICE.me).accepted, found.tally(ALICE.me).proved) == (4, 1)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rolloutnodes import RUN, group
 
-from swarmnode.protocols.methods.rollouts.signed import (
+from swarmnode.protocols.methods.rollouts.messages import (
     INLINE,
     MAX_CONTENT,
     InvalidGroup,

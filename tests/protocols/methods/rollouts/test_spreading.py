@@ -14,22 +14,22 @@ from rolloutnodes import RUN, RolloutNode, connect, everybody, group, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts import PoolLimits, Rates, RolloutLimits, SignedGroup
 from swarmnode.protocols.methods.rollouts.messages import (
     GIVE,
     OFFER,
     RECENT,
-    Answer,
     Give,
-    Offer,
-    Offered,
+    GroupOffer,
+    OfferAnswer,
+    OfferedGroup,
     Recent,
     RecentQuery,
+    SignedGroup,
     Thanks,
+    seal,
 )
-from swarmnode.protocols.methods.rollouts.signed import seal
-from swarmnode.protocols.methods.rollouts.spent import Spent
-from swarmnode.protocols.runner import in_thread, inline
+from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
+from swarmnode.protocols.runner import TimedRunner, in_thread, inline
 from swarmnode.testing.simnet import SimWorld
 
 Main = Callable[[SimWorld, trio.Nursery], Awaitable[None]]
@@ -44,8 +44,8 @@ def made_by(node: RolloutNode, seed: int, **options: Any) -> SignedGroup:
     return seal(made, run_id=RUN, author=node.me, counter=seed, made_at=now(), sign=node.network.sign)
 
 
-def offer_of(*groups: SignedGroup, copies: int = 1) -> Offer:
-    return Offer(RUN, tuple(Offered(each.id, each.author, each.size, copies) for each in groups))
+def offer_of(*groups: SignedGroup, copies: int = 1) -> GroupOffer:
+    return GroupOffer(RUN, tuple(OfferedGroup(each.id, each.author, each.size, copies) for each in groups))
 
 
 def give_of(*groups: SignedGroup) -> Give:
@@ -58,14 +58,14 @@ class Liar:
 
     node: RolloutNode
 
-    async def offers(self, victim: RolloutNode, offer: Offer) -> Answer:
-        return await self.node.rpc.call(victim.me, OFFER, offer, Answer, timeout=5)
+    async def offers(self, victim: RolloutNode, offer: GroupOffer) -> OfferAnswer:
+        return await self.node.rpc.call(victim.me, OFFER, offer, OfferAnswer, timeout=5)
 
     async def gives(self, victim: RolloutNode, give: Give) -> None:
         await self.node.rpc.call(victim.me, GIVE, give, Thanks, timeout=5)
 
     async def brings(self, victim: RolloutNode, *groups: SignedGroup) -> None:
-        """Offer, and give what is wanted."""
+        """GroupOffer, and give what is wanted."""
         answer = await self.offers(victim, offer_of(*groups))
         if answer.wants:
             await self.gives(victim, give_of(*(groups[index] for index in answer.wants)))
@@ -182,7 +182,7 @@ def test_groups_nobody_asked_for_are_not_kept(simulated: Simulated) -> None:
         await liar.gives(victim, give_of(made_by(liar.node, 1)))
         assert not held_by(victim) and victim.rollouts.counts["unasked"] == 1
         small, large = made_by(liar.node, 2), made_by(liar.node, 3, tokens=100)
-        offer = Offer(RUN, (Offered(large.id, large.author, small.size, 1),))
+        offer = GroupOffer(RUN, (OfferedGroup(large.id, large.author, small.size, 1),))
         assert (await liar.offers(victim, offer)).wants == (0,)
         await liar.gives(victim, give_of(large))
         assert not held_by(victim) and victim.rollouts.counts["invalid"] == 1
@@ -216,7 +216,7 @@ def test_offers_that_are_not_kept_block_nobody_else_and_are_counted(simulated: S
         await connect([(honest, victim)])
         await trio.sleep(6)
         await liar.offers(victim, offer_of(made))
-        assert await Liar(honest).offers(victim, offer_of(made)) == Answer()  # neither wanted nor here: try again
+        assert await Liar(honest).offers(victim, offer_of(made)) == OfferAnswer()  # neither wanted nor here: try again
         await trio.sleep(6)
         await Liar(honest).brings(victim, made)
         assert made.id in held_by(victim) and victim.rollouts.offences.count(other.me)
@@ -230,7 +230,9 @@ def test_nobody_uses_up_the_allowance_of_another_by_naming_it(simulated: Simulat
         await connect([(other, victim), (honest, victim)])
         await trio.sleep(3)
         liar = Liar(other)
-        await liar.offers(victim, Offer(RUN, tuple(Offered(bytes([n] * 32), honest.me, 400, 1) for n in range(60))))
+        await liar.offers(
+            victim, GroupOffer(RUN, tuple(OfferedGroup(bytes([n] * 32), honest.me, 400, 1) for n in range(60)))
+        )
         await Liar(honest).brings(victim, made_by(honest, 1))
         assert len(held_by(victim)) == 1
         stats = {each.author: each.refused for each in victim.rollouts.pool.by_author()}
@@ -312,7 +314,7 @@ def test_strangers_to_the_run_are_refused_and_their_groups_are_not_taken_from_ot
             await Liar(nodes[2]).offers(nodes[0], offer_of(made))
         assert (await Liar(nodes[1]).offers(nodes[0], offer_of(made))).wants == ()
         with pytest.raises(Refused) as refused:
-            await Liar(nodes[1]).offers(nodes[0], Offer("cd" * 32, offer_of(made).groups))
+            await Liar(nodes[1]).offers(nodes[0], GroupOffer("cd" * 32, offer_of(made).groups))
         assert refused.value.code == "unknown-run"
 
     simulated(main)
@@ -440,19 +442,19 @@ def test_draws_are_repeatable(simulated: Simulated) -> None:
 
 
 def test_what_sharing_takes_of_a_processor_is_counted_where_it_is_taken() -> None:
-    spent = Spent()
+    timed = TimedRunner(in_thread)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(spent.running(in_thread), lambda: sum(range(300_000)))
+            nursery.start_soon(timed, lambda: sum(range(300_000)))
             nursery.start_soon(trio.sleep, 0.2)
-        with_work = spent.seconds
+        with_work = timed.seconds
         assert 0 < with_work < 0.2, "waiting costs nothing"
-        with spent.counted():
+        with timed.counted():
             sum(range(300_000))
-        assert spent.seconds > with_work
+        assert timed.seconds > with_work
         with pytest.raises(ZeroDivisionError):
-            await spent.running(inline)(lambda: 1 / 0)
+            await TimedRunner(inline)(lambda: 1 / 0)
 
     trio.run(main)
 
@@ -463,6 +465,6 @@ def test_a_node_that_shares_counts_what_that_takes(simulated: Simulated) -> None
         await connect(everybody(nodes))
         await nodes[0].rollouts.publish([group(seed) for seed in range(20)])
         await trio.sleep(10)
-        assert all(node.rollouts.spent.seconds > 0 for node in nodes)
+        assert all(node.rollouts.runner.seconds > 0 for node in nodes)
 
     simulated(main)
