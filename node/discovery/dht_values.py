@@ -46,6 +46,9 @@ REPUBLISH = HOUR / 2  # seconds between renewals: a record of the default lifeti
 LIFETIME = 2 * HOUR  # seconds for which a record outlives its author
 REMEMBERED = 1024  # records of others that a rollback is checked against
 MAX_OWN = 16  # records of one node: what storers admit
+RECORDS = Metric("swarmnode_dht_records", GAUGE, "DHT values kept for others")
+RECORD_BYTES = Metric("swarmnode_dht_record_bytes", GAUGE, "bytes of the DHT values kept for others")
+REFUSED = Metric("swarmnode_dht_records_refused_total", COUNTER, "DHT values that were not kept or believed", "why")
 
 
 @dataclass(frozen=True)
@@ -180,11 +183,6 @@ def blame(kademlia: Kademlia, peer: PeerId | None, error: BadRecord) -> None:
     """`peer` gave what is no valid record: an offence, where no honest node would have."""
     if peer is not None and error.why != "expired":
         kademlia.offences.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
-
-
-RECORDS = Metric("swarmnode_dht_records", GAUGE, "DHT values kept for others")
-RECORD_BYTES = Metric("swarmnode_dht_record_bytes", GAUGE, "bytes of the DHT values kept for others")
-REFUSED = Metric("swarmnode_dht_records_refused_total", COUNTER, "DHT values that were not kept or believed", "why")
 
 
 class RecordStore(ValueStore):

@@ -44,6 +44,10 @@ LOST_PEERS = 32  # lost peers tried quickly; the oldest loss goes first
 CANDIDATES = 256
 SAVE = 10.0  # seconds between writes of the address book
 FEW = 3  # peers below which the rendezvous key is asked for often
+MAX_PEERS = 256
+MAX_ADDRESSES = 8  # per peer
+CROWD = 8  # part of the book above which a group loses its own peers when there is no room
+MAX_FILE = 1 << 20  # bytes
 
 
 @dataclass
@@ -293,12 +297,6 @@ class Discovery:
         finally:
             with trio.CancelScope(shield=True), contextlib.suppress(OSError):
                 await self._runner(self._book.save)
-
-
-MAX_PEERS = 256
-MAX_ADDRESSES = 8  # per peer
-CROWD = 8  # part of the book above which a group loses its own peers when there is no room
-MAX_FILE = 1 << 20  # bytes
 
 
 class AddressBook:

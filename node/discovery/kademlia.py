@@ -35,10 +35,10 @@ from libp2p.kad_dht.value_store import ValueStore
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.records.validator import NamespacedValidator, Validator
-from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import with_peer
 from swarmnode.node.host.limits import DhtLimits
+from swarmnode.node.host.stream import places_in
 from swarmnode.protocols.dht.lookup import LookupLimits, lookup, sorted_by_distance
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
@@ -60,9 +60,14 @@ LIMITS = DhtLimits()
 LOOKUP = LookupLimits()
 
 QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
+PROVIDERS = Metric("swarmnode_dht_provider_keys", GAUGE, "keys for which this node remembers who provides them")
 ASKING: ContextVar[PeerId | None] = ContextVar("ASKING", default=None)  # whose stream the task answers
 
 FoundProviders = dict[PeerId, tuple[Address, ...]]
+REPEAT = 600.0  # seconds between announcements of a key; records live for 48 h upstream, peers do not
+PACE = (9, 10.5)  # announcements, seconds: a peer drops the eleventh in 10 s
+MAX_KEYS = 64  # that one node keeps announced
+PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node announces in the DHT")
 
 
 class Kademlia(KadDHT):
@@ -298,16 +303,7 @@ class _Measured:
 def _named(told: Any) -> tuple[PeerId, tuple[Address, ...]]:
     """A peer in an answer, with those of its addresses that can be read."""
     peer = base58.b58encode(told.id).decode()
-    addresses = []
-    for raw in told.addrs[:16]:
-        try:
-            addresses.append(with_peer(str(Multiaddr(raw)), peer))
-        except Exception as error:  # multiaddr raises many kinds for what it cannot read
-            log.debug("Kademlia: an unreadable address of %s: %r", peer, error)
-    return peer, tuple(addresses)
-
-
-PROVIDERS = Metric("swarmnode_dht_provider_keys", GAUGE, "keys for which this node remembers who provides them")
+    return peer, tuple(with_peer(place, peer) for place in places_in(told.addrs[:16]))
 
 
 class BoundedProviderStore(ProviderStore):
@@ -347,13 +343,6 @@ class BoundedProviderStore(ProviderStore):
     def _recount(self) -> None:
         """The store's own methods drop what expired."""
         self._keys_of = Counter(name for providers in self.providers.values() for name in providers)
-
-
-REPEAT = 600.0  # seconds between announcements of a key; records live for 48 h upstream, peers do not
-PACE = (9, 10.5)  # announcements, seconds: a peer drops the eleventh in 10 s
-MAX_KEYS = 64  # that one node keeps announced
-
-PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node announces in the DHT")
 
 
 class ContentRouting:
@@ -408,8 +397,8 @@ class ContentRouting:
     def measure(self, metrics: Metrics) -> None:
         metrics.show(PROVIDED, lambda: len(self._keys))
 
-    async def find(self, key: bytes, limit: int) -> FoundProviders:
-        """Providers of `key` other than this node with their addresses, at most `limit`."""
+    async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
+        """Providers of `key` other than this node, at most `limit`; where they may be dialled is learned."""
         found: FoundProviders = {}
         me = self._host.get_id()
         for provider in self._kademlia.provider_store.get_providers(key):
@@ -417,7 +406,9 @@ class ContentRouting:
                 found[str(provider.peer_id)] = tuple(str(address) for address in provider.addrs[:16])
         if len(found) < limit:
             await self._look_up(key, found, limit)
-        return dict(list(found.items())[:limit])
+        for peer, addresses in list(found.items())[:limit]:
+            self._network.learn(peer, addresses)
+        return tuple(found)[:limit]
 
     async def _look_up(self, key: bytes, found: FoundProviders, limit: int) -> list[PeerId]:
         """Add to `found` whom others know to provide `key`; returns those that answered, closest first."""

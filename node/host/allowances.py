@@ -67,11 +67,11 @@ class Pacer:
         self, limits: RateLimits, conduct: Conduct, is_member: Callable[[PeerId], bool] = lambda peer: True
     ) -> None:
         self._limits = limits
-        self._conduct = conduct
+        self.conduct = conduct
         self._is_member = is_member
         self._paces: WeakValueDictionary[PeerId, Pace] = WeakValueDictionary()
         self._strangers = {direction: TokenBucket(limits.strangers) for direction in (IN, OUT)}
-        self._waited = dict.fromkeys((IN, OUT), 0.0)
+        self.waited = dict.fromkeys((IN, OUT), 0.0)  # seconds
 
     def of(self, peer: PeerId) -> Pace:
         """What all connections of `peer` go by."""
@@ -80,31 +80,17 @@ class Pacer:
             pace = self._paces[peer] = Pace(self, peer)
         return pace
 
-    def piece(self, peer: PeerId) -> int:
-        return WIDE_PIECE if self._conduct.standing(peer) is Standing.GOOD else SLOW_PIECE
-
-    async def wait(self, pace: Pace, direction: str, size: int) -> None:
-        """Return when `size` bytes of the peer may pass."""
-        began = trio.current_time()
-        for bucket in self._buckets(pace, direction):
-            await bucket.take(size)
-        self._waited[direction] += trio.current_time() - began
-
-    def at_once(self, pace: Pace, direction: str, size: int) -> bool:
-        """Whether `size` bytes of the peer may pass now; then they count."""
-        return all(bucket.take_now(size) for bucket in self._buckets(pace, direction))
-
-    def _buckets(self, pace: Pace, direction: str) -> tuple[TokenBucket, ...]:
+    def buckets(self, pace: Pace, direction: str) -> tuple[TokenBucket, ...]:
         """What the peer's bytes must pass now."""
-        own = pace.buckets[direction]
+        own = pace.own[direction]
         member = self._is_member(pace.peer)
         own.rate = self._limits.member if member else self._limits.stranger
-        if self._conduct.standing(pace.peer) is not Standing.GOOD:
+        if self.conduct.standing(pace.peer) is not Standing.GOOD:
             own.rate = self._limits.slowed
         return (own,) if member else (own, self._strangers[direction])
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(WAITED, lambda: self._waited)
+        metrics.show(WAITED, lambda: self.waited)
 
 
 class Pace:
@@ -112,24 +98,30 @@ class Pace:
 
     def __init__(self, pacer: Pacer, peer: PeerId) -> None:
         self.peer = peer
-        self.buckets = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
+        self.own = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
         self._pacer = pacer
 
     def piece(self) -> int:
         """Bytes to read or write at once: little of who is slowed, so that it is not read in bursts a second apart."""
-        return self._pacer.piece(self.peer)
+        return WIDE_PIECE if self._pacer.conduct.standing(self.peer) is Standing.GOOD else SLOW_PIECE
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""
-        return self._pacer.at_once(self, OUT, size)
+        return all(bucket.take_now(size) for bucket in self._pacer.buckets(self, OUT))
 
     async def received(self, size: int) -> None:
         """Wait before more is read."""
-        await self._pacer.wait(self, IN, size)
+        await self._wait(IN, size)
 
     async def sending(self, size: int) -> None:
         """Wait before this is written."""
-        await self._pacer.wait(self, OUT, size)
+        await self._wait(OUT, size)
+
+    async def _wait(self, direction: str, size: int) -> None:
+        began = trio.current_time()
+        for bucket in self._pacer.buckets(self, direction):
+            await bucket.take(size)
+        self._pacer.waited[direction] += trio.current_time() - began
 
 
 class HostPool:

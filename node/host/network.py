@@ -14,7 +14,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import trio
@@ -98,18 +97,22 @@ class Libp2pNetwork:
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self._swarm = network
-        self._connections = Connections(settings.connections, self.conduct, self._pacer)
-        self._swarm.register_notifee(Watcher(self._connections))
+        self.connections = Connections(settings.connections, self.conduct, self._pacer)
+        self._swarm.register_notifee(Watcher(self.connections))
         self.relay_client = RelayClient(self, self._swarm, carried=carried)
         self._dialler = Dialler(
-            self.me, self._swarm, self._connections, self.conduct, self.relay_client, lambda: self.addresses
+            self.me, self._swarm, self.connections, self.conduct, self.relay_client, lambda: self.addresses
         )
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
-        self._kademlia = Kademlia(self._host, self, group=self._connections.group_of, limits=settings.limits.dht)
+        self._kademlia = Kademlia(self._host, self, group=self.connections.group_of, limits=settings.limits.dht)
         self.conduct.watch(self._kademlia.offences)
-        self._providers = ContentRouting(self._host, self, self._kademlia)
+        self._routing = ContentRouting(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
+        # What a part of the network does by itself.
+        self.watch_peers, self.known_addresses = self.connections.watch, self._dialler.known
+        self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
+        self.find_providers = self._routing.find_providers
 
     @property
     def swarm(self) -> Swarm:
@@ -139,7 +142,7 @@ class Libp2pNetwork:
         """Announce these addresses instead of the node's own, unless its owner says what to announce; None ends it."""
         if found != self._found_out:
             self._found_out = found
-            self._providers.addresses_changed()
+            self._routing.addresses_changed()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled. Raises PortTaken, or NetworkError where an address cannot be listened on."""
@@ -171,34 +174,30 @@ class Libp2pNetwork:
                 connected_at=first.since,
                 inbound=first.inbound,
                 agent=self._agent_of(peer),
-                group=self._connections.group_of(peer),
+                group=self.connections.group_of(peer),
             )
-            for peer, first in self._connections.peers()
+            for peer, first in self.connections.peers()
         )
-
-    def connections_of(self, peer: PeerId) -> tuple[Connection, ...]:
-        """The oldest first."""
-        return self._connections.of(peer)
 
     def is_direct(self, peer: PeerId) -> bool:
         """Whether there is a connection to `peer` without a relay."""
-        return any(connection.direct for connection in self._connections.of(peer))
+        return any(connection.direct for connection in self.connections.of(peer))
 
     def dialled_through_relay(self, peer: PeerId) -> bool:
         """Whether all that connects `peer` are circuits that it made."""
-        connections = self._connections.of(peer)
+        connections = self.connections.of(peer)
         return bool(connections) and all(c.inbound and not c.direct for c in connections)
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         """Whose circuit `peer` is reached through; None where there is a direct connection, or none at all."""
-        best = self._connections.best(peer)
+        best = self.connections.best(peer)
         if best is None or best.direct:
             return None
         return relay_in(best.conn)
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of a direct connection; None where there is none."""
-        direct = [c for c in self._connections.of(peer) if c.direct]
+        direct = [c for c in self.connections.of(peer) if c.direct]
         remote = direct[0].session.get_remote_address() if direct else None
         return remote[0] if remote is not None else None
 
@@ -234,7 +233,7 @@ class Libp2pNetwork:
 
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""
-        for connection in self._connections.of(peer):
+        for connection in self.connections.of(peer):
             if connection.session.rtt():
                 return connection.session.rtt()
         return None
@@ -256,9 +255,6 @@ class Libp2pNetwork:
         if peer != self.me:
             self._dialler.learn(peer, addresses)
 
-    def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        return self._dialler.known(peer)
-
     async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(timeout):
@@ -266,7 +262,7 @@ class Libp2pNetwork:
             if endpoint is not None and endpoint.peer is None:
                 return await self._dialler.dial_whoever(endpoint.place)
             peer = self._peer_of(target)
-            if self._connections.best(peer) is None:
+            if self.connections.best(peer) is None:
                 if endpoint is not None:
                     self.learn(peer, (target,))
                 await self._dialler.dial(peer)
@@ -287,7 +283,7 @@ class Libp2pNetwork:
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> Libp2pStream:
         with trio.move_on_after(timeout):
             await self.connect(peer, timeout=timeout)
-            connection = self._connections.best(peer)
+            connection = self.connections.best(peer)
             if connection is None:
                 raise Unreachable(f"{peer} closed the connection")
             try:
@@ -330,65 +326,50 @@ class Libp2pNetwork:
 
         self._host.set_stream_handler(TProtocol(protocol), handle)
 
-    async def provide(self, key: bytes) -> None:
-        await self._providers.provide(key)
-
-    def withdraw(self, key: bytes) -> None:
-        self._providers.withdraw(key)
-
-    async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
-        found = await self._providers.find(key, limit)
-        for peer, addresses in found.items():
-            self.learn(peer, addresses)
-        return tuple(found)
-
-    def watch_peers(self) -> AbstractContextManager[trio.MemoryReceiveChannel[PeerEvent]]:
-        return self._connections.watch()
-
     async def _serve_until_cancelled(self, task_status: trio.TaskStatus[None]) -> None:
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                self._dialler.run_in(nursery)
-                self._connections.run_in(nursery)
-                nursery.start_soon(self._notice_arrivals, nursery)
-                nursery.start_soon(self._providers.run)
-                nursery.start_soon(self.records.run)
-                if self._settings.mdns:
-                    nursery.start_soon(advertise_and_listen, self._swarm, self.addresses, self._found)
-                task_status.started()
+            with self.connections.watch() as events:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    self._dialler.run_in(nursery)
+                    self.connections.run_in(nursery)
+                    nursery.start_soon(self._notice_arrivals, events, nursery)
+                    nursery.start_soon(self._routing.run)
+                    nursery.start_soon(self.records.run)
+                    if self._settings.mdns:
+                        nursery.start_soon(advertise_and_listen, self._swarm, self.addresses, self._found)
+                    task_status.started()
         finally:
             self._nursery = None
             self._dialler.run_in(None)
-            self._connections.run_in(None)
+            self.connections.run_in(None)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
         metrics.show(HANDLER_FAILURES, lambda: self._failures)
         for part in (
             self._handshakes,
-            self._connections,
+            self.connections,
             self.conduct,
             self._pacer,
             self._kademlia,
-            self._providers,
+            self._routing,
             self.records,
         ):
             part.measure(metrics)
 
-    async def _notice_arrivals(self, nursery: trio.Nursery) -> None:
-        with self._connections.watch() as events:
-            async for event in events:
-                if event.up and not event.moved:
-                    nursery.start_soon(self._notice_identified, event.peer)
+    async def _notice_arrivals(self, events: trio.MemoryReceiveChannel[PeerEvent], nursery: trio.Nursery) -> None:
+        async for event in events:
+            if event.up and not event.moved:
+                nursery.start_soon(self._notice_identified, event.peer)
 
     async def _notice_identified(self, peer: PeerId) -> None:
         """Wait until identify told what the peer speaks; it may then keep provider records."""
         with trio.move_on_after(UPGRADE):
-            while peer in self._connections and not self._agent_of(peer):  # noqa: ASYNC110 (upstream has no event)
+            while peer in self.connections and not self._agent_of(peer):  # noqa: ASYNC110 (upstream has no event)
                 await trio.sleep(0.25)
-        if peer in self._connections:
-            self._providers.peer_arrived()
+        if peer in self.connections:
+            self._routing.peer_arrived()
             self.records.peer_arrived()
 
     def _found(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
@@ -396,7 +377,7 @@ class Libp2pNetwork:
         if peer == self.me or self._nursery is None:
             return
         self.learn(peer, addresses)
-        if peer not in self._connections and len(self._connections) < self._settings.max_peers:
+        if peer not in self.connections and len(self.connections) < self._settings.max_peers:
             self._nursery.start_soon(self._connect_quietly, peer)
 
     async def _connect_quietly(self, peer: PeerId) -> None:

@@ -6,13 +6,15 @@ Messages are read byte for byte: what follows one on the stream belongs to someb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedStreamError
+from multiaddr import Multiaddr
 
 from swarmnode.node.host.patches.yamux_session import YamuxStream
 from swarmnode.protocols.frames import frame
@@ -22,6 +24,8 @@ HANDSHAKE = b"\x13/multistream/1.0.0\n"
 MAX_LINE = 512  # bytes of a multistream line
 MAX_MESSAGE = 4096  # bytes; a reservation with a voucher and eight addresses takes some 700
 ANSWER_WITHIN = 10.0  # seconds
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
@@ -126,6 +130,17 @@ def peer_in(raw: bytes) -> PeerId:
     if not 0 < len(raw) <= 64:
         raise BadMessage("a peer id is missing or too long")
     return str(ID(raw))
+
+
+def places_in(packed: Iterable[bytes]) -> tuple[str, ...]:
+    """Multiaddrs in a message, without a peer at their ends; those that this node cannot read are left out."""
+    places = []
+    for raw in packed:
+        try:
+            places.append(str(Multiaddr(bytes(raw))).partition("/p2p/")[0])
+        except Exception as error:  # multiaddr raises many kinds for what it cannot read
+            log.debug("an unreadable address: %r", error)
+    return tuple(dict.fromkeys(places))
 
 
 async def _delimited(stream: YamuxStream | Stream, limit: int) -> bytes:

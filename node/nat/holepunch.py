@@ -28,7 +28,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.stream import BadMessage, receive, send
+from swarmnode.node.host.stream import BadMessage, places_in, receive, send
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)
@@ -184,13 +184,5 @@ class HolePuncher:
 
 def _unpacked(message: pb.HolePunch) -> tuple[Address, ...]:
     """The addresses in a CONNECT that this node can dial."""
-    places = []
-    for raw in message.ObsAddrs[:MAX_ADDRESSES]:
-        try:
-            place = str(Multiaddr(bytes(raw))).partition("/p2p/")[0]
-        except ValueError:
-            continue  # a kind of address that is not known here
-        endpoint = parse(place)
-        if endpoint is not None and not endpoint.is_name:
-            places.append(place)
-    return tuple(dict.fromkeys(places))
+    endpoints = ((place, parse(place)) for place in places_in(message.ObsAddrs[:MAX_ADDRESSES]))
+    return tuple(place for place, endpoint in endpoints if endpoint is not None and not endpoint.is_name)

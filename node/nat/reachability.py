@@ -47,7 +47,16 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.node.host.stream import BadMessage, Libp2pStream, ProtocolRefused, agree, peer_bytes, receive, send
+from swarmnode.node.host.stream import (
+    BadMessage,
+    Libp2pStream,
+    ProtocolRefused,
+    agree,
+    peer_bytes,
+    places_in,
+    receive,
+    send,
+)
 from swarmnode.protocols.network import Address, Network, PeerId, Stream
 
 logger = logging.getLogger(__name__)
@@ -273,16 +282,10 @@ class AutoNat:
 
 def _at(host: str, packed: list[bytes]) -> tuple[Address, ...]:
     """Those of the asker's addresses that are at `host`."""
-    places = []
-    for raw in packed[:16]:
-        try:
-            place = str(Multiaddr(raw)).partition("/p2p/")[0]
-        except ValueError:
-            continue
-        endpoint = parse(place)
-        if endpoint is not None and endpoint.host == host:
-            places.append(place)
-    return tuple(dict.fromkeys(places))[:MAX_ADDRESSES]
+    endpoints = ((place, parse(place)) for place in places_in(packed[:16]))
+    return tuple(place for place, endpoint in endpoints if endpoint is not None and endpoint.host == host)[
+        :MAX_ADDRESSES
+    ]
 
 
 class ObservedAddresses:

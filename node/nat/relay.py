@@ -44,7 +44,7 @@ from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.limits import RelayLimits
-from swarmnode.node.host.stream import BadMessage, peer_bytes, peer_in, receive, send
+from swarmnode.node.host.stream import BadMessage, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -341,14 +341,9 @@ class RelayClient:
             await stream.aclose()
         if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
             raise RelayRefused(relay, _name(answer.status))
-        me, told = self._network.me, []
-        for raw in answer.reservation.addrs[:8]:
-            try:
-                place = str(Multiaddr(raw)).partition("/p2p/")[0]
-            except ValueError as error:
-                raise BadMessage(f"relay {relay} told an address that is none: {error}") from error
-            told.append(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}")
-        return Reservation(relay, float(answer.reservation.expire), tuple(told))
+        me, places = self._network.me, places_in(answer.reservation.addrs[:8])
+        told = tuple(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}" for place in places)
+        return Reservation(relay, float(answer.reservation.expire), told)
 
     async def dial(self, relay: PeerId, target: PeerId) -> None:
         """Connect to `target` through `relay`. Raises RelayRefused, or another NetworkError."""

@@ -339,5 +339,5 @@ async def let_go_of_circuits(
 def _replaced(network: Libp2pNetwork) -> list[Connection]:
     """Circuits of peers that are connected directly too."""
     peers = [view.peer for view in network.peers() if view.path == "direct"]
-    circuits = (circuit for peer in peers for circuit in network.connections_of(peer) if not circuit.direct)
+    circuits = (circuit for peer in peers for circuit in network.connections.of(peer) if not circuit.direct)
     return [circuit for circuit in circuits if not circuit.session.is_closed]

@@ -13,5 +13,5 @@ async def disconnect(network: Libp2pNetwork | SimNetwork, peer: PeerId) -> None:
         if (connection := network._world.connection(network.me, peer)) is not None:
             network._world.end_connection(connection, "the connection was closed")
         return
-    for connection in network._connections.of(peer):
+    for connection in network.connections.of(peer):
         await connection.conn.close()

@@ -84,7 +84,7 @@ def test_peers_over_ipv6_are_seen_with_their_addresses(named: bool) -> None:
             await a.connect(place + (f"/p2p/{b.me}" if named else ""))
             assert a.peers()[0].addresses == (f"{place}/p2p/{b.me}",)
             await until(lambda: bool(b.peers()))
-            assert str(b._connections.of(a.me)[0].conn.get_transport_addresses()[0]).startswith("/ip6/::1/tcp/")
+            assert str(b.connections.of(a.me)[0].conn.get_transport_addresses()[0]).startswith("/ip6/::1/tcp/")
 
     run(main)
 
@@ -123,8 +123,8 @@ def test_nameless_dials_share_one_connection_and_keep_to_the_one_there_is() -> N
                 for _ in range(10):
                     nursery.start_soon(a.connect, place)
             assert await a.connect(place) == b.me
-            assert len(a._connections.of(b.me)) == 1
-            await until(lambda: len(b._connections.of(a.me)) == 1)
+            assert len(a.connections.of(b.me)) == 1
+            await until(lambda: len(b.connections.of(a.me)) == 1)
 
     run(main)
 

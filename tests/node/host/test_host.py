@@ -155,7 +155,7 @@ def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
             async with trio.open_nursery() as nursery:
                 for _ in range(10):
                     nursery.start_soon(a.connect, b.addresses[0])
-            assert len(a._connections.of(b.me)) == 1
+            assert len(a.connections.of(b.me)) == 1
 
     run(main)
 
@@ -225,7 +225,7 @@ def test_garbage_in_negotiation_does_not_end_the_host() -> None:
         async with running(a, b):
             await a.connect(b.addresses[0])
             for garbage in (b"\x04\xff\xfe\xfd\n", b"\xff" * 64, os.urandom(300), b"\x00", b"\x13/multistream/2.0.0\n"):
-                connection = a._connections.best(b.me)
+                connection = a.connections.best(b.me)
                 assert connection is not None
                 stream = await connection.session.open_stream()
                 await stream.send_all(garbage)
@@ -464,7 +464,7 @@ def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.Mo
         async def crash() -> None:
             raise RuntimeError("internal")
 
-        monkeypatch.setattr(a._providers, "run", crash)
+        monkeypatch.setattr(a._routing, "run", crash)
         with pytest.raises(BaseExceptionGroup) as caught:
             await a.run()
         assert caught.value.subgroup(RuntimeError)

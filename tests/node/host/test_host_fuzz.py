@@ -177,7 +177,7 @@ def test_broken_frames_of_a_peer_that_shook_hands_leave_nothing_behind() -> None
             stranger = network()
             async with running(stranger):
                 await stranger.connect(node.addresses[0])
-                connection = stranger._connections.best(node.me)
+                connection = stranger.connections.best(node.me)
                 assert connection is not None
                 connection.session.send_last(broken_frames(dice))
                 with trio.move_on_after(0.02):

@@ -177,7 +177,7 @@ def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypat
 
             async def break_connection() -> None:
                 await late.wait()
-                connection = client.network._connections.best(server.me)
+                connection = client.network.connections.best(server.me)
                 assert connection is not None
                 await connection.session.abandon("cut by the test")
 

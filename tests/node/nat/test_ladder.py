@@ -97,7 +97,7 @@ def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_bac
                     await until(lambda: not host.sees(peer))
                 await trio.sleep(0.02)
 
-            assert host.network._connections._turned_away["banned"] >= 1
+            assert host.network.connections._turned_away["banned"] >= 1
             assert other.sees(host)
             assert await other.rpc.call(host.me, "repeat", Text("hi"), Text, timeout=5) == Text("hi")
             with trio.fail_after(5):
@@ -148,9 +148,9 @@ def test_a_connection_that_breaks_the_multiplexers_rules_counts_against_its_peer
             for node in (host, peer):
                 await nursery.start(node.network.run)
             await peer.network.connect(host.network.addresses[0])
-            session = peer.network._connections.of(host.me)[0].session
+            session = peer.network.connections.of(host.me)[0].session
             session.answer(b"\x07" * 12)  # no such version
-            await until(lambda: host.network._connections.offences.count(peer.me) == 1)
+            await until(lambda: host.network.connections.offences.count(peer.me) == 1)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -171,7 +171,7 @@ def test_withdrawn_keys_are_provided_no_more() -> None:
             told = peer.network._kademlia.provider_store
             assert host.network._kademlia.provider_store.get_providers(key) == []
             told.withdraw(key, host.network._host.get_id())  # as if it had run out
-            host.network._providers.peer_arrived()  # what makes a node announce everything again
+            host.network._routing.peer_arrived()  # what makes a node announce everything again
             await trio.testing.wait_all_tasks_blocked(0.2)
             assert await peer.network.find_providers(key) == ()
             nursery.cancel_scope.cancel()

@@ -56,7 +56,7 @@ class Pair:
         await until(lambda: far.is_direct(near.me))
 
     def circuits(self) -> list[Any]:
-        return [c for c in self.near.network.connections_of(self.far.network.me) if not c.direct]
+        return [c for c in self.near.network.connections.of(self.far.network.me) if not c.direct]
 
 
 def network() -> Libp2pNetwork:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -56,6 +57,7 @@ class FakeNetwork:
         self.provided: set[bytes] = set()
         self._feeds: set[trio.MemorySendChannel[PeerEvent]] = set()
         self.relay_client = Client(self)
+        self.connections = SimpleNamespace(of=lambda peer: ())
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -80,9 +82,6 @@ class FakeNetwork:
 
     def rtt(self, peer: PeerId) -> float | None:
         return 0.02
-
-    def connections_of(self, peer: PeerId) -> tuple[object, ...]:
-        return ()
 
     def is_direct(self, peer: PeerId) -> bool:
         return peer in self.hosts
