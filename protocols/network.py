@@ -1,6 +1,6 @@
 """The one seam between protocols and a network.
 
-Two implementations: `node.host.Libp2pNetwork` (py-libp2p) and `node.simnet.SimNetwork` (in memory, under trio's
+Two implementations: `node.host.network.Libp2pNetwork` (py-libp2p) and `testing.simnet.SimNetwork` (in memory, under trio's
 MockClock). Both pass the same conformance suite in `tests/node/host/test_network_conformance.py`.
 
 Errors: opening raises `Unreachable`; a stream that the other side or the network ended raises `StreamBroken` from

@@ -1,7 +1,7 @@
 """Everything that peers may take of this node, in one place: `Limits`, one part for each thing that enforces its own.
 
 Each field names its unit and its reason. What a peer goes beyond is waited out where waiting costs the peer alone
-(bytes a second), else refused before memory is taken; and noted as an offence, which `protocols.conduct` weighs.
+(bytes a second), else refused before memory is taken; and noted as an offence, which `protocols.peers.scoring` weighs.
 `Limits.parts_per_peer` lists what one peer can make this node keep, by doing everything at once.
 """
 

@@ -1,8 +1,8 @@
 """The libp2p host: `protocols.network.Network` over TCP, Noise and Yamux, faced to strangers.
 
-py-libp2p gives sockets, handshakes, identify, ping, limits and Kademlia's tables; its defects are mended in
-`libp2p_patches`. Dialling (`dialling`), peers that come and go (`connections`) and opening streams (`hoststream`) are
-our own, because upstream's wait where nobody need wait: 0.25 s a dial, 60 s before a failed peer is tried again.
+py-libp2p gives sockets, handshakes, identify, limits and Kademlia's tables; its defects are mended in `patches`.
+Dialling (`dialling`), peers that come and go (`connections`) and opening streams (`stream`) are our own, because
+upstream waits where nobody needs to wait: 0.25 s a dial, 60 s before it tries a failed peer again.
 
 All tasks live in `run()`. A peer's failure ends that peer's stream or connection; a failure of the host itself is
 logged and leaves `run()` as an exception.

@@ -2,7 +2,7 @@
 
     receipts = Receipts()
     Shards(…, gave=receipts.gave)                                    # each fetch tells what every provider gave
-    circuits.tell_carried(receipts.served)                           # and each circuit what its relay carried
+    Libp2pNetwork(…, carried=receipts.served)                        # and each circuit what its relay carried
     nursery.start_soon(PromiseChecks(shards, recent, receipts).run)  # and now and then a promise is tested
     reputation.sources += [receipts, RolloutWork(pool), AuditWork(samplers)]
 

@@ -31,7 +31,7 @@ Piece = bytes | memoryview
 class NoiseTransport:
     """Both directions of a connection after its handshake.
 
-    `raw` reads whatever is there and writes all. Where it has them (`metered_tcp`), `read_after` spares a copy of what
+    `raw` reads whatever is there and writes all. Where it has them (`tcp.MeteredStream`), `read_after` spares a copy of what
     arrives, `write_each` one of what is sent, and `write_now_each` a task switch.
     """
 
