@@ -1,7 +1,7 @@
 """The one seam between protocols and a network.
 
-Two implementations: `node.host.network.Libp2pNetwork` (py-libp2p) and `testing.simnet.SimNetwork` (in memory, under trio's
-MockClock). Both pass the same conformance suite in `tests/node/host/test_network_conformance.py`.
+Two implementations: `node.host.network.Libp2pNetwork` (py-libp2p) and `testing.simnet.SimNetwork` (in memory, under
+trio's MockClock). Both pass the same conformance suite in `tests/node/host/test_network_conformance.py`.
 
 Errors: opening raises `Unreachable`; a stream that the other side or the network ended raises `StreamBroken` from
 `send_all` and `receive_some`. Every method is cancellable, and a cancelled `send_all` may have sent a part: the

@@ -3,8 +3,8 @@
 Reads are buffered and exact: py-libp2p's `read_exactly` gives up after 100 pieces (`io/utils.py:54`), which a slow link
 reaches within one frame.
 
-Before the Noise handshake an inbound connection has an address and nothing else: it has a place among few `Handshakes`
-until it is `settled`, so nobody can keep the others out. There is room for `most`; one more takes the
+Before the Noise handshake an inbound connection has an address and nothing else: it has one of few places among the
+`Handshakes` until it is `settled`, and nobody can keep the others out. There is room for `most`; one more takes the
 place of one from the network that has the most (a network: a /24 of IPv4, a /48 of IPv6), of the oldest that has not
 said a word, or else of the oldest. So who opens connections again and again displaces its own, and a newcomer from
 anywhere else has a place. Nothing is remembered of an address that has no connection here: behind one there may be many
@@ -22,7 +22,6 @@ import socket
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import trio
@@ -70,19 +69,15 @@ class MeteredStream(ReadWriteCloser):
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
         self._pace: Pace | None = None
-        self._when_settled: Callable[[], None] | None = None
+        self.handshake: Handshake | None = None  # of an inbound connection
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
-
-    def when_settled(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` when the peer is known."""
-        self._when_settled = listener
 
     def settled(self, pace: Pace) -> None:
         """The peer is known now, and how fast it may be."""
         self._pace = pace
-        if self._when_settled is not None:
-            self._when_settled()
+        if self.handshake is not None:
+            self.handshake.settle()
 
     async def write(self, data: bytes) -> None:
         view, step = memoryview(data), self._piece(self._meter.up)
@@ -243,7 +238,7 @@ class MeteredTCP(TCP):
             stream = MeteredStream(connection.stream, self._meter)
             host = (stream.get_remote_address() or ("", 0))[0]
             with self._handshakes.place(host, stream.abort) as handshake:
-                stream.when_settled(partial(self._handshakes.settle, handshake))
+                stream.handshake = handshake
                 with trio.move_on_after(self._handshakes.patience):
                     handshake.spoke = await stream.speaks()
                 if handshake.spoke:
@@ -264,11 +259,17 @@ class MeteredTCP(TCP):
 class Handshake:
     """One connection's place."""
 
-    def __init__(self, network: str, displace: Callable[[], None]) -> None:
+    def __init__(self, among: Handshakes, network: str, displace: Callable[[], None]) -> None:
+        self._among = among
         self.network = network
         self.displace = displace
         self.outcome = "failed"
         self.spoke = False
+
+    def settle(self) -> None:
+        """The peer is known: the place is free."""
+        self.outcome = "known"
+        self._among.leave(self)
 
 
 class Handshakes:
@@ -286,39 +287,34 @@ class Handshakes:
 
     @contextmanager
     def place(self, host: str, displace: Callable[[], None]) -> Iterator[Handshake]:
-        """A place for a connection from `host` until `settle`, or until the block ends.
+        """A place for a connection from `host` until it is settled, or until the block ends.
 
         `displace()` is called when another takes it: it must end the connection, and not wait.
         """
-        handshake = Handshake(network_of(host), displace)
+        handshake = Handshake(self, network_of(host), displace)
         if len(self) >= self._most:
             crowd = max(self._by_network, key=lambda network: len(self._by_network[network]))
             waiting = self._by_network[crowd]
             given_up = next((each for each in waiting if not each.spoke), next(iter(waiting)))
             given_up.outcome = "displaced"
-            self._leave(given_up)
+            self.leave(given_up)
             given_up.displace()
         self._by_network.setdefault(handshake.network, OrderedDict())[handshake] = None
         try:
             yield handshake
         finally:
-            self._leave(handshake)
+            self.leave(handshake)
 
     async def turn(self) -> None:
         """Wait for a turn of the loop in which no other handshake begins."""
         async with self._gate:
             await trio.lowlevel.checkpoint()
 
-    def settle(self, handshake: Handshake) -> None:
-        """The peer is known: the place is free."""
-        handshake.outcome = "known"
-        self._leave(handshake)
-
     def measure(self, metrics: Metrics) -> None:
         metrics.show(UNDER_WAY, lambda: len(self))
         metrics.show(ENDED, lambda: {outcome: self._outcomes[outcome] for outcome in OUTCOMES})
 
-    def _leave(self, handshake: Handshake) -> None:
+    def leave(self, handshake: Handshake) -> None:
         of_network = self._by_network.get(handshake.network, OrderedDict())
         if handshake not in of_network:
             return

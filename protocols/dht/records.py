@@ -12,7 +12,8 @@ What each side checks, storers before they keep a record and readers before they
   even then.
 
 Not promised: that a reader sees the newest value. Whoever asks only nodes that never saw it gets an older one, still
-unexpired and genuine. Asking many, and remembering what one has seen (`node.discovery.dht_values`), makes that unlikely.
+unexpired and genuine. A reader that asks many nodes and remembers what it has seen (`node.discovery.dht_values`) makes
+that unlikely.
 """
 
 from __future__ import annotations

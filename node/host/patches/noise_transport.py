@@ -31,8 +31,8 @@ Piece = bytes | memoryview
 class NoiseTransport:
     """Both directions of a connection after its handshake.
 
-    `raw` reads whatever is there and writes all. Where it has them (`tcp.MeteredStream`), `read_after` spares a copy of what
-    arrives, `write_each` one of what is sent, and `write_now_each` a task switch.
+    `raw` reads whatever is there and writes all. Where it has them (`MeteredStream`), `read_after` spares a copy of all
+    that arrives, `write_each` one of what is sent, and `write_now_each` a task switch.
     """
 
     def __init__(self, raw: Any, encrypting: Any, decrypting: Any, ahead: bytes = b"") -> None:

@@ -52,7 +52,7 @@ def test_who_has_spoken_is_displaced_after_all_who_are_silent() -> None:
 def test_places_are_free_again_when_the_peer_is_known_or_the_connection_ends() -> None:
     waiting = Waiting(2)
     known = waiting.come("192.0.2.1")
-    waiting.handshakes.settle(known)
+    known.settle()
     assert len(waiting.handshakes) == 0
     waiting.come("192.0.2.2")
     waiting.come("192.0.2.3")
