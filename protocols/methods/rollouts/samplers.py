@@ -58,7 +58,7 @@ from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.protocols.wire import WireError, decode, encode
 from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
-from swarmnode.training.runsections import RolloutsSection
+from swarmnode.training.runspec import RolloutsSection
 
 log = logging.getLogger(__name__)
 
