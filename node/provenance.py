@@ -1,12 +1,12 @@
 """Where a model comes from, and how its run goes on: provenance records, and successors of a run.
 
-    HISTORY.safetensors        the tensors of the model under their own names, float32
-    HISTORY.provenance.json    {"record": {…}, "signature": hex}
+    NAME.safetensors        the tensors of the model under their own names, float32
+    NAME.provenance.json    {"record": {…}, "signature": hex}
 
 The record names the run and its whole specification, hashes of the data, the round, the hash of the shared state, the
 sha-256 of the file beside it, and each round that its maker saw end: state hash, id of the roster where the exchange
-method has a chain of them, and whose work is in the state. The signature is Ed25519 over TAG and the canonical JSON of
-the record (sorted keys, no spaces, ASCII).
+method has a chain of them, and whose work is in the state. The record is signed in an
+envelope (`crdt.envelope`): Ed25519 over a tag and the record in canonical msgpack.
 
 What a record proves: that its maker, who is known by a peer id, says all this; that the file is the one it says it of;
 that the specification is that of the run, and the data hashes are in it; that the file is the state with that hash
@@ -40,6 +40,8 @@ from typing import Any
 import numpy as np
 import trio
 
+from swarmnode.crdt import encoding
+from swarmnode.crdt.envelope import Domain, Envelope
 from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.host.addresses import public_key
@@ -62,10 +64,10 @@ from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
 
-TAG = b"swarmnode/provenance/1\0"  # no signature over anything else can pass for one over a record
-FORMAT = 1
+FORMAT = 2  # 1 was signed over JSON
 MOMENTUM = "outer_momentum"  # name of the optional tensor (P,) beside those of the model
 MAX_RECORD = 1 << 28  # bytes; a million rounds
+DOMAIN = Domain("provenance", FORMAT, MAX_RECORD)
 KEY = "note/successor"
 PARENT = "parent"  # folder within the run's: the state that it begins from, as a checkpoint of round 0
 MAX_REASON = 400  # characters
@@ -125,7 +127,7 @@ def export(
         made=int(time.time()),
     )
     beside = record_path(target)
-    sealed = {"record": record, "signature": identity.private_key.sign(TAG + canonical(record)).hex()}
+    sealed = {"record": record, "signature": DOMAIN.seal(record, identity.private_key.sign).signature.hex()}
     write_atomic(beside, json.dumps(sealed).encode())
     return beside, record
 
@@ -133,11 +135,6 @@ def export(
 def record_path(model: Path) -> Path:
     """Where the record of a model lies."""
     return model.with_name(f"{model.name.removesuffix('.safetensors')}.provenance.json")
-
-
-def canonical(record: dict[str, Any]) -> bytes:
-    """The bytes that are signed."""
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def make_record(
@@ -211,7 +208,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         return record, signature
     except OSError as error:
         raise NoModel(
-            f"{path}: cannot be read: {error.strerror}; a model's record lies beside it, HISTORY.provenance.json"
+            f"{path}: cannot be read: {error.strerror}; a model's record lies beside it, NAME.provenance.json"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NoModel(f"{path}: is no provenance record: {error}") from error
@@ -266,14 +263,23 @@ def _compared(record: dict[str, Any], own: tuple[PastRound, ...]) -> Iterator[Ch
 
 
 def _signed(record: dict[str, Any], signature: bytes) -> Check:
-    from cryptography.exceptions import InvalidSignature
-
     maker = str(record["maker"])
     try:
-        public_key(maker).verify(signature, TAG + canonical(record))
-    except (InvalidSignature, ValueError):
-        return Check("signature", False, f"it is not that of {maker}")
-    return Check("signature", True, f"of {maker}")
+        envelope = Envelope(encoding.encode(record, max_size=MAX_RECORD), signature)
+        genuine = DOMAIN.is_signed(envelope, maker, _verify)
+    except ValueError:  # no key, or no value that could be signed
+        genuine = False
+    return Check("signature", genuine, f"of {maker}" if genuine else f"it is not that of {maker}")
+
+
+def _verify(maker: str, message: bytes, signature: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public_key(maker).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _spec_of(record: dict[str, Any]) -> RunSpec | None:

@@ -12,9 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file, save_file
 
+from swarmnode.crdt import encoding
 from swarmnode.node import provenance
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.provenance import NoModel, canonical, export, verify
+from swarmnode.node.provenance import NoModel, export, verify
 from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History, PastRound
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import RunStore
@@ -100,7 +101,7 @@ def resigned(change: Callable[[dict[str, Any]], None], by: Identity = ME) -> Cal
         path = model.with_name("model.provenance.json")
         record = json.loads(path.read_bytes())["record"]
         change(record)
-        signature = by.private_key.sign(provenance.TAG + canonical(record)).hex()
+        signature = provenance.DOMAIN.seal(record, by.private_key.sign).signature.hex()
         path.write_text(json.dumps({"record": record, "signature": signature}))
 
     return tamper
@@ -125,7 +126,11 @@ def another_model(model: Path) -> None:
 def without_tag(model: Path) -> None:
     path = model.with_name("model.provenance.json")
     record = json.loads(path.read_bytes())["record"]
-    path.write_text(json.dumps({"record": record, "signature": ME.private_key.sign(canonical(record)).hex()}))
+    path.write_text(
+        json.dumps(
+            {"record": record, "signature": ME.private_key.sign(encoding.encode(record, max_size=1 << 20)).hex()}
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +163,7 @@ def test_what_was_changed_is_found(tmp_path: Path, tamper: Callable[[Path], None
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"record": {"format": 1}, "signature": ""}', b"\xff", b"[" * 9999]
+    "content", [b"", b"[]", b"{}", b'{"record": {"format": 2}, "signature": ""}', b"\xff", b"[" * 9999]
 )
 def test_what_is_no_record_is_told_as_such(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.provenance.json").write_bytes(content)
