@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, ask, loaded, say, show
+from swarmnode.cli.terminal import DataDirOption, JsonOption, PassphraseOption, ask, own_home, say, show
 from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
@@ -35,10 +34,7 @@ def identify(
     replace: Annotated[
         bool, typer.Option("--replace", help="With --mine: move a key with less work aside. [default: keep it]")
     ] = False,
-    passphrase_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with the key's passphrase. [default: SWARMNODE_PASSPHRASE]"),
-    ] = None,
+    passphrase_file: PassphraseOption = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -50,14 +46,10 @@ def identify(
     if join:
         _print_join(data_dir, json_output)
         return
-    from swarmnode.node.identity import load_or_create, read_passphrase, work_of
-    from swarmnode.node.storage.datadir import DataDir
+    from swarmnode.node.identity import load_or_create, work_of
 
-    config = loaded(data_dir).config
-    home = DataDir(config.directory)
+    home, passphrase = own_home(data_dir, passphrase_file)
     home.prepare()
-    named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
-    passphrase = read_passphrase(named, os.environ)
     if mine is not None:
         _mine(home, passphrase, mine, replacing=replace)
     identity = load_or_create(home.identity, passphrase)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, directory, group, loaded, plain, show, table
-from swarmnode.node.exitcodes import CONFIG, ERROR, USAGE, ExpectedError
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    PassphraseOption,
+    directory,
+    group,
+    one_run,
+    own_home,
+    plain,
+    show,
+    table,
+)
+from swarmnode.node.exitcodes import CONFIG, ERROR, ExpectedError
 
 provenance = group("Export the trained model with a signed record of where it comes from, and verify one.")
 
@@ -19,6 +29,12 @@ class Unverified(ExpectedError):
     """A model or its record is not what the record says."""
 
     exit_code = ERROR
+
+
+class NoRun(ExpectedError):
+    """The data directory holds no run."""
+
+    exit_code = CONFIG
 
 
 @provenance.command("export")
@@ -36,10 +52,7 @@ def export(
             "--momentum", help="Add the outer momentum, so that the state's hash can be checked. [default: model only]"
         ),
     ] = False,
-    passphrase_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with the key's passphrase. [default: SWARMNODE_PASSPHRASE]"),
-    ] = None,
+    passphrase_file: PassphraseOption = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -50,15 +63,15 @@ def export(
     """
     if file.suffix != ".safetensors":
         raise typer.BadParameter("the name must end in .safetensors", param_hint="FILE.safetensors")
-    from swarmnode.node.identity import load_or_create, read_passphrase
+    from swarmnode.node.identity import load_or_create
     from swarmnode.node.provenance import export as write
-    from swarmnode.node.storage.datadir import DataDir
 
-    config = loaded(data_dir).config
-    home = DataDir(config.directory)
-    chosen = _choose(home.known_runs(), run_id, home.path)
-    named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
-    identity = load_or_create(home.identity, read_passphrase(named, os.environ))
+    home, passphrase = own_home(data_dir, passphrase_file)
+    known = home.known_runs()
+    if not known:
+        raise NoRun(f"{home.path}: no run is known here")
+    chosen = one_run(known, run_id, home.path, "--run ")
+    identity = load_or_create(home.identity, passphrase)
     target = file.expanduser().absolute()
     beside, record = write(home, chosen, identity, target, with_momentum=momentum)
     text = f"{target}: {record['name']} after {record['model']['round']} rounds\n"
@@ -112,13 +125,3 @@ def _summary(record: dict[str, Any]) -> dict[str, Any]:
     """What a program wants of a record: all but its rounds."""
     left_out = ("rounds", "peers", "spec", "format")
     return {"rounds": len(record["rounds"]), **{k: v for k, v in record.items() if k not in left_out}}
-
-
-def _choose(known: tuple[str, ...], wanted: str | None, home: Path) -> str:
-    matching = [run for run in known if run.startswith(wanted or "")]
-    if len(matching) == 1:
-        return matching[0]
-    listed = "\n".join(f"  --run {run}" for run in matching or known)
-    error = ExpectedError(f"{home}: {'no run is known here' if not known else f'say which run:{chr(10)}{listed}'}")
-    error.exit_code = CONFIG if not known else USAGE
-    raise error

@@ -14,9 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, JsonOption, say
+from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, say
 from swarmnode.node.config import NodeConfig, as_toml, load_config
-from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.training.options import describe
 
 _KNOWN = describe(NodeConfig)
@@ -106,15 +105,15 @@ def run(
     """
     if task is not None and (built_in := _built_in(task)) is not None:
         if runspec is not None or run_id is not None:
-            raise _usage(f"--task {task} is a run by itself; leave out the run file and --run")
+            raise UsageMistake(f"--task {task} is a run by itself; leave out the run file and --run")
         runspec, task = built_in, None
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
-        raise _usage(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
+        raise UsageMistake(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
     if roster is not None and not _ROSTER.fullmatch(roster):
-        raise _usage(f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join prints it")
+        raise UsageMistake(f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join prints it")
     if run_id is not None and runspec is not None:
-        raise _usage("a run file and --run were both given; leave out --run, the file says which run it is")
+        raise UsageMistake("a run file and --run were both given; leave out --run, the file says which run it is")
     if runspec is not None:
         from swarmnode.training.runspec import load_runspec
 
@@ -144,11 +143,7 @@ def _built_in(task: str) -> Path | None:
     folder = Path(str(files("swarmnode.training.rl")))
     built_in = {path.stem: path for path in folder.glob("*.toml")}
     if task not in built_in:
-        raise _usage(f"--task {task}: built in is {', '.join(sorted(built_in))}; a task of your own is FILE.py:CLASS")
+        raise UsageMistake(
+            f"--task {task}: built in is {', '.join(sorted(built_in))}; a task of your own is FILE.py:CLASS"
+        )
     return built_in[task]
-
-
-def _usage(text: str) -> ExpectedError:
-    error = ExpectedError(text)
-    error.exit_code = USAGE
-    return error

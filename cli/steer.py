@@ -12,9 +12,21 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, absolute, ask, directory, group, plain, say, show
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    UsageMistake,
+    absolute,
+    ask,
+    directory,
+    group,
+    one_run,
+    plain,
+    say,
+    show,
+)
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDir, DataDirError, explain
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
@@ -88,7 +100,7 @@ def leave(
 
 
 def _choose(home: DataDir, wanted: str | None) -> str:
-    """The full id of the run that is meant. Raises ExpectedError where there is none or more than one."""
+    """The full id of the run that is meant. Raises ExpectedError for none, UsageMistake for several."""
     known = list(home.known_runs())
     try:
         current = (ControlClient(home.path).call("status", timeout=10.0).get("run") or {}).get("run_id")
@@ -96,21 +108,11 @@ def _choose(home: DataDir, wanted: str | None) -> str:
         current = None
     if current and current not in known:
         known.append(current)
-    matching = [run for run in known if run.startswith(wanted or "")]
-    if len(matching) == 1:
-        return matching[0]
     if not known:
         raise ExpectedError(f"{home.path}: holds no run, so there is nothing to leave")
-    if wanted is None and current:
+    if wanted is None and current and len(known) > 1:
         return str(current)
-    listed = "\n".join(f"  {run}" for run in known)
-    if wanted is None:
-        what = "there is more than one run"
-    else:
-        what = f"{'more than one' if matching else 'no'} run here begins with {wanted!r}"
-    error = ExpectedError(f"{home.path}: {what}; say which one:\n{listed}")
-    error.exit_code = USAGE
-    raise error
+    return one_run(known, wanted, home.path)
 
 
 def _confirm(home: DataDir, run_id: str) -> None:
@@ -119,9 +121,7 @@ def _confirm(home: DataDir, run_id: str) -> None:
         "that runs it is stopped."
     )
     if not sys.stdin.isatty():
-        error = ExpectedError(f"{question} Nobody can be asked here; say --yes if this is what you want.")
-        error.exit_code = USAGE
-        raise error
+        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
     say(question)
     typer.confirm("Delete it", abort=True, err=True)
 

@@ -20,6 +20,8 @@ import typer
 
 from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient
+from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.storage.datadir import DataDir
 
 DataDirOption = Annotated[
     Path | None,
@@ -35,10 +37,22 @@ JsonOption = Annotated[
     typer.Option("--json", help="Print JSON on standard output. [default: text]", show_default=False),
 ]
 
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file", metavar="FILE", help="File with the key's passphrase. [default: SWARMNODE_PASSPHRASE]"
+    ),
+]
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"),
 ]
+
+
+class UsageMistake(ExpectedError):
+    """What was typed has no meaning here. The message says what has."""
+
+    exit_code = USAGE
 
 
 def loaded(data_dir: Path | None) -> Loaded:
@@ -80,6 +94,30 @@ def show(answer: Any, text: str, json_output: bool) -> None:
 def absolute(path: Path) -> str:
     """A path as the daemon, which runs in another directory, understands it."""
     return str(path.expanduser().absolute())
+
+
+def own_home(data_dir: Path | None, passphrase_file: Path | None) -> tuple[DataDir, bytes | None]:
+    """The node's data directory, and the passphrase of its key. Raises what reading the configuration raises."""
+    from swarmnode.node.identity import read_passphrase
+
+    config = loaded(data_dir).config
+    named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
+    return DataDir(config.directory), read_passphrase(named, os.environ)
+
+
+def one_run(known: Sequence[str], wanted: str | None, home: Path, option: str = "") -> str:
+    """The full id of the run that begins with `wanted`, or of the only one; it is named after `option`.
+
+    Raises UsageMistake.
+    """
+    matching = [run for run in known if run.startswith(wanted or "")]
+    if len(matching) == 1:
+        return matching[0]
+    what = "there is more than one run"
+    if wanted is not None:
+        what = f"{'more than one' if matching else 'no'} run here begins with {wanted!r}"
+    listed = "\n".join(f"  {option}{run}" for run in matching or known)
+    raise UsageMistake(f"{home}: {what}; say which one:\n{listed}")
 
 
 def print_json(value: Any) -> None:

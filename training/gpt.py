@@ -52,7 +52,7 @@ class MLP(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x + attention, then + MLP, each on a normalised copy."""
 
     def __init__(self, model: ModelSection) -> None:
@@ -76,7 +76,7 @@ class GPT(nn.Module):
         self.context = model.context
         self.bytes = nn.Embedding(VOCABULARY, model.width)
         self.positions = nn.Embedding(model.context, model.width)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(model) for _ in range(model.layers))
         self.norm = nn.LayerNorm(model.width, bias=False)
         self.head = nn.Linear(model.width, VOCABULARY, bias=False)
         for name, parameter in self.named_parameters():

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
-from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.identity import load_or_create
 from swarmnode.node.storage.datadir import DataDir
 
@@ -63,10 +63,8 @@ ASK_WITHIN = 2.0  # s for a node to tell its scores; a frozen one tells none
 LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's begins with
 
 
-class AttackError(ExpectedError):
+class AttackError(UsageMistake):
     """The attack cannot be shown. The message says what can."""
-
-    exit_code = USAGE
 
 
 @dataclass(frozen=True)

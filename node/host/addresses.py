@@ -19,10 +19,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import base58
-import ifaddr
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     from swarmnode.protocols.network import Address, PeerId
 
 CIRCUIT = "/p2p-circuit"  # stands between a relay and the peer behind it
@@ -38,6 +38,9 @@ FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_I
 @lru_cache(maxsize=4096)
 def public_key(peer: PeerId) -> Ed25519PublicKey:
     """The key that an Ed25519 peer id contains. Raises ValueError for anything else."""
+    # here and not above: every command of the command line imports this module, and starts in a tenth of a second
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     raw = base58.b58decode(peer)
     if len(raw) != len(ED25519_PREFIX) + 32 or not raw.startswith(ED25519_PREFIX):
         raise ValueError(f"{peer!r} is not the id of an Ed25519 key")
@@ -79,6 +82,8 @@ def announced(listening: Iterable[str]) -> tuple[str, ...]:
 def interface_addresses(family: str) -> tuple[str, ...]:
     """Addresses of this machine's interfaces; `family` is "ip4" or "ip6". Link-local ones are left out."""
     found = []
+    import ifaddr
+
     for adapter in ifaddr.get_adapters():
         for entry in adapter.ips:
             host = str(entry.ip if entry.is_IPv4 else entry.ip[0])
