@@ -31,8 +31,8 @@ from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
-from swarmnode.training.verify.distance import Distance, distance
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
+from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State, Stretch
 
 CAPABILITIES = ("default", "avx2", "avx512")  # of the CPU that torch may use; what it lacks it leaves out

@@ -10,7 +10,7 @@ the CenteredClip of `btard`; then eight workers with a small byte-lm, whose cont
 judged by every worker, gated and clipped as in an open round. `loss_ratio` is defended / undefended, mean over seeds.
 
 `growth` measures the CPU seconds of an inner step with the model of examples/open.toml, and those that the exchange's
-own judging (`open_scoring.Bench`) takes of as many contributions as the chain's rules have a node judge: all of a round
+own judging (`open/judge.py`) takes of as many contributions as the chain's rules have a node judge: all of a round
 if it is a judge. `--simulate N` counts forward passes in real sessions of N nodes on simnet, to check that. Shares are
 of the node's whole compute: of one that judges in every round, and the mean over all nodes. `before` is what judging
 took while every contribution was measured on all sixteen sequences.
@@ -90,7 +90,7 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
-    from swarmnode.training.judging import draw_for, gain_of, quieting, trial
+    from swarmnode.training.judging import control_variate, gain_of, plan_for, trial
     from swarmnode.training.runspec import ModelSection
 
     spent = [0.0]  # CPU seconds of all judges together
@@ -102,25 +102,25 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
             return np.ones((1, len(raws)))
 
     class Judged(methods.Open):
-        """Every worker judges, as `open_scoring.Bench` does, and measures what the round before cost."""
+        """Every worker judges, as `open/judge.py` does, and measures what the round before cost."""
 
         def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
             began, workers, phi = time.process_time(), self._workers, self._state.parameters
             before, self._before = getattr(self, "_before", phi), phi
-            draw = draw_for(contributions=len(raws), trained=LM_INTERVAL * workers.size.batch)
+            plan = plan_for(contributions=len(raws), trained=LM_INTERVAL * workers.size.batch)
 
             def judge(number: int) -> list[float]:
                 seed = methods._seed(f"judge {number} of {workers.seed} {round}")
                 loss = partial(workers.heldout_on, number, seed=seed)
-                parts = [(0, draw.each), (draw.each, draw.slope)]
+                parts = [(0, plan.each), (plan.each, plan.gradient)]
                 slopes = [workers.slope_on(number, phi, seed=seed, first=a, last=b) for a, b in parts]
-                correction, few = quieting(*slopes, draw), loss(phi, sequences=draw.each)
-                loss(before, sequences=draw.most)
+                correction, few = control_variate(*slopes, plan), loss(phi, sequences=plan.each)
+                loss(before, sequences=plan.most)
                 gains = []
                 for raw in raws:
                     step = trial(raw, phi.size, lr=self._arm.outer_lr, codec_name=self._arm.codec)
-                    measured = few - loss(step.taken_from(phi), sequences=draw.each)
-                    gains.append(gain_of(measured, step.along(slopes[0]), step.along(correction)))
+                    measured = few - loss(step.taken_from(phi), sequences=plan.each)
+                    gains.append(gain_of(measured, step.derivative(slopes[0]), step.derivative(correction)))
                 gains[number] = float("nan")
                 return gains
 
@@ -214,7 +214,7 @@ class InProcess(Trainer):
         with self._no_grad():
             return float(self.task.loss(self.task.heldout(seed)[:sequences]))
 
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, np.ndarray] | None:
+    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, np.ndarray] | None:
         loss, gradient = self.loop.slope(self.task.heldout(seed)[first:last])
         return loss, gradient.numpy().copy()
 
@@ -231,14 +231,17 @@ def step_seconds(batch: int) -> float:
 
 def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> float:
     """CPU seconds in which a judge who trained on so many sequences measures a round."""
+    from types import SimpleNamespace
+
     import trio
 
-    from swarmnode.protocols.methods.open.contributions import Contribution
-    from swarmnode.protocols.methods.open.judge import Bench
-    from swarmnode.protocols.methods.open.local import Work
+    from swarmnode.protocols.methods.open.judge import Evaluator
+    from swarmnode.protocols.methods.open.local import LocalTrainer
+    from swarmnode.protocols.methods.open.store import Contribution
     from swarmnode.protocols.runner import inline
     from swarmnode.training.codecs import codec
     from swarmnode.training.outer import OuterState
+    from swarmnode.training.runspec import parse_runspec
 
     size, rng = trainer.layout.parameters, np.random.default_rng(1)
     raw = bytes(codec("topk").encode(rng.normal(0, 1e-3, size).astype(np.float32)))
@@ -246,17 +249,13 @@ def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> flo
 
     async def measure() -> None:
         state = OuterState.start(trainer.parameters())
-        bench = Bench(
-            Work(trainer, inline, codec_name="topk", steps=1),
-            inline,
-            state=state,
-            before=state,
-            seed=1,
-            lr=1.0,
-            codec_name="topk",
-            samples=trained,
+        tables = {"inner": {"steps": 1, "batch": trained}, "outer": {"lr": 1.0, "momentum": 0.0}}
+        spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")
+        parts: Any = SimpleNamespace(spec=spec, runner=inline, ledger=None)
+        local = LocalTrainer(trainer, inline, spec)  # type: ignore[arg-type]
+        await Evaluator(local, parts, state=state, before=state, seed=1).measure(
+            found, dict.fromkeys(found, "peer"), among=contributions
         )
-        await bench.measure(found, dict.fromkeys(found, "peer"), among=contributions)
 
     began = time.process_time()
     trio.run(measure)
@@ -275,7 +274,7 @@ def judged(nodes: int) -> tuple[int, int]:
 
 def growth() -> Iterator[dict[str, Any]]:
     """Verification's share of a node's compute."""
-    from swarmnode.training.judging import SEQUENCES, draw_for
+    from swarmnode.training.judging import SEQUENCES, plan_for
 
     steps = {batch: step_seconds(batch) for batch in BATCHES}
     trainer = InProcess(BATCHES[0])
@@ -295,13 +294,13 @@ def growth() -> Iterator[dict[str, Any]]:
             ("500 steps of 4", LONG_ROUND, 4),
             ("500 steps of 32", LONG_ROUND, 32),
         ):
-            trained, draw = number * steps[batch], draw_for(contributions=contributions, trained=number * batch)
+            trained, plan = number * steps[batch], plan_for(contributions=contributions, trained=number * batch)
             if (contributions, number * batch) not in known:
                 known[contributions, number * batch] = judging_seconds(trainer, contributions, number * batch)
             spent = known[contributions, number * batch]
             line[name] = {
-                "slope": draw.slope,
-                "each": draw.each,
+                "slope": plan.gradient,
+                "each": plan.each,
                 "cpu_seconds": round(spent, 3),
                 "judge": _share(spent, trained),
                 "mean": _share(spent * count / nodes, trained),
@@ -321,18 +320,18 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
 
     from swarmnode.testing.simnet import run_simulation
     from swarmnode.testing.toytrainer import SimTrainer
-    from swarmnode.training.judging import BACKWARD, draw_for
+    from swarmnode.training.judging import BACKWARD, plan_for
 
     counted, trained = [0], [0]
-    usual_heldout, usual_slope = SimTrainer.heldout, SimTrainer.slope
+    usual_heldout, usual_gradient = SimTrainer.heldout, SimTrainer.gradient
 
     async def heldout(self: Any, *, seed: int, sequences: int) -> float:
         counted[0] += sequences
         return await usual_heldout(self, seed=seed, sequences=sequences)
 
-    async def slope(self: Any, *, seed: int, first: int, last: int) -> Any:
+    async def gradient(self: Any, *, seed: int, first: int, last: int) -> Any:
         counted[0] += BACKWARD * (last - first)
-        return await usual_slope(self, seed=seed, first=first, last=last)
+        return await usual_gradient(self, seed=seed, first=first, last=last)
 
     async def body() -> None:
         names = tuple(f"{number:03d}" if number else "a" for number in range(nodes))
@@ -348,14 +347,14 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
             counted[0] -= before
             nursery.cancel_scope.cancel()
 
-    SimTrainer.heldout, SimTrainer.slope = heldout, slope  # type: ignore[method-assign]
+    SimTrainer.heldout, SimTrainer.gradient = heldout, gradient  # type: ignore[method-assign]
     run_simulation(body)
     return {
         "bench": "defences",
         "simulated_nodes": nodes,
         "sequences_trained": trained[0],
         "passes_of_a_node_in_a_round": round(counted[0] / nodes / rounds, 2),
-        "by_the_rules": draw_for(contributions=nodes, trained=trained[0]).passes(nodes),
+        "by_the_rules": plan_for(contributions=nodes, trained=trained[0]).passes(nodes),
     }
 
 

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from swarmnode.training.codecs import codec
 from swarmnode.training.gpt import VOCABULARY
 from swarmnode.training.inner import InnerLoop, flatten_into
-from swarmnode.training.judging import TRIAL, Draw, gain_of
+from swarmnode.training.judging import TRIAL, SamplePlan, gain_of
 from swarmnode.training.runspec import ModelSection, load_runspec
 
 ROOT = Path(__file__).parents[1]
@@ -187,12 +187,12 @@ def look(heldout: Heldout, phi: Vector, offers: dict[str, list[Vector]], round: 
     def means(of_windows: Floats, first: int) -> Floats:
         return np.asarray(of_windows[:, drawn[:, :first]].mean(axis=2))
 
-    scores = {f"exact {k}": (means(gains, k), Draw(0, k).passes(PEERS)) for k in EXACT}
-    scores |= {f"first order {m}": (means(slopes, m), Draw(m, 0).passes(PEERS)) for m in FIRST_ORDER}
+    scores = {f"exact {k}": (means(gains, k), SamplePlan(0, k).passes(PEERS)) for k in EXACT}
+    scores |= {f"first order {m}": (means(slopes, m), SamplePlan(m, 0).passes(PEERS)) for m in FIRST_ORDER}
     scores |= {
         f"both {m}, {k}": (
             np.vectorize(gain_of)(means(gains, k), means(slopes, k), means(slopes, m) - means(slopes, k)),
-            Draw(m, k).passes(PEERS),
+            SamplePlan(m, k).passes(PEERS),
         )
         for m, k in BOTH
     }

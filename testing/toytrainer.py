@@ -22,8 +22,8 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.layout import Layout
-from swarmnode.training.verify.distance import Distance, distance
 from swarmnode.training.verify.recorder import Recorder, room
+from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State
 
 _NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
@@ -84,7 +84,7 @@ class SimTrainer(Trainer):
         await trio.lowlevel.checkpoint()
         return self.toy.slope(seed, 0, sequences)[0]
 
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         await trio.lowlevel.checkpoint()
         return self.toy.slope(seed, first, last)
 

@@ -48,8 +48,8 @@ import msgpack
 
 from swarmnode.training import sandbox
 from swarmnode.training.corpus import CorpusError
-from swarmnode.training.verify.distance import Distance, distance
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
+from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State, Stretch, row_of, state_of
 
 _LENGTH = struct.Struct(">I")

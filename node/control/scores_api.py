@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.control import Declined
-from swarmnode.protocols.methods.open.checks.verification import Audit
 from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
+from swarmnode.training.verify.replay import Audit
 
 if TYPE_CHECKING:
     from swarmnode.node.daemon import Daemon

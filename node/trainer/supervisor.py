@@ -43,7 +43,7 @@ from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode, hf_model
 from swarmnode.training.sandbox import Rules
-from swarmnode.training.verify.distance import Distance
+from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch, state_row, stretches_of
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class TrainerProcess(Trainer):
         self._note(answer["spent"])
         return float(answer["loss"])
 
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         child = await self._ready_child()
         answer = await child.call("slope", seed=seed, first=first, last=last)
         self._note(answer["spent"])

@@ -17,7 +17,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.training.layout import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.verify.distance import Distance
+from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import State, Stretch
 
 Vector = NDArray[np.float32]
@@ -129,7 +129,7 @@ class Replayed:
 class Capabilities:
     """What a trainer can do besides training. A method of `Trainer` that it cannot do raises NotImplementedError."""
 
-    judges: bool = False  # `heldout` and `slope`
+    judges: bool = False  # `heldout` and `gradient`
     draws: bool = False  # `places` and `drawn`
     replays: bool = False  # `mark`, `kept`, `replay` and `calibrate`; such a trainer draws as well
     rollouts: bool = False  # `rollouts`, `answer` and `learn`: it trains a policy
@@ -189,7 +189,7 @@ class Trainer(ABC):
         """Held-out loss of the local parameters, bits per byte, on the first so many. Raises TrainerDied."""
         raise self._cannot("judge")
 
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         """Loss and its gradient (P,) on the sequences from `first` to before `last`. Raises TrainerDied.
 
         None where the task gives no gradient. The local parameters are afterwards what they were.

@@ -35,7 +35,6 @@ import trio
 from swarmnode.crdt.record import Element, Evidence, Record
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
-from swarmnode.protocols.methods.open.checks.verification import Audit, Verdict
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.reputation.account import (
@@ -73,6 +72,7 @@ from swarmnode.protocols.reputation.attestation import (
 from swarmnode.protocols.reputation.view import LATELY, PeerScore, disproved, of_own_data, standings
 from swarmnode.protocols.state.backend import AlreadyWritten, StateBackend, StateError
 from swarmnode.protocols.state.sync import StateSync
+from swarmnode.training.verify.replay import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first

@@ -21,9 +21,9 @@ from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Scor
 from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.method import Build, Method
-from swarmnode.protocols.methods.open.contributions import id_of
+from swarmnode.protocols.methods.open.context import RoundContext
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.open.turn import Turn
+from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen
 from swarmnode.training.rl.groups import RolloutGroup
@@ -74,7 +74,7 @@ def lie_in_open(method: Open, name: str, *, me: PeerId) -> None:
 
 
 def _offer_in_open(method: Open, lie: Lie) -> None:
-    work, rng = method.work, np.random.default_rng()
+    work, rng = method.local, np.random.default_rng()
     feedback, elements = work.feedback, work.feedback.size
     contribute, move = work.contribute, work.move
     moved: list[np.ndarray] = []
@@ -96,7 +96,7 @@ def _offer_in_open(method: Open, lie: Lie) -> None:
 
 
 def _offer_nan(method: Open) -> None:
-    contributions, contribute = method.contributions, method.work.contribute
+    contributions, contribute = method.contributions, method.local.contribute
 
     async def lying_contribute(parent: bytes, round: int) -> bytes | None:
         raw = await contribute(parent, round)
@@ -109,45 +109,45 @@ def _offer_nan(method: Open) -> None:
         contributions._bulk.offer(contributions._key(id), raw)
         return id
 
-    method.work.contribute = lying_contribute  # type: ignore[method-assign]
+    method.local.contribute = lying_contribute  # type: ignore[method-assign]
     contributions.keep = keep  # type: ignore[method-assign]
 
 
 def _copy(method: Open, me: PeerId) -> None:
     """Wait for what somebody reveals; commit to the same bytes then."""
-    duties, contributions, contribute = method.duties, method.contributions, method.work.contribute
+    duties, contributions, contribute = method.rounds, method.contributions, method.local.contribute
     commit = duties.commit
     copied: list[bytes] = []
 
-    async def late_commit(turn: Turn) -> None:
-        roots = [said.what.root for said in turn.book.reveals.values() if said.author != me]
+    async def late_commit(context: RoundContext) -> None:
+        roots = [said.what.root for said in context.log.reveals.values() if said.author != me]
         here = [root for root in roots if root in contributions]
         if here:  # until then this is asked for again whenever something is heard
             copied[:] = [contributions[here[0]].raw]
-            await commit(turn)
+            await commit(context)
 
     async def copying_contribute(parent: bytes, round: int) -> bytes | None:
         return copied[0] if await contribute(parent, round) is not None else None
 
     duties.commit = late_commit  # type: ignore[method-assign]
-    method.work.contribute = copying_contribute  # type: ignore[method-assign]
+    method.local.contribute = copying_contribute  # type: ignore[method-assign]
 
 
 def _withhold(method: Open) -> None:
-    async def reveal(turn: Turn) -> None:
-        turn.own = replace(turn.own, revealed=True)
+    async def reveal(context: RoundContext) -> None:
+        context.own = replace(context.own, revealed=True)
 
-    method.duties.reveal = reveal  # type: ignore[method-assign]
+    method.rounds.reveal = reveal  # type: ignore[method-assign]
 
 
 def _slander(method: Open) -> None:
-    seal = method.duties.seal
+    seal = method.rounds.seal
 
-    async def lying_seal(turn: Turn, scores: tuple[Score, ...]) -> None:
-        mine = turn.own.commit.id[:PREFIX] if turn.own.commit is not None else b""
-        await seal(turn, tuple(_told(score, mine) for score in scores))
+    async def lying_seal(context: RoundContext, scores: tuple[Score, ...]) -> None:
+        mine = context.own.commit.id[:PREFIX] if context.own.commit is not None else b""
+        await seal(context, tuple(_told(score, mine) for score in scores))
 
-    method.duties.seal = lying_seal  # type: ignore[method-assign]
+    method.rounds.seal = lying_seal  # type: ignore[method-assign]
 
 
 def _told(score: Score, mine: bytes) -> Score:

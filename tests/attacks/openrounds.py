@@ -29,12 +29,12 @@ from swarmnode.protocols.chain.state import (
     quorum,
 )
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
-from swarmnode.protocols.methods.open.contributions import id_of
 from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
 from swarmnode.protocols.methods.open.local import DECAY
+from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.judging import TRIAL, Step, draw_for, gain_of, quieting
+from swarmnode.training.judging import TRIAL, TrialStep, control_variate, gain_of, plan_for
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm, norm_of
 from swarmnode.training.outer import OuterState
 
@@ -253,19 +253,20 @@ class OpenSwarm:
         task, phi = self._task, self.course.phi
         before = self._before.parameters if self._before is not None else phi
         seed, longest = batch_seed(judge.encode(), self._chain.seed), longest_norm(self._chain, RULES)
-        draw = draw_for(contributions=len(values), trained=TRAINED)
+        plan = plan_for(contributions=len(values), trained=TRAINED)
         steps = [
-            Step(np.float32(self._lr * TRIAL * min(1.0, longest / max(norm_of(x), 1e-30))) * x) for x in values.values()
+            TrialStep(np.float32(self._lr * TRIAL * min(1.0, longest / max(norm_of(x), 1e-30))) * x)
+            for x in values.values()
         ]
         with np.errstate(over="ignore", invalid="ignore"):
             tried = np.stack([phi, *(step.taken_from(phi) for step in steps)])
-            few, *after = task.losses(tried, seed=seed, samples=draw.each * SEQUENCE)
-            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=draw.most * SEQUENCE)
+            few, *after = task.losses(tried, seed=seed, samples=plan.each * SEQUENCE)
+            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=plan.most * SEQUENCE)
             gains = few - np.array(after)
-            if draw.slope:
-                slopes = [task.slope(phi, seed, *part) for part in ((0, draw.each), (draw.each, draw.slope))]
-                correction = quieting(*slopes, draw)
-                along = [(step.along(slopes[0]), step.along(correction)) for step in steps]
+            if plan.gradient:
+                slopes = [task.slope(phi, seed, *part) for part in ((0, plan.each), (plan.each, plan.gradient))]
+                correction = control_variate(*slopes, plan)
+                along = [(step.derivative(slopes[0]), step.derivative(correction)) for step in steps]
                 gains = np.array([gain_of(gain, *each) for gain, each in zip(gains, along, strict=True)])
             found = np.nan_to_num(MICRO * np.append(gains, now - was), nan=-MAX_GAIN, posinf=-MAX_GAIN)
         better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int)

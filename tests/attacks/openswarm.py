@@ -68,7 +68,7 @@ class Scene:
 
     def leader(self, name: str, attempt: int = 0) -> str:
         """Who leads an attempt of the round that a node takes part in."""
-        held = self.method(name).held
+        held = self.method(name).store
         peer = leaders(held.block.chain, held.rules)[attempt]
         return next(other for other in self.names if self.peer(other) == peer)
 
@@ -109,14 +109,14 @@ class Scene:
 
     def blocks(self, first: int) -> list[Block]:
         """The chain of the first honest node, from round `first` on."""
-        held = self.method(self.honest[0]).held
+        held = self.method(self.honest[0]).store
         return [block for block in held.tree.path(held.tip) if block.chain.round > first]
 
     def verdicts(self, author: str, first: int) -> list[str]:
         """What rosters from round `first` on say of the commits of a node, in order."""
-        held, found = self.method(self.honest[0]).held, []
+        held, found = self.method(self.honest[0]).store, []
         for block in self.blocks(first):
-            book = held.books.get(block.parent)
+            book = held.logs.get(block.parent)
             if block.roster is None or book is None:
                 continue
             mine = [entry for entry in block.roster.entries if book.commits[entry.commit].author == self.peer(author)]
@@ -133,15 +133,15 @@ class Scene:
 
     async def evidence(self, name: str) -> int:
         """Records of equivocation that a node holds."""
-        return len(await self.method(name).keeper._state.select("evidence", limit=64))
+        return len(await self.method(name).sync._state.select("evidence", limit=64))
 
     # --- what an adversary uses -------------------------------------------------------------------------------------
 
     def change_words(self, name: str, say: Callable[[Say, Any], Awaitable[Any]]) -> None:
         """Let `say` decide what becomes of each statement of a node, given the usual way to make it."""
-        voice = self.method(name).voice
-        usual = voice.say
-        voice.say = lambda statement: say(usual, statement)  # type: ignore[method-assign, assignment]
+        signer = self.method(name).signer
+        usual = signer.publish
+        signer.publish = lambda statement: say(usual, statement)  # type: ignore[method-assign, assignment]
 
     def signs(self, name: str, key: str, value: Value) -> Record:
         """A record of a node's that it has told nobody, dated now."""
@@ -151,7 +151,7 @@ class Scene:
 
     async def tell(self, name: str, record: Record, *others: str) -> None:
         """Push a record to some nodes, past what the node's own state allows."""
-        rpc = self.method(name).keeper.sources._rpc
+        rpc = self.method(name).sync._rpc
         for other in others:
             try:
                 await rpc.call(self.peer(other), "state.push", Push(RUN, (record.sealed,)), Pushed, timeout=5)

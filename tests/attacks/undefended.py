@@ -24,16 +24,15 @@ from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
 from swarmnode.protocols.methods.known import agreement
-from swarmnode.protocols.methods.open import contributions as open_contributions
-from swarmnode.protocols.methods.open import duties as open_duties
-from swarmnode.protocols.methods.open import examine as open_examine
 from swarmnode.protocols.methods.open import round as open_round
-from swarmnode.protocols.methods.open.contributions import Contributions
-from swarmnode.protocols.methods.open.examine import Examiner
-from swarmnode.protocols.methods.open.judge import Bench
+from swarmnode.protocols.methods.open import store as open_store
+from swarmnode.protocols.methods.open import sync as open_sync
+from swarmnode.protocols.methods.open.context import RoundContext, Signer
+from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.open.timeouts import Waits
-from swarmnode.protocols.methods.open.turn import Turn, Voice
+from swarmnode.protocols.methods.open.store import Contributions
+from swarmnode.protocols.methods.open.sync import ChainSync
+from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.state.membership import DuplicateIdentity
 from swarmnode.training.codecs import CodecError
@@ -66,17 +65,17 @@ class Lacking:
 
 
 async def _wait_for_all(
-    self: Waits, phase: str, lacking: Callable[[], set[str]], *, since: float | None = None, until: float = 0.0
+    self: Timeouts, phase: str, lacking: Callable[[], set[str]], *, since: float | None = None, until: float = 0.0
 ) -> None:
-    await self._held.until(lambda: not lacking())
+    await self._store.until(lambda: not lacking())
 
 
 NO_DEADLINES = Lacking(
     "no deadlines",
     (
-        (Waits, "_wait_for", _wait_for_all),
-        (Waits, "_patience", lambda self, phase: float("inf")),
-        (Waits, "_is_there", lambda self, peer: True),
+        (Timeouts, "_wait_for", _wait_for_all),
+        (Timeouts, "_patience", lambda self, phase: float("inf")),
+        (Timeouts, "_is_there", lambda self, peer: True),
     ),
 )
 
@@ -96,8 +95,8 @@ FIRST_SEEN = Lacking(
     "the first roster seen is taken, others' heads are not asked",
     (
         (open_round, "follow", _first_seen),
-        (Waits, "is_settled", lambda self, turn, wanted, nursery: True),
-        (Examiner, "_consider_astray", lambda self: None),
+        (Timeouts, "is_settled", lambda self, turn, wanted, nursery: True),
+        (ChainSync, "_consider_out_of_sync", lambda self: None),
     ),
 )
 
@@ -108,7 +107,7 @@ ONE_LEADER = Lacking(
 
 BELIEVED_LEADER = Lacking(
     "rosters are not checked",
-    ((open_examine, "check", lambda chain, rules, said, quoted, **more: chain_rules.derive(chain, rules, quoted)),),
+    ((open_sync, "check", lambda chain, rules, said, quoted, **more: chain_rules.derive(chain, rules, quoted)),),
 )
 
 
@@ -131,7 +130,7 @@ def seed_of(seed: bytes, bindings: list[bytes]) -> bytes:
     return hashlib.sha256(seed + b"".join(bindings)).digest()
 
 
-SEED_OF_COMMITS = Lacking("the next leader is drawn from the commits", ((open_examine, "advance", _seed_of_commits),))
+SEED_OF_COMMITS = Lacking("the next leader is drawn from the commits", ((open_sync, "advance", _seed_of_commits),))
 
 # --- contributions ----------------------------------------------------------------------------------------------------
 
@@ -147,17 +146,17 @@ async def _fetch_any_size(self: Contributions, peer: str, id: bytes, heard: Any)
     return bytes(await self._bulk.fetch(peer, self._key(id), max_size=ANY_SIZE, wait=1.0, progress=heard))
 
 
-async def _praise(self: Bench, contributions: Mapping[bytes, Any], *given: Any, **more: Any) -> dict[bytes, Score]:
+async def _praise(self: Evaluator, contributions: Mapping[bytes, Any], *given: Any, **more: Any) -> dict[bytes, Score]:
     return {id: Score(id[:PREFIX], JUDGED, SOME_GAIN, FULL_STANDING) for id in contributions}
 
 
-_exact_norm = open_contributions.exact_norm
+_exact_norm = open_store.exact_norm
 UNCHECKED_BYTES = Lacking(
     "bytes are neither checked nor measured",
     (
-        (open_contributions, "exact_norm", _norm_of_anything),
+        (open_store, "exact_norm", _norm_of_anything),
         (Contributions, "_fetch_from", _fetch_any_size),
-        (Bench, "measure", _praise),
+        (Evaluator, "measure", _praise),
     ),
 )
 
@@ -169,12 +168,12 @@ def _of_nobody(run_id: str, round: int, author: str, parent: bytes, *opened: byt
 _binding_of = statements.binding_of
 UNBOUND = Lacking(
     "commits do not bind their author",
-    ((statements, "binding_of", _of_nobody), (open_duties, "binding_of", _of_nobody)),
+    ((statements, "binding_of", _of_nobody), (open_round, "binding_of", _of_nobody)),
 )
 
 
 def _reveal_at_once(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ...]:
-    """As `duty.duties`; who has committed reveals, and judges cut no earlier for it."""
+    """As `duty.rounds`; who has committed reveals, and judges cut no earlier for it."""
     actions = list(duty.duties(chain, rules, view))
     cuts = {cut.author for cut in view.cuts}
     if not view.timers.commits and len(cuts) < state.quorum(chain, rules):
@@ -231,7 +230,7 @@ async def _sign_again(self: StateBackend, key: str, value: Any) -> Any:
         return await self._write(key, value)
 
 
-def _of_this_life(self: Voice, purpose: str, chain: ChainState) -> bytes:
+def _of_this_life(self: Signer, purpose: str, chain: ChainState) -> bytes:
     life = vars(self).setdefault("life", next(_lives))
     return hashlib.sha256(f"{life} {purpose} {chain.round}".encode() + chain.tip).digest()
 
@@ -241,8 +240,8 @@ NO_MEMORY = Lacking(
     "nobody looks up what it said before",
     (
         (StateBackend, "write", _sign_again),
-        (Turn, "recall", lambda self, me, work: None),
-        (Voice, "derive", _of_this_life),
+        (RoundContext, "recall", lambda self, me, work: None),
+        (Signer, "derive", _of_this_life),
     ),
 )
 NEVER_SILENT = Lacking(

@@ -19,9 +19,9 @@ from swarmnode.node.control.client import ControlError
 from swarmnode.node.control.scores_api import ScoresApi
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.protocols.methods.open.checks.verification import Audit, Verdict
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.training.verify.replay import Audit, Verdict
 
 ME, BOB, CAT, EVE, ZOE = ("12D3KooW" + letter * 44 for letter in "ABCEZ")
 Ask = Callable[..., Any]

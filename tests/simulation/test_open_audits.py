@@ -13,7 +13,6 @@ import trio
 from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
-from swarmnode.protocols.methods.open.checks.verification import Audit, Verdict
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.reputation.attestation import Saw
@@ -22,6 +21,7 @@ from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import stretch_steps
+from swarmnode.training.verify.replay import Audit, Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +133,7 @@ def offers(lie: Callable[[np.ndarray, list[np.ndarray]], np.ndarray]) -> Cheat:
     """Offers something else than what its steps came to."""
 
     def cheat(method: Open) -> None:
-        work = method.work
+        work = method.local
         contribute, before = work.contribute, list[np.ndarray]()
 
         async def lying(parent: bytes, round: int) -> bytes | None:

@@ -11,7 +11,7 @@ from simswarm import SimSwarm
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.chain.lineage import TrustedRoster
 from swarmnode.protocols.methods.open import join as open_place
-from swarmnode.protocols.methods.open import sources as open_sources
+from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
@@ -111,7 +111,7 @@ def test_a_roster_that_nobody_keeps_is_refused_where_it_is_recent_and_else_said_
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members show the last two rosters only, as where they joined later; `kept`: how many they are known to keep."""
-    monkeypatch.setattr(open_sources, "MAX_PATH", 2)
+    monkeypatch.setattr(open_sync, "MAX_PATH", 2)
     monkeypatch.setattr(open_place, "DEPTH", kept)
 
     async def body(swarm: SimSwarm) -> None:
@@ -141,6 +141,6 @@ def test_a_history_whose_records_are_not_shown_is_not_joined() -> None:
 
 def hide_cuts(method: Open) -> None:
     """Answer no question about cuts."""
-    for book in method.held.books.values():
+    for book in method.store.logs.values():
         for id in book.cuts:
             book.sealed.pop(id, None)

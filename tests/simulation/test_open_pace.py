@@ -65,7 +65,7 @@ def test_nobody_is_given_a_state_to_begin_with_whose_roster_the_next_one_undid()
         for round in range(60):
             await swarm.round_done(round, "a")
             tip = await method.places._on_tip(swarm.peer("b"), TipQuery(RUN))
-            way = method.held.tree.path(method.held.tip)
+            way = method.store.tree.path(method.store.tip)
             rosters = {block.chain.round: block.roster for block in way}
             after = rosters.get(decode(tip.base).round + 1)
             assert after is None or not after.revert

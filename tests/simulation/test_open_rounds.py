@@ -12,8 +12,8 @@ from simswarm import SimSwarm
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.statements import Score
 from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.methods.open.context import RoundContext
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.open.turn import Turn
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 NAMES = ("a", "b", "c", "d")
@@ -66,7 +66,7 @@ def test_who_is_no_elector_contributes_and_follows() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(4, *NAMES)
         assert all(len(swarm.hashes(round)) == 1 for round in range(5))
-        chain = method_of(swarm, "d").held.block.chain
+        chain = method_of(swarm, "d").store.block.chain
         assert {worked.author for roster in chain.history for worked in roster} >= {swarm.peer(n) for n in "bcd"}
         assert chain.electors == (swarm.peer("a"),)
 
@@ -99,7 +99,7 @@ def test_the_death_of_any_elector_holds_the_others_up_for_seconds(victim: str) -
 def test_a_dead_elector_leaves_within_some_rounds_and_is_one_again_when_it_works() -> None:
     async def body(swarm: SimSwarm) -> None:
         def electors() -> set[str]:
-            return {name for name in names if swarm.peer(name) in method_of(swarm, "a").held.block.chain.electors}
+            return {name for name in names if swarm.peer(name) in method_of(swarm, "a").store.block.chain.electors}
 
         await swarm.round_done(2, *names)
         assert electors() == set(names)
@@ -119,10 +119,10 @@ def test_a_dead_elector_leaves_within_some_rounds_and_is_one_again_when_it_works
 def test_a_judge_who_seals_late_costs_no_round_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        duties = method_of(swarm, "b").duties
+        duties = method_of(swarm, "b").rounds
         seal = duties.seal
 
-        async def late(turn: Turn, scores: tuple[Score, ...]) -> None:
+        async def late(turn: RoundContext, scores: tuple[Score, ...]) -> None:
             await trio.sleep(7.0)  # longer than the others' wait for scores, the floor of 5 s
             await seal(turn, scores)
 
@@ -145,7 +145,7 @@ def test_who_finds_nobody_is_silent_in_the_round_of_its_checkpoint_and_then_goes
         node = await swarm.start("c")
         await swarm.until(lambda: any(event["members"] for event in node.rounds.values()), within=300)
         first = min(node.rounds)
-        said = await method_of(swarm, "c").keeper._state.select(author=swarm.peer("c"), limit=1000)
+        said = await method_of(swarm, "c").sync._state.select(author=swarm.peer("c"), limit=1000)
         rounds = {int(element.key.split("/")[1]) for element in said if element.key.startswith(("commit", "cut"))}
         assert rounds and first not in rounds
 
@@ -158,7 +158,7 @@ def test_a_run_outlives_its_only_elector() -> None:
         swarm.kill("a")
         await swarm.round_done(14, *"bcd", within=300)
         assert_one_chain(swarm, *NAMES)
-        assert method_of(swarm, "b").held.block.chain.electors == tuple(sorted(map(swarm.peer, NAMES)))
+        assert method_of(swarm, "b").store.block.chain.electors == tuple(sorted(map(swarm.peer, NAMES)))
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
         assert last["loss"] < first["loss"]
 
@@ -171,7 +171,7 @@ def test_a_run_outlives_an_only_elector_that_is_there_and_says_nothing(monkeypat
 
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        monkeypatch.setattr(method_of(swarm, "a").voice, "say", silence)
+        monkeypatch.setattr(method_of(swarm, "a").signer, "publish", silence)
         await swarm.round_done(14, *"bcd", within=1000)
         assert len(swarm.hashes(14)) == 1
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
@@ -223,7 +223,7 @@ def test_one_of_many_who_is_there_and_silent_teaches_nobody_to_wait_longer() -> 
 
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(1, *NAMES)
-        waits = method_of(swarm, "a").rounds._waits
+        waits = method_of(swarm, "a").rounds._timeouts
         usual = waits._deadlines["tried"] = AdaptiveDeadline(floor=3.0, ceiling=60.0)
         b, c, d = (swarm.peer(name) for name in "bcd")
         for _ in range(5):
@@ -241,7 +241,7 @@ def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
         await swarm.round_done(8, *NAMES, "late", within=60)
         await swarm.until(lambda: swarm.all_agree(after=10), within=60)
         assert_one_chain(swarm, *NAMES, "late")
-        chain = method_of(swarm, "a").held.block.chain
+        chain = method_of(swarm, "a").store.block.chain
         assert swarm.peer("late") in {worked.author for roster in chain.history for worked in roster}
 
     simulate(body)
@@ -251,12 +251,12 @@ def test_a_node_can_stand_on_an_empty_roster_that_came_with_others() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(1, "a")
         method = method_of(swarm, "a")
-        held = method.held
+        held = method.store
         block = empty_block(held.block.chain)
         held.tree.add(block)  # as where an elector names the last of several empty rosters
-        await held.states.after(block, held.tree)
-        await method.keeper.move(block)
-        assert held.book.chain == block.chain
+        await held.state_after(block)
+        await method.sync.move(block)
+        assert held.log.chain == block.chain
 
     simulate(body, names=("a",))
 
@@ -278,4 +278,4 @@ def test_a_node_that_restarts_says_nothing_twice(tmp_path: Path) -> None:
 
 async def swarm_state(swarm: SimSwarm, name: str) -> list[object]:
     """The evidence of equivocation that a node holds."""
-    return list(await method_of(swarm, name).keeper._state.select("evidence", limit=16))
+    return list(await method_of(swarm, name).sync._state.select("evidence", limit=16))

@@ -10,7 +10,6 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.chain import forks
 from swarmnode.protocols.methods.open import join as open_place
-from swarmnode.protocols.methods.open import splits as open_splits
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 pytestmark = pytest.mark.slow
@@ -22,7 +21,7 @@ KEPT = 6  # rounds, in place of 64
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "DEPTH", KEPT)
     monkeypatch.setattr(open_place, "DEPTH", KEPT)
-    monkeypatch.setattr(open_splits, "LOOK_EVERY", 10.0)
+    monkeypatch.setattr(open_place, "LOOK_EVERY", 10.0)
 
 
 def warning(swarm: SimSwarm, name: str) -> str:

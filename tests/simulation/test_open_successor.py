@@ -37,12 +37,12 @@ def test_all_begin_from_the_parents_state_also_who_does_not_have_it(tmp_path: Pa
             parameters = keep_parents_state(swarm, tmp_path, "a", "b")
             began = await swarm.start("a", creator=with_file)
             await swarm.until(lambda: began.session.place is not None, within=60)
-            held = began.method.keeper.held
+            held = began.method.store
             genesis = held.block
             while genesis.chain.round:  # a round may have ended meanwhile
                 genesis = held.tree[genesis.parent]
-            assert (held.states[genesis.id].parameters == parameters).all()
-            assert (held.states[genesis.id].momentum == np.float32(MOMENTUM)).all()
+            state = held.state(genesis.id)
+            assert (state.parameters == parameters).all() and (state.momentum == np.float32(MOMENTUM)).all()
             await swarm.start("b", join="a", creator=False)
             await swarm.start("c", join="a", creator=False)
             await swarm.until(lambda: swarm.all_agree(after=3), within=120)

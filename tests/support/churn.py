@@ -24,8 +24,8 @@ from simswarm import SimSwarm
 
 from swarmnode.crdt.record import Record, parse
 from swarmnode.protocols.chain.statements import Said, read
-from swarmnode.protocols.methods.open.contributions import id_of
 from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.simnode import SimNetwork
@@ -133,7 +133,7 @@ def one_answer_for_all() -> Iterator[None]:
             statements[record.id] = read(record)
         return statements[record.id]
 
-    decode_steps, contributions = TopK.decode_steps, "swarmnode.protocols.methods.open.contributions"
+    decode_steps, contributions = TopK.decode_steps, "swarmnode.protocols.methods.open.store"
     with (
         patch.object(SimNetwork, "verify", remembered),
         patch("swarmnode.protocols.state.intake.parse", lru_cache(REMEMBERED)(parse)),
@@ -256,9 +256,9 @@ class ChurnSwarm:
         """Note by which rosters the living nodes came to where they stand now, whatever they told before."""
         for name in self.living:
             method = self.swarm.nodes[name].method
-            if not isinstance(method, Open) or not method.held.stands:
+            if not isinstance(method, Open) or not method.store.stands:
                 continue
-            path = method.held.tree.path(method.held.tip)
+            path = method.store.tree.path(method.store.tip)
             if not path:
                 continue
             before, first = self.rosters.get(name, {}), path[0].chain.round - 1
@@ -278,9 +278,9 @@ class ChurnSwarm:
         """How many of the electors run and are not frozen, as one of the living nodes has it."""
         for name in self.living:
             method = self.swarm.nodes[name].method
-            if isinstance(method, Open) and method.held.stands:
+            if isinstance(method, Open) and method.store.stands:
                 living = {self.swarm.peer(each) for each in self.living}
-                return len(living.intersection(method.held.block.chain.electors))
+                return len(living.intersection(method.store.block.chain.electors))
         return 0
 
     def look_at(self, round: int, seconds: float = 0.0) -> Round:

@@ -23,7 +23,7 @@ import trio
 from swarmnode.crdt.record import parse
 from swarmnode.protocols.calls.rpc import DeadlineExceeded, PeerGone, Refuse, Refused, Rpc
 from swarmnode.protocols.chain.statements import HASH
-from swarmnode.protocols.methods.open.contributions import FETCH_WITHIN, OFFERED_WITHIN, Contributions
+from swarmnode.protocols.methods.open.store import FETCH_WITHIN, OFFERED_WITHIN, Contributions
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.state.intake import CHUNK
 from swarmnode.protocols.state.wire import Push

@@ -11,11 +11,11 @@ from swarmnode.training.judging import (
     JUDGE_SHARE,
     SEQUENCES,
     SHORT,
-    Draw,
-    Step,
-    draw_for,
+    SamplePlan,
+    TrialStep,
+    control_variate,
     gain_of,
-    quieting,
+    plan_for,
     trial,
 )
 
@@ -25,40 +25,40 @@ SIZE = 40
 
 @pytest.mark.parametrize("contributions", [1, 4, 8, 16])
 def test_judging_costs_its_share_of_training(contributions: int) -> None:
-    draw = draw_for(contributions=contributions, trained=EXAMPLE)
-    assert draw.passes(contributions) <= JUDGE_SHARE * BACKWARD * EXAMPLE
-    assert draw.each >= 1
+    plan = plan_for(contributions=contributions, trained=EXAMPLE)
+    assert plan.passes(contributions) <= JUDGE_SHARE * BACKWARD * EXAMPLE
+    assert plan.each >= 1
 
 
 def test_judging_as_many_contributions_as_there_are_in_a_round_costs_less_than_a_tenth() -> None:
     for count, share in ((32, 0.05), (64, 0.1)):
-        assert draw_for(contributions=count, trained=EXAMPLE).passes(count) <= share * BACKWARD * EXAMPLE
+        assert plan_for(contributions=count, trained=EXAMPLE).passes(count) <= share * BACKWARD * EXAMPLE
 
 
 def test_rounds_that_train_on_next_to_nothing_measure_all_contributions_on_all_sequences_too() -> None:
-    assert draw_for(contributions=16, trained=SHORT - 1) == Draw(slope=0, each=SEQUENCES)
+    assert plan_for(contributions=16, trained=SHORT - 1) == SamplePlan(gradient=0, each=SEQUENCES)
 
 
 def test_long_rounds_measure_all_contributions_on_all_sequences() -> None:
-    assert draw_for(contributions=64, trained=500 * 32) == Draw(slope=0, each=SEQUENCES)
+    assert plan_for(contributions=64, trained=500 * 32) == SamplePlan(gradient=0, each=SEQUENCES)
 
 
 def test_few_contributions_are_each_measured_whole_and_more_of_them_by_a_gradient() -> None:
-    assert [draw_for(contributions=n, trained=EXAMPLE) for n in (1, 4, 8, 16, 64)] == [
-        Draw(slope=0, each=11),
-        Draw(slope=7, each=1),
-        Draw(slope=6, each=1),
-        Draw(slope=4, each=1),
-        Draw(slope=4, each=1),
+    assert [plan_for(contributions=n, trained=EXAMPLE) for n in (1, 4, 8, 16, 64)] == [
+        SamplePlan(gradient=0, each=11),
+        SamplePlan(gradient=7, each=1),
+        SamplePlan(gradient=6, each=1),
+        SamplePlan(gradient=4, each=1),
+        SamplePlan(gradient=4, each=1),
     ]
 
 
 @pytest.mark.parametrize("trained", [1, 40, 320, 1000, 2000, 4000, 16000])
 @pytest.mark.parametrize("contributions", [1, 5, 16, 64, 96])
 def test_every_contribution_is_looked_at_and_no_sequence_beyond_those_drawn(contributions: int, trained: int) -> None:
-    draw = draw_for(contributions=contributions, trained=trained)
-    assert 1 <= draw.each <= SEQUENCES
-    assert draw.slope == 0 or draw.each < draw.slope <= SEQUENCES
+    plan = plan_for(contributions=contributions, trained=trained)
+    assert 1 <= plan.each <= SEQUENCES
+    assert plan.gradient == 0 or plan.each < plan.gradient <= SEQUENCES
 
 
 class Bowl:
@@ -77,17 +77,17 @@ class Bowl:
     def gradient(self, phi: np.ndarray, first: int, last: int) -> np.ndarray:
         return np.float32(self.curvature * (phi - self.centres[first:last]).mean(axis=0))
 
-    def gain(self, phi: np.ndarray, step: Step, draw: Draw) -> float:
+    def gain(self, phi: np.ndarray, step: TrialStep, plan: SamplePlan) -> float:
         """As `Bench` computes it."""
-        measured = self.loss(phi, 0, draw.each) - self.loss(step.taken_from(phi), 0, draw.each)
-        if not draw.slope:
+        measured = self.loss(phi, 0, plan.each) - self.loss(step.taken_from(phi), 0, plan.each)
+        if not plan.gradient:
             return measured
-        slopes = [self.gradient(phi, 0, draw.each), self.gradient(phi, draw.each, draw.slope)]
-        return gain_of(measured, step.along(slopes[0]), step.along(quieting(*slopes, draw)))
+        slopes = [self.gradient(phi, 0, plan.each), self.gradient(phi, plan.each, plan.gradient)]
+        return gain_of(measured, step.derivative(slopes[0]), step.derivative(control_variate(*slopes, plan)))
 
 
-FLAT = Step(np.float32([0.0] + [0.1] * (SIZE - 1)))
-STEEP = Step(np.float32([0.2] + [0.0] * (SIZE - 1)))  # from 0.05 it leads over the bottom and up on the other side
+FLAT = TrialStep(np.float32([0.0] + [0.1] * (SIZE - 1)))
+STEEP = TrialStep(np.float32([0.2] + [0.0] * (SIZE - 1)))  # from 0.05 it leads over the bottom and up on the other side
 
 
 def start() -> np.ndarray:
@@ -96,22 +96,22 @@ def start() -> np.ndarray:
     return phi
 
 
-def gains(step: Step, draw: Draw) -> np.ndarray:
-    return np.array([Bowl(seed).gain(start(), step, draw) for seed in range(300)])
+def gains(step: TrialStep, plan: SamplePlan) -> np.ndarray:
+    return np.array([Bowl(seed).gain(start(), step, plan) for seed in range(300)])
 
 
 def test_gains_on_few_sequences_are_those_on_all_on_average_and_quieter_than_few_alone() -> None:
-    whole, few, quiet = (gains(FLAT, draw) for draw in (Draw(0, SEQUENCES), Draw(0, 1), Draw(8, 1)))
+    whole, few, quiet = (gains(FLAT, plan) for plan in (SamplePlan(0, SEQUENCES), SamplePlan(0, 1), SamplePlan(8, 1)))
     assert whole.mean() > 0
     assert quiet.mean() == pytest.approx(whole.mean(), rel=0.05)
     assert quiet.std() < 0.5 * few.std()
 
 
 def test_a_step_along_the_steepest_curvature_is_seen_to_harm_where_the_gradient_praises_it() -> None:
-    truth = gains(STEEP, Draw(0, SEQUENCES))
-    praised = np.array([STEEP.along(Bowl(seed).gradient(start(), 0, SEQUENCES)) for seed in range(300)])
+    truth = gains(STEEP, SamplePlan(0, SEQUENCES))
+    praised = np.array([STEEP.derivative(Bowl(seed).gradient(start(), 0, SEQUENCES)) for seed in range(300)])
     assert truth.mean() < 0 < praised.mean()
-    assert gains(STEEP, Draw(8, 1)).mean() <= 0.8 * truth.mean()
+    assert gains(STEEP, SamplePlan(8, 1)).mean() <= 0.8 * truth.mean()
 
 
 def test_where_curvature_takes_much_off_what_the_gradient_promises_the_measured_loss_has_the_last_word() -> None:
@@ -128,4 +128,4 @@ def test_a_trial_is_an_eighth_of_the_contribution_shrunk_where_it_is_too_long(na
     for shrink in (1.0, 0.5):
         step = trial(raw, values.size, lr=0.5, codec_name=name, shrink=shrink)
         assert np.array_equal(step.taken_from(phi), phi - np.float32(0.0625 * shrink) * decoded)
-        assert step.along(values) == pytest.approx(0.0625 * shrink * float(decoded @ values), rel=1e-4)
+        assert step.derivative(values) == pytest.approx(0.0625 * shrink * float(decoded @ values), rel=1e-4)

@@ -2,9 +2,8 @@
 
     trace.py      the record that a contribution is bound to: digests of the trainer's state between stretches of steps
     recorder.py   keeps those states while a trainer trains, in memory of a bounded size
-    draw.py       whom an auditor looks at, and which stretch; how often, for a bounded share of its compute
-    distance.py   how far a replay may end from what was claimed, calibrated by replaying one's own work
-    books.py      whether a contribution is what the record of its author's work leads to
+    replay.py     whom an auditor looks at, how far a replay may end from what was claimed, and whether a contribution
+                  is what the record of its author's work leads to
 
 The idea is proof of learning (Jia et al. 2103.05633): the states between steps are evidence of the steps, as who has
 them can repeat any stretch. What makes it cheap here: data and step are known by (run, author, round, step), so only

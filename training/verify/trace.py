@@ -11,7 +11,7 @@ in a row between which nobody touched the parameters. Between two legs the node 
     x ← φ + (x - s)                                x: the parameters; s: where it offered last, or the φ before
 
 and the contribution encodes φ - x. So whoever has the ends of the legs can compute the contribution again
-(`books.py`), and whoever has both ends of a stretch can repeat it.
+(`replay.py`), and whoever has both ends of a stretch can repeat it.
 """
 
 from __future__ import annotations

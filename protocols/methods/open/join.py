@@ -3,116 +3,120 @@
 1. Members say where they stand, and give a chain from a few rounds before (`chain.tip`). The rosters since then name
    its digest and the state hash there, so who follows them cannot be given another.
 2. The state there is fetched by its hash from all who serve it (`catchup`); the initial one is made here.
-3. From there on the keeper replays the rosters, checking each.
+3. From there on `ChainSync` replays the rosters, checking each.
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`open_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
-finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`open.py`).
+from it (`prove_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
+finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
+
+**Whether a history goes back to the trusted roster** (`chain/lineage.py`) a member shows by three answers:
+
+    chain.path      the ids of the rosters up to where the member stands; the trusted one is among them, or it is not
+    chain.before    the chain that the trusted roster builds on, which must have the digest that the roster names
+    chain.records   each roster since, with the cuts, scores, commits and reveals that it rests on
+
+They are checked as they come; a member that lies in one of them is as one that has another history. No state and no
+contribution is fetched for it: a history of 64 rounds takes some megabytes, in questions of 256 records each.
+
+**Members whose history parted from this node's for good: a split.**
+A fork is healed by where the electors' heads lie (`chain/forks.py`), as long as the rosters since it are kept. Two
+parts of a swarm that were cut off from one another for more than DEPTH rounds have different electors, and no roster in
+common that is still kept: then no rule says which history is right, and each part goes on with its own. What remains is
+to tell the owners, who can have a node go over: `swarmnode run --roster ROUND:ID`, with a roster of the other history.
+
+So now and then, and before it goes over to another's state, a node asks members where they stand. Who stands in its
+tree, or on a way that leads from there, is in step. Who is not, and keeps rosters of the same rounds as this node, all
+of them others, has parted from it before the oldest of these. A member can lie about that, and thereby have a line of
+text shown. A node in whose rosters since then nobody's work counts but its own, as on a machine that was asleep or
+offline, has nobody to part from and goes over.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.crdt.record import Record
+from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.chain import lineage
 from swarmnode.protocols.chain.forks import DEPTH
 from swarmnode.protocols.chain.lineage import TrustedRoster
-from swarmnode.protocols.chain.state import ChainState, decode, genesis
-from swarmnode.protocols.methods.context import Observer
-from swarmnode.protocols.methods.method import Begin, OtherHistory
-from swarmnode.protocols.methods.open.lineage import (
-    CannotTell,
-    OtherLineage,
-    Shown,
-    show,
-    told_of_another,
-    told_of_few,
-    told_of_nobody,
-    told_of_too_old,
+from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, Quoted, empty_id
+from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
+from swarmnode.protocols.chain.statements import (
+    Commit,
+    Cut,
+    InvalidStatement,
+    Reveal,
+    Roster,
+    Said,
+    Scores,
+    read,
 )
-from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.open.splits import Splits
-from swarmnode.protocols.methods.open.sync import Keeper
-from swarmnode.protocols.methods.open.wire import TIMEOUT, TIP, Tip, TipQuery
-from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.network import Network, PeerId
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.method import Begin, OtherHistory
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.sync import ChainSync, Lost
+from swarmnode.protocols.methods.open.wire import MAX_ASKED, TIMEOUT, TIP, Tip, TipQuery
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
 DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
-LATELY = 60.0  # seconds
-REMEMBERED = 256  # peers that asked
 BASE = 2  # rounds before its tip of which a node gives the chain
 FAR = 3  # rounds behind from which on a state is fetched instead of replaying
+LOOK_EVERY = 60.0  # seconds
+LOOKED_AT = 3  # members at a time
+HEALING = 4  # rounds: of so many a fork may still be on its way to be healed, or a roster to be left
 
 
 @dataclass(frozen=True)
-class Found:
+class _Found:
     """Where a member says that it stands."""
 
     peer: PeerId
     tip: Tip
     base: ChainState
+    began: float  # trio time at which the round at its tip began there
 
 
-class OpenPlace:
+class Joining:
     """Looks for the chain that the others follow."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        electors: tuple[PeerId, ...],
-        first_window: int,
-        network: Network,
-        rpc: Rpc,
-        runner: Runner,
-        membership: Membership,
-        trainer: Trainer,
-        keeper: Keeper,
-        splits: Splits,
-        work: Work,
-        catch_up: CatchUp,
-        observer: Observer,
-    ) -> None:
-        """`electors`: those of the RunSpec. `first_window`: ms of the first round's training."""
-        self._me, self._run_id = me, run_id
-        self._network, self._rpc, self._runner = network, rpc, runner
-        self._membership, self._trainer = membership, trainer
-        self._keeper, self._held, self._work = keeper, keeper.held, work
-        self._splits, self._catch_up, self._observer = splits, catch_up, observer
-        self._genesis = genesis(run_id, electors or (me,), window=first_window)
+    def __init__(self, parts: Parts, sync: ChainSync, local: LocalTrainer, catch_up: CatchUp, splits: Splits) -> None:
+        self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
+        self._splits, self._catch_up = splits, catch_up
+        ceiling, longest = parts.spec.exchange.deadline_ceiling, self._store.rules.longest_window
+        window = min(round(1000 * FIRST_WINDOW * ceiling), longest)
+        self._genesis = genesis(parts.run_id, parts.spec.trust.electors or (parts.me,), window=window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
-        self._shown: Shown | None = None  # by the member that was followed
+        self._shown: _Shown | None = None  # by the member that was followed
         self._doubted: dict[PeerId, OtherLineage | CannotTell] = {}
         self._furthest = 0  # rounds done where those stand who cannot show it
-        self._asked: OrderedDict[PeerId, float] = OrderedDict()  # who asked where this node stands -> trio time
-        self.arrived = trio.current_time()  # trio time at which the round of the tip began, as far as is known
         self.phase: str | None = None
-        rpc.serve(TIP, TipQuery, self._on_tip)
+        parts.rpc.serve(TIP, TipQuery, self._on_tip)
 
     async def find(self, begin: Begin) -> bool:
         """Stand somewhere, see `Method.find_place`; whether others showed where. Raises OtherHistory."""
         self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
         saved = self._chain_of(begin)
         begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
-        self._initial = begins_from or OuterState.start(self._trainer.parameters())
+        self._initial = begins_from or OuterState.start(self._parts.trainer.parameters())
         if saved is not None and begin.saved is not None:
             await self._stand_on(saved, begin.saved.state)
             if self._trusted is not None and self._trusted.round + DEPTH < saved.round:
@@ -130,19 +134,14 @@ class OpenPlace:
                 if self._doubted:
                     await self._go_on_without_trust()
                     continue
-                self._observer.warn("alone", "no member of the run answers yet; looking for them")
+                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
                 await trio.sleep(ASK_EVERY)
-            self._observer.warn("alone", None)
-            if not self._held.stands:
+            self._parts.observer.warn("alone", None)
+            if not self._store.stands:
                 await self._begin_the_run(begin)
             return joined
         finally:
             self.phase = None
-
-    def newcomers(self) -> set[PeerId]:
-        """Who asked lately where this node stands, and so is about to take part."""
-        since = trio.current_time() - LATELY
-        return {peer for peer, at in self._asked.items() if at >= since}
 
     async def regain(self) -> None:
         """After a pause or a loss: be where the others are, or go on from here."""
@@ -152,17 +151,17 @@ class OpenPlace:
         finally:
             self.phase = None
 
-    # --- beginning --------------------------------------------------------------------------------------------------
+    # --- beginning ----------------------------------------------------------------------------------------------------
 
     async def _begin_the_run(self, begin: Begin) -> None:
         assert self._initial is not None
         await self._stand_on(self._genesis, self._initial)
         until = trio.current_time() + begin.wait_seconds
         while trio.current_time() < until:
-            if len(self._membership.members()) >= begin.wait_peers:
+            if len(self._parts.membership.members()) >= begin.wait_peers:
                 break
             await trio.sleep(0.1)
-        self.arrived = trio.current_time()
+        self._store.arrived = trio.current_time()
 
     def _chain_of(self, begin: Begin) -> ChainState | None:
         """The chain of a checkpoint, where it is one of this method's, or what a successor begins from."""
@@ -177,36 +176,36 @@ class OpenPlace:
         except ValueError as error:
             logger.warning("the checkpoint does not tell where in the chain it was; looking for members: %s", error)
             return None
-        return chain if chain.run_id == self._run_id else None
+        return chain if chain.run_id == self._parts.run_id else None
 
-    # --- joining ----------------------------------------------------------------------------------------------------
+    # --- joining ------------------------------------------------------------------------------------------------------
 
     async def _join_others(self) -> bool:
         """Be where most members are; False where none answers, or what they have cannot be had now."""
         for found in await self._ask_around():
             if not await self._is_trusted(found):
                 continue
-            if self._held.stands and self._is_near(found):
+            if self._store.stands and self._is_near(found):
                 await self._catch_up_by_replay(found)
-            elif await self._stays_apart(found) or not await self._go_to(found):
+            elif await self._stays_diverged(found) or not await self._go_to(found):
                 continue
             self._trusted = None  # what follows from where it stands is checked in full
             return True
         return False
 
-    async def _stays_apart(self, found: Found) -> bool:
+    async def _stays_diverged(self, found: _Found) -> bool:
         """Whether a member is on another history, to which nobody told this node to go over."""
-        if not self._held.stands or self._trusted is not None:
+        if not self._store.stands or self._trusted is not None:
             return False
-        return await self._splits.is_apart(found.peer, found.tip)
+        return await self._splits.has_diverged(found.peer, found.tip)
 
-    async def _is_trusted(self, found: Found) -> bool:
+    async def _is_trusted(self, found: _Found) -> bool:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
         if self._trusted is None:
             return True
-        rules, trusted = self._held.rules, self._trusted
+        rules, trusted = self._store.rules, self._trusted
         try:
-            shown = await show(self._keeper.sources, rules, trusted, peer=found.peer, tip=found.tip, base=found.base)
+            shown = await prove_lineage(self._sync, rules, trusted, peer=found.peer, tip=found.tip, base=found.base)
         except (OtherLineage, CannotTell) as doubt:
             if found.peer not in self._doubted:
                 logger.warning("%s does not show that its history contains roster %s: %s", found.peer, trusted, doubt)
@@ -216,7 +215,7 @@ class OpenPlace:
             return False
         logger.info("%s shows %d rosters since the trusted one", found.peer, shown.rosters)
         if shown.shrunken:
-            self._observer.warn("roster", told_of_few(shown))
+            self._parts.observer.warn("roster", told_of_few(shown))
         self._shown = shown
         self._doubted.clear()
         return True
@@ -234,29 +233,29 @@ class OpenPlace:
         if self._furthest <= trusted.round + DEPTH:
             raise OtherHistory(told_of_nobody(trusted, self._doubted))
         logger.warning(unchecked := told_of_too_old(trusted, self._furthest))
-        self._observer.warn("roster", unchecked)
+        self._parts.observer.warn("roster", unchecked)
         self._trusted = None
 
-    def _is_near(self, found: Found) -> bool:
+    def _is_near(self, found: _Found) -> bool:
         """Whether what a member follows is here, or so near that replaying rosters leads there."""
-        if found.tip.tip in self._held.tree:
+        if found.tip.tip in self._store.tree:
             return True
-        return found.base.tip in self._held.tree and found.tip.round - self._held.block.chain.round <= FAR
+        return found.base.tip in self._store.tree and found.tip.round - self._store.block.chain.round <= FAR
 
-    async def _ask_around(self) -> list[Found]:
+    async def _ask_around(self) -> list[_Found]:
         """Where members stand, the answer that most of them give first, then by round."""
-        peers = self._membership.connected() or tuple(view.peer for view in self._network.peers())
-        answers: list[Found] = []
+        peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
+        answers: list[_Found] = []
 
         async def ask(peer: PeerId) -> None:
             try:
-                tip = await self._rpc.call(peer, TIP, TipQuery(self._run_id), Tip, timeout=TIMEOUT)
+                tip = await self._parts.rpc.call(peer, TIP, TipQuery(self._parts.run_id), Tip, timeout=TIMEOUT)
                 base = decode(tip.base)
             except (CallError, ValueError) as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
                 return
-            if base.run_id == self._run_id and (base.round or base == self._genesis):
-                answers.append(Found(peer, tip, base))
+            if base.run_id == self._parts.run_id and (base.round or base == self._genesis):
+                answers.append(_Found(peer, tip, base, trio.current_time() - tip.elapsed))
 
         async with trio.open_nursery() as nursery:
             for peer in peers[:ASK_AT_ONCE]:
@@ -264,7 +263,7 @@ class OpenPlace:
         votes = Counter(found.base.tip for found in answers)
         return sorted(answers, key=lambda found: (votes[found.base.tip], found.tip.round, found.peer), reverse=True)
 
-    async def _go_to(self, found: Found) -> bool:
+    async def _go_to(self, found: _Found) -> bool:
         """Fetch the state at a member's base, and replay from there. False where that failed for now."""
         self.phase = "catching-up"
         began = trio.current_time()
@@ -273,11 +272,11 @@ class OpenPlace:
         except CatchUpFailed as error:
             logger.warning("catching up with round %d failed, trying again: %s", found.tip.round, error)
             return False
-        self.arrived = began - found.tip.elapsed
         await self._stand_on(found.base, state)
+        self._store.arrived = found.began
         await self._catch_up_by_replay(found)
-        here = self._held.block
-        self._observer.caught_up(here.chain.round, self._held.states.hashes[here.id], trio.current_time() - began)
+        here = self._store.block
+        self._parts.observer.caught_up(here.chain.round, self._store.hashes[here.id], trio.current_time() - began)
         if self._shown is None:
             logger.warning(
                 "stands at round %d with those who answered; were all of them one person's, this node could not tell",
@@ -285,61 +284,321 @@ class OpenPlace:
             )
         return True
 
-    async def _catch_up_by_replay(self, found: Found) -> None:
+    async def _catch_up_by_replay(self, found: _Found) -> None:
         """Have the rosters up to where a member stands, and go there."""
-        held = self._held
+        store = self._store
         with trio.move_on_after(REPLAY_FOR):
-            await self._keeper.look_for(found.tip.tip, found.peer)
-        if found.tip.tip in held.tree:
-            block = held.tree[found.tip.tip]
-            if block.chain.round > held.block.chain.round:
-                state = await held.states.after(block, held.tree)
-                await self._work.stand_on(state)
-                await self._keeper.move(block)
+            await self._sync.look_for(found.tip.tip, found.peer)
+        if found.tip.tip in store.tree:
+            block = store.tree[found.tip.tip]
+            if block.chain.round > store.block.chain.round:
+                state = await store.state_after(block)
+                await self._local.stand_on(state)
+                await self._sync.move(block)
+                store.arrived = found.began
                 self._serve(block.id)
 
-    async def _state_at(self, found: Found) -> OuterState:
+    async def _state_at(self, found: _Found) -> OuterState:
         """The state at a member's base. Raises CatchUpFailed."""
         base, wanted = found.base, found.tip.base_state
-        for held in (self._initial if base.round == 0 else None, self._work.base):
+        for held in (self._initial if base.round == 0 else None, self._local.base):
             if held is not None and await self._hash(base.round, held) == wanted:
                 return held
-        peers = [found.peer, *(peer for peer in self._membership.connected() if peer != found.peer)]
+        peers = [found.peer, *(peer for peer in self._parts.membership.connected() if peer != found.peer)]
         round, _, state = await self._catch_up.fetch(
-            tuple(peers[:ASK_AT_ONCE]), state_hash=wanted, progress=self._observer.progress
+            tuple(peers[:ASK_AT_ONCE]), state_hash=wanted, progress=self._parts.observer.progress
         )
         if round != base.round:
             raise CatchUpFailed(f"members have a state of round {round}, and {base.round} was announced")
         return state
 
     async def _hash(self, round: int, state: OuterState) -> str:
-        return await self._runner(lambda: state_hash(round, self._trainer.layout, state))
+        return await self._parts.runner(lambda: state_hash(round, self._parts.trainer.layout, state))
 
     async def _stand_on(self, chain: ChainState, state: OuterState) -> None:
-        await self._work.stand_on(state)
-        await self._keeper.begin(chain, state)
+        await self._local.stand_on(state)
+        await self._sync.begin(chain, state)
         self._serve(chain.tip)
 
     def _serve(self, id: bytes) -> None:
-        block = self._held.tree[id]
-        self._catch_up.serve_state(block.chain.round, self._held.states.hashes[id], self._held.states[id])
+        block, state = self._store.tree[id], self._store.state(id)
+        assert state is not None, "the state on which a node stands is kept"
+        self._catch_up.serve_state(block.chain.round, self._store.hashes[id], state)
 
-    # --- answering --------------------------------------------------------------------------------------------------
+    # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
-        if query.run_id != self._run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._held.stands:
-            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+        self._sync.admit(query.run_id)
         if query.joins:
-            self._asked[peer] = trio.current_time()
-            self._asked.move_to_end(peer)
-            if len(self._asked) > REMEMBERED:
-                self._asked.popitem(last=False)
-        tree, tip = self._held.tree, self._held.tip
+            self._store.note_newcomer(peer)
+        tree, tip = self._store.tree, self._store.tip
         way = [tree[id] for id in tree.ancestry(tip)[-1 - BASE :]]
         first = way[min(1, len(way) - 1)]  # to undo the roster at the base would take the state before it
         base = first if first.roster is not None and first.roster.revert else way[0]
-        elapsed = max(0.0, trio.current_time() - self.arrived)
-        hash = self._held.states.hashes[base.id]
+        elapsed = max(0.0, trio.current_time() - self._store.arrived)
+        hash = self._store.hashes[base.id]
         return Tip(tip, tree[tip].chain.round, elapsed, base.chain.encode(), hash)
+
+
+# --- lineage ----------------------------------------------------------------------------------------------------------
+
+
+class OtherLineage(Exception):
+    """A member's history does not contain the trusted roster, or does not follow from it. Says why."""
+
+
+class CannotTell(Exception):
+    """A member keeps too few rounds to show whether its history contains the trusted roster, or does not answer."""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A member's history was shown to follow from the trusted roster."""
+
+    rosters: int  # since then
+    shrunken: int  # of which fewer than half of the judges decided
+
+
+@dataclass
+class _Told:
+    """What a member told of the rounds since, by id; reveals by the commit that they open."""
+
+    rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
+    commits: dict[bytes, Said[Commit]] = field(default_factory=dict)
+    cuts: dict[bytes, Said[Cut]] = field(default_factory=dict)
+    scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
+    reveals: dict[bytes, Reveal] = field(default_factory=dict)
+
+
+async def prove_lineage(
+    sync: ChainSync, rules: ChainRules, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState
+) -> _Shown:
+    """Check that `base`, which leads to a member's tip, follows from the trusted roster.
+
+    Raises OtherLineage or CannotTell.
+    """
+    try:
+        path = await sync.path_of(peer, tip.tip)
+        if trusted.id not in path.ids:
+            oldest = tip.round - len(path.ids)  # the round that the first of these rosters ended
+            if trusted.round < oldest:
+                raise CannotTell(f"it keeps the rounds since {oldest}")
+            if trusted.round >= tip.round:
+                raise CannotTell(f"it has done {tip.round} rounds")
+            raise OtherLineage(f"round {trusted.round} ended with another roster there")
+        steps = list(zip(path.ids, path.empty, strict=True))[path.ids.index(trusted.id) :]
+        told = await _ask(sync, peer, [id for id, is_empty in steps if not is_empty])
+        if trusted.id not in told.rosters:
+            raise Lost("it does not have that roster")
+        chain = lineage.begin(trusted, told.rosters[trusted.id], await sync.chain_before(peer, trusted.id))
+        rosters = shrunken = 0
+        for id, is_empty in steps:
+            if lineage.leads_to(chain, base):
+                break
+            shrunken += lineage.shrunken(chain, rules) and not is_empty
+            rosters += 1
+            chain = _step(rules, chain, told, id, is_empty)
+    except Lost as error:
+        raise CannotTell(str(error)) from None
+    except (InvalidRoster, InvalidStatement, NotHeld) as error:
+        raise OtherLineage(f"what it shows since round {trusted.round} breaks a rule: {error}") from None
+    if not lineage.leads_to(chain, base):
+        raise OtherLineage("where it says that it stands does not follow from the rosters that it shows")
+    return _Shown(rosters, shrunken)
+
+
+async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> _Told:
+    """These rosters and what they rest on, in few questions. Raises InvalidStatement."""
+    told = _Told()
+    for said in await _all(sync, peer, rosters):
+        if isinstance(said.what, Roster):
+            told.rosters[said.id] = said
+    made = [said.what for said in told.rosters.values()]
+    ids = [id for one in made for id in (*one.cuts, *one.scores, *(entry.commit for entry in one.entries))]
+    for said in await _all(sync, peer, ids):
+        match said.what:
+            case Commit():
+                told.commits[said.id] = said
+            case Cut():
+                told.cuts[said.id] = said
+            case Scores():
+                told.scores[said.id] = said
+    accepted = [entry.commit for one in made for entry in one.accepted]
+    for said in await _all(sync, peer, (), reveals=accepted):
+        if isinstance(said.what, Reveal):
+            told.reveals[said.what.commit] = said.what
+    return told
+
+
+def _step(rules: ChainRules, chain: ChainState, told: _Told, id: bytes, is_empty: bool) -> ChainState:
+    """The chain after one more roster. Raises Lost, InvalidRoster or NotHeld."""
+    if is_empty:
+        if empty_id(chain) != id:
+            raise InvalidRoster("an empty roster with another id")
+        return lineage.empty(chain)
+    try:
+        said = told.rosters[id]
+        cuts = tuple(told.cuts[cut] for cut in said.what.cuts)
+        scores = tuple(told.scores[scored] for scored in said.what.scores)
+        commits = {entry.commit: told.commits[entry.commit] for entry in said.what.entries}
+    except KeyError:
+        raise Lost(f"it does not have a roster of round {chain.round}, or what that quotes") from None
+    reveals = {commit: told.reveals[commit] for commit in commits if commit in told.reveals}
+    return lineage.after(chain, rules, said, Quoted(cuts, scores, commits, reveals, {}))
+
+
+async def _all(
+    sync: ChainSync, peer: PeerId, ids: Iterable[bytes], *, reveals: Iterable[bytes] = ()
+) -> list[Said[Any]]:
+    """What a peer has of these statements, asked for in as many questions as it takes. Raises InvalidStatement."""
+    wanted, opened = list(ids), list(reveals)
+    found: list[Said[Any]] = []
+    while wanted or opened:
+        now = wanted[:MAX_ASKED]
+        theirs = opened[: MAX_ASKED - len(now)]
+        said = [read(one) for one in await sync.ask_records(peer, now, theirs) if isinstance(one, Record)]
+        got = {one.id for one in said if one.id in now}
+        shown = {one.what.commit for one in said if isinstance(one.what, Reveal) and one.what.commit in theirs}
+        if not got and not shown:
+            break
+        found += [one for one in said if one.id in got or (isinstance(one.what, Reveal) and one.what.commit in shown)]
+        wanted = [id for id in wanted if id not in got]
+        opened = [id for id in opened if id not in shown]
+    return found
+
+
+# --- what the owner is told -------------------------------------------------------------------------------------------
+
+
+def told_of_another(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
+    """The members that were reached show another history."""
+    return (
+        f"the history of the run that is shown here does not contain roster {trusted}, which your join line names:\n"
+        f"{_listed(doubts)}\n"
+        "Whoever answers at these addresses shows a history of their own, or the line is from the losing side of a "
+        "split of the run. Nothing was taken over from them, and this node does not train.\n"
+        "Ask somebody whom you trust for a new line (swarmnode id --join prints it), or join through other addresses. "
+        "Without --roster, this node believes whom it reaches."
+    )
+
+
+def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
+    """The roster is recent, and none of those who were reached keeps it."""
+    return (
+        f"nobody who answers can show that the run's history contains roster {trusted}, which your join line names:\n"
+        f"{_listed(doubts)}\n"
+        "Members keep the last rounds since they joined; where all of them joined later, none can tell, and it looks "
+        "the same where all are one person's. Nothing was taken over from them, and this node does not train.\n"
+        "Try again with the address of a member that has been there for longer, or ask for a new line (swarmnode id "
+        "--join prints it). Without --roster, this node believes whom it reaches."
+    )
+
+
+def told_of_too_old(trusted: TrustedRoster, furthest: int) -> str:
+    """Nobody keeps rosters of that age."""
+    return (
+        f"roster {trusted} of your join line could not be checked: the run is said to have done {furthest} rounds, and "
+        f"members keep the last {DEPTH}. This node goes on with the history that most of those who answer show; were "
+        "all of them one person's, it could not tell. A line that is newer (swarmnode id --join prints it) would "
+        "be checked"
+    )
+
+
+def told_of_few(shown: _Shown) -> str:
+    """Rounds since the roster were decided by few."""
+    return (
+        f"{shown.shrunken} of the {shown.rosters} rounds since the roster of your join line were decided by fewer than "
+        "half of their judges, as rounds before had ended empty. So it is after an outage, and so it would be in a "
+        "history that one judge made up: ask somebody else in the run whether theirs is the same (swarmnode id --join)"
+    )
+
+
+def _listed(doubts: Mapping[PeerId, Exception]) -> str:
+    return "\n".join(f"  {peer}: {doubt}" for peer, doubt in doubts.items())
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Diverged:
+    """Where a member on another history stands."""
+
+    round: int  # rounds done
+    roster: str  # ROUND:ID, of its history
+
+
+class Splits:
+    """What one node sees of other histories of its run."""
+
+    def __init__(self, parts: Parts, sync: ChainSync) -> None:
+        self._parts, self._sync, self._store = parts, sync, sync.store
+        self._diverged: dict[PeerId, _Diverged] = {}
+
+    async def run(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await trio.sleep(LOOK_EVERY * self._parts.rng.uniform(0.8, 1.2))
+            if self._store.stands:
+                await self._look()
+
+    async def _look(self) -> None:
+        members = sorted(self._parts.membership.connected())
+        for peer in self._diverged.keys() - set(members):
+            self._note(peer, None)
+        for peer in self._parts.rng.sample(members, min(LOOKED_AT, len(members))):
+            try:
+                query = TipQuery(self._parts.run_id, joins=False)
+                tip = await self._parts.rpc.call(peer, TIP, query, Tip, timeout=TIMEOUT)
+            except CallError as error:
+                logger.debug("%s does not say where it stands: %s", peer, error)
+            else:
+                await self.has_diverged(peer, tip)
+
+    async def has_diverged(self, peer: PeerId, tip: Tip) -> bool:
+        """Whether a member that stands there is on a history of its own; False where it does not show it."""
+        try:
+            found = await self._diverged_at(peer, tip)
+        except Lost as error:
+            logger.debug("%s does not show its history: %s", peer, error)
+            return False
+        self._note(peer, found)
+        return found is not None
+
+    def _note(self, peer: PeerId, found: _Diverged | None) -> None:
+        if found is not None:
+            self._diverged[peer] = found
+        else:
+            self._diverged.pop(peer, None)
+        self._store.diverged = frozenset(self._diverged)
+        self._parts.observer.warn("split", self._told() if self._diverged else None)
+
+    async def _diverged_at(self, peer: PeerId, tip: Tip) -> _Diverged | None:
+        """Where a member stands, if what it keeps and what this node keeps have no roster in common. Raises Lost."""
+        if tip.tip in self._store.tree:
+            return None
+        path = await self._sync.path_of(peer, tip.tip)
+        tree = self._store.tree
+        if any(id in tree for id in path.ids):
+            return None
+        theirs = range(tip.round - len(path.ids), tip.round)  # the rounds that these rosters ended
+        mine = tree.path(self._store.tip)
+        parted = [block for block in mine if block.chain.round - 1 in theirs]  # since then, all rosters are others
+        if len(parted) <= HEALING or max(len(mine), len(path.ids)) < DEPTH:
+            return None
+        worked = {one.author for block in parted if block.roster is not None for one in block.chain.history[-1]}
+        if worked <= {self._parts.me}:
+            return None
+        named = max((number for number, empty in enumerate(path.empty[:-HEALING]) if not empty), default=None)
+        if named is None:  # it went through empty rounds alone, and will find the others
+            return None
+        return _Diverged(tip.round, f"{theirs[named]}:{path.ids[named].hex()}")
+
+    def _told(self) -> str:
+        furthest = max(self._diverged.values(), key=lambda found: found.round)
+        return (
+            f"{len(self._diverged)} members follow another history of this run, which parted from this node's more "
+            f"than {DEPTH} rounds ago, as happens after a long cut through the swarm; no rule says which is right. "
+            f"This node stays with its own, at round {self._store.block.chain.round}. To go over to theirs, at round "
+            f"{furthest.round}, stop it and start it again with --roster {furthest.roster}"
+        )

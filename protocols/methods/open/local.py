@@ -13,11 +13,17 @@ So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted c
 left out (SparseLoCo 2508.15706, decay 0.95) and what was clipped; one that was refused returns to the residual, at most
 one norm of it; one that no judge looked at, as in an empty round, stays in θ.
 A node that had no time to contribute keeps all of θ − φ, which is then part of its next contribution.
+
+Where the run has audits, `TracedTrainer` keeps the record of that work, to which contributions are bound:
+
+    local.trace             root of the record behind the offer, for its commit
+    local.shown(root)       that record, while it is kept; await local.vector(id): what it names
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -30,17 +36,21 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.outer import OuterState
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.verify.trace import MAX_LEGS, Leg, Origin, Trace, gap, vector_id
 
 logger = logging.getLogger(__name__)
 
 DECAY = 0.95  # of the residual in each round (SparseLoCo)
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
+RECORDS_KEPT = 3  # an audit needs the one before the one that it looks at
+ALL = 1.0  # share of a contribution that comes back where a roster was undone or a fork left
 BREATH = 0.05  # seconds between two looks, where training takes no time
 
 
 @dataclass(frozen=True)
-class Offer:
+class _Offer:
     """What this node offered in a round and does not know the end of yet."""
 
     parent: bytes  # the roster that the round builds on
@@ -49,29 +59,27 @@ class Offer:
     root: bytes = b""  # id of the contribution
 
 
-class Work:
+class LocalTrainer:
     """The local parameters, the residual, and who may touch the trainer."""
 
-    def __init__(self, trainer: Trainer, runner: Runner, *, codec_name: str, steps: int, carries: bool = False) -> None:
-        """`steps`: H, inner steps of a round; `carries`: the local parameters carry the residual."""
-        self._trainer, self._runner, self._steps = trainer, runner, steps
-        self._codec_name, self.carries = codec_name, carries
-        self.feedback = ErrorFeedback(codec(codec_name), trainer.layout.parameters, decay=DECAY)
+    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec) -> None:
+        self._trainer, self._runner, self._spec = trainer, runner, spec
+        self.carries = spec.outer.momentum > 0  # the local parameters carry the residual
+        self.feedback = ErrorFeedback(codec(spec.exchange.codec), trainer.layout.parameters, decay=DECAY)
         self.base: OuterState | None = None  # φ
         self._away: Vector | None = None  # (P,), φ - e, where that stands beside φ
-        self.offer: Offer | None = None
+        self.offer: _Offer | None = None
         self.since_offer = NOTHING
         self.trained = NOTHING  # in this life, in all
         self._hands = trio.Lock()  # of the one who has the trainer
         self._wanted = 0
         self._free = trio.Event()
         self._free.set()
-        self._progress: Callable[[], None] = lambda: None
 
     @property
     def enough(self) -> bool:
         """Whether H inner steps are done since the last contribution."""
-        return self.since_offer.steps >= self._steps
+        return self.since_offer.steps >= self._spec.inner.steps
 
     @property
     def start(self) -> Vector:
@@ -82,10 +90,10 @@ class Work:
 
     @property
     def trace(self) -> bytes:
-        """Root of the record of the work behind the offer; empty where none is kept (`open_traces`)."""
+        """Root of the record of the work behind the offer; empty where none is kept."""
         return b""
 
-    # --- training ---------------------------------------------------------------------------------------------------
+    # --- training -----------------------------------------------------------------------------------------------------
 
     async def run(self, round: int, progress: Callable[[], None]) -> None:
         """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so.
@@ -100,9 +108,9 @@ class Work:
                 if self._wanted:
                     continue
                 began = trio.current_time()
-                left = self._steps - self.since_offer.steps
+                left = self._spec.inner.steps - self.since_offer.steps
                 stream = round if self.offer is None else round + 1
-                await self._train(stream, left if left > 0 else self._steps)
+                await self._train(stream, left if left > 0 else self._spec.inner.steps)
             if self.enough:
                 progress()
             if trio.current_time() == began:
@@ -158,7 +166,7 @@ class Work:
             if not self._wanted:
                 self._free.set()
 
-    # --- contributions ----------------------------------------------------------------------------------------------
+    # --- contributions ------------------------------------------------------------------------------------------------
 
     async def contribute(self, parent: bytes, round: int) -> bytes | None:
         """Encode what was trained since the last contribution, for the round on `parent`; None where that is nothing.
@@ -173,8 +181,8 @@ class Work:
             async with self.held():
                 self._trainer.load(start)
             return None
-        self.feedback.codec = codec_in(round, self._codec_name)
-        self.offer = Offer(parent, local, worked)
+        self.feedback.codec = codec_in(round, self._spec.exchange.codec)
+        self.offer = _Offer(parent, local, worked)
 
         def encode() -> bytes | None:
             delta = start - local
@@ -329,3 +337,156 @@ def _together(one: TrainStats, other: TrainStats) -> TrainStats:
         loss=sum(loss * count for loss, count in losses) / steps if steps else float("nan"),
         seconds=one.seconds + other.seconds,
     )
+
+
+# --- the record of the work -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One record, and those of its vectors, (P,) by id, that are not the trainer's."""
+
+    trace: Trace
+    raw: bytes
+    vectors: dict[bytes, Vector]
+
+
+class TracedTrainer(LocalTrainer):
+    """Local training that others may audit: it keeps the record that contributions are bound to (training/verify).
+
+    It takes a mark of its trainer whenever somebody lays hands on it, and writes down what was taken over between
+    stretches of steps. What it cannot show it says so (`Origin.UNLINKED`): after a restart of the trainer, a switch to
+    another fork, work that came back from an undone roster, a state that was fetched. Nothing here waits for others,
+    and a record that cannot be made costs no contribution.
+    """
+
+    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Callable[[], tuple[bytes, ...]]) -> None:
+        """`texts`: the shards that the trainer was given, in that order."""
+        super().__init__(trainer, runner, spec)
+        self.audited, self._texts = trainer, texts
+        self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
+        self._origin, self._previous, self._began = Origin.UNLINKED, b"", b""
+        self._tip = b""  # roster of the shared state
+        self._life = b""
+        self._trained = False  # by this trainer, ever
+        self._start = self._start_before = trainer.parameters()  # of what is being written down, and of the offer
+        self._offered: Trace | None = None
+        self.trained_seconds, self.trained_steps = 0.0, 0  # that were offered
+        self._shown: OrderedDict[bytes, _Shown] = OrderedDict()
+
+    # --- what others may ask for --------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> bytes:
+        return self._offered.root if self._offered is not None and self.offer is not None else b""
+
+    def shown(self, root: bytes) -> _Shown | None:
+        """The record with this root, of one of the last contributions."""
+        return self._shown.get(root)
+
+    async def vector(self, id: bytes) -> Vector | None:
+        """A vector that a record names, while it is kept. Raises TrainerDied."""
+        for shown in self._shown.values():
+            if id in shown.vectors:
+                return shown.vectors[id]
+        return await self.audited.kept(id)
+
+    # --- what is written down -----------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        async with super().held():
+            await self._mark()
+            yield
+
+    async def _mark(self) -> None:
+        try:
+            marked = await self.audited.mark()
+        except TrainerDied:
+            self.unlink()
+            return
+        if marked.life != self._life:
+            if self._life:
+                self.unlink()
+            self._life = marked.life
+        self._trained = self._trained or bool(marked.stretches)
+        last = self._legs[-1]
+        self._legs[-1] = replace(last, stretches=(*last.stretches, *marked.stretches))
+
+    def stand(self, roster: bytes, *, follows: bool) -> None:
+        """The shared state is that after `roster`; it `follows` on the one before, or else is of another history."""
+        if not follows and self._tip and roster != self._tip:
+            self.unlink()
+        self._tip = roster
+        if not self._legs[-1].base and len(self._legs) > 1:
+            self._legs[-1] = replace(self._legs[-1], base=roster)
+        self._began = self._began or roster
+
+    def unlink(self) -> None:
+        """What was trained until now cannot be shown as one."""
+        self._origin, self._previous, self._began = Origin.UNLINKED, b"", self._tip
+        self._legs = [_FIRST]
+
+    async def contribute(self, parent: bytes, round: int) -> bytes | None:
+        residual, self._offered = self.feedback.export(), None
+        encoded = await super().contribute(parent, round)
+        if encoded is None or self.offer is None:
+            self.unlink()
+            return None
+        local = self.offer.local
+        self.trained_seconds += self.offer.worked.seconds
+        self.trained_steps += self.offer.worked.steps
+        start, end, left = await self._runner(lambda: [vector_id(vector) for vector in (self._start, local, residual)])
+        legs = tuple(self._legs)
+        trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts())
+        if self._life and not gap(trace):
+            self._offered = trace
+            self._shown[trace.root] = _Shown(trace, trace.encode(), {end: local, left: residual})
+            while len(self._shown) > RECORDS_KEPT:
+                self._shown.popitem(last=False)
+        self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")
+        self._start_before, self._start = self._start, local
+        self._began, self._legs = parent, [_FIRST]
+        return encoded
+
+    def take_back(self) -> None:
+        before = self._offered if self.offer is not None else None
+        if self.offer is not None:
+            self.trained_seconds -= self.offer.worked.seconds
+            self.trained_steps -= self.offer.worked.steps
+        super().take_back()
+        self._offered = None
+        if before is not None:
+            self._shown.pop(before.root, None)
+            self._origin, self._previous, self._began = before.origin, before.previous, before.base
+            self._start = self._start_before
+            joined = replace(before.legs[-1], stretches=(*before.legs[-1].stretches, *self._legs[0].stretches))
+            self._legs = [*before.legs[:-1], joined, *self._legs[1:]]
+
+    async def return_encoded(self, raw: bytes, share: float = ALL) -> None:
+        await super().return_encoded(raw, share)
+        if share == ALL:
+            self.unlink()
+
+    async def move(self, state: OuterState) -> float:
+        since_offer = self.offer is not None
+        loss = await super().move(state)
+        self._legs.append(Leg(b"", since_offer, ()))
+        if len(self._legs) > MAX_LEGS:
+            self.unlink()
+        return loss
+
+    async def leave(self) -> None:
+        await super().leave()
+        self.unlink()
+
+    async def stand_on(self, state: OuterState) -> None:
+        await super().stand_on(state)
+        self.unlink()
+        self._tip = self._began = b""
+        self._start = self.start
+        if not self._trained and not self.feedback.export().any():
+            self._origin = Origin.FRESH
+
+
+_FIRST = Leg(b"", False, ())

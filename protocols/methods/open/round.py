@@ -4,77 +4,88 @@
 node does next, until most electors stand behind a roster; then move there.
 
     train      inner steps from φ, until H are done or the window closes, and on while the rest goes on
-    commit     bind oneself to the encoded pseudo-gradient                        }
-    cut        (judges) list the commits that are here                            }
-    reveal     open the commit once a quorum has cut                              }  open_duties.py
-    judge      (judges) measure what was revealed; seal; open once a quorum has   }
-    lead       (the leader of the attempt) make the roster                        }
+    commit     bind oneself to the encoded pseudo-gradient
+    cut        (judges) list the commits that are here
+    reveal     open the commit once a quorum has cut
+    judge      (judges) measure what was revealed; seal; open once a quorum has
+    lead       (the leader of the attempt) make the roster; get what it lacks for that
     follow     (electors) sign the head; everybody moves when enough of them stand behind it
+    settle     work that a roster counts is committed; what it leaves out returns to the residual, and so does, after a
+               switch to another fork or a revert, what an earlier roster had counted: no local work is lost
 
-How long each wait is stands in `open_waits.py`, what becomes of the work in `open_settling.py`. Who may fail when, and
+What takes long (measuring, fetching) runs in the round's nursery, one of each at a time; all else is done at once. What
+cannot be done now is offered again by `duties`. How long each wait is stands in `timeouts.py`. Who may fail when, and
 what is then true: a node that says nothing is left out; a leader that is gone makes the next attempt begin; too few
-judges end the round empty, and after some empty rounds fewer are enough. A node that cannot say a thing, as it said
-another before a restart, says nothing in that part of the round (`open_turn.py`).
+judges end the round empty, and after some empty rounds fewer are enough; a trainer that dies while judging costs a
+second and another attempt. A node that cannot say a thing, as it said another before a restart, says nothing in that
+part of the round.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import replace
 
 import trio
 
-from swarmnode.protocols.chain.duty import duties, follow
+from swarmnode.protocols.chain.duty import (
+    Fetch,
+    Judge,
+    WriteCommit,
+    WriteCut,
+    WriteReveal,
+    WriteRoster,
+    WriteScores,
+    WriteSeal,
+    duties,
+    follow,
+)
 from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.chain.rules import longest_norm
-from swarmnode.protocols.chain.state import volunteers
-from swarmnode.protocols.chain.statements import Head
-from swarmnode.protocols.methods.method import Overtaken, RoundResult
-from swarmnode.protocols.methods.open.duties import Duties
-from swarmnode.protocols.methods.open.judge import Bench, Standing, batch_seed, full_standing
-from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.open.settling import Settling, accepted_in, verdicts_in
-from swarmnode.protocols.methods.open.sources import Lost
-from swarmnode.protocols.methods.open.store import BURST
-from swarmnode.protocols.methods.open.sync import Keeper
-from swarmnode.protocols.methods.open.timeouts import Waits
-from swarmnode.protocols.methods.open.turn import RoundSettings, Turn, Voice
+from swarmnode.protocols.chain.rules import compose, longest_norm
+from swarmnode.protocols.chain.state import ChainState, participates, places_of, volunteers
+from swarmnode.protocols.chain.statements import (
+    ACCEPTED,
+    ONE,
+    SALT,
+    VERDICTS,
+    Commit,
+    Cut,
+    Entry,
+    Head,
+    Reveal,
+    Score,
+    Scores,
+    Seal,
+    binding_of,
+    nonce_hash,
+)
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.method import Completed, Overtaken, Partial, RoundResult
+from swarmnode.protocols.methods.open.context import RoundContext, Signer
+from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.store import BURST, ChainStore
+from swarmnode.protocols.methods.open.sync import ChainSync, Lost
+from swarmnode.protocols.methods.open.timeouts import Timeouts
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import Runner
 
 logger = logging.getLogger(__name__)
 
+WINDOW_SLACK = 2.0  # a round's training may take this multiple of what the median author needed in the last
+AGAIN = 1.0  # seconds until what was not here is looked for again
+NOT_LISTED = "in too few judges' lists"
+
 
 class OpenRounds:
-    """One node's rounds. The keeper stands on a block before the first."""
+    """One node's rounds. It stands on a block before the first."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        settings: RoundSettings,
-        keeper: Keeper,
-        work: Work,
-        voice: Voice,
-        duties: Duties,
-        waits: Waits,
-        runner: Runner,
-        members: Callable[[], int],
-        moved: Callable[[Block], None],
-        standing: Standing = full_standing,
-    ) -> None:
-        """`members`: of the swarm, as far as this node sees; `moved` is told every move.
-
-        `standing`: what this node says of authors in its scores.
-        """
-        self._me, self._settings = me, settings
-        self._keeper, self._held, self._work = keeper, keeper.held, work
-        self._voice, self._duties, self._waits, self._runner = voice, duties, waits, runner
-        self._settling = Settling(me, self._held, work)
-        self._members, self._moved, self._standing = members, moved, standing
-        self.began = trio.current_time()  # when this node came to where it stands
+    def __init__(self, parts: Parts, sync: ChainSync, local: LocalTrainer, signer: Signer, timeouts: Timeouts) -> None:
+        self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
+        self._signer, self._timeouts = signer, timeouts
         self.ended = trio.current_time()  # when its last round ended
         self._offered = float("-inf")  # when it last had work to offer
+        self._counted: dict[bytes, bytes] = {}  # block -> own contribution that its roster counts
         self.phase = "waiting"
 
     async def run_round(self) -> RoundResult | None:
@@ -82,105 +93,297 @@ class OpenRounds:
 
         Raises Overtaken where the others are further than rosters can be replayed.
         """
-        held, turn = self._held, self._begin()
+        store, me = self._store, self._parts.me
+        context = self._begin()
         self.phase = "training"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._work.run, turn.chain.round, held.ring)
-            nursery.start_soon(self._train_until_due, turn)
-            nursery.start_soon(self._waits.keep_time, turn)
-            nursery.start_soon(self._waits.look_for_electors, turn)
-            while (found := await self._followed(turn, nursery)) is None:
-                news = held.news
-                if held.astray:
-                    break
-                for action in duties(turn.chain, held.rules, turn.view(self._me, held.norms(turn.book))):
-                    await self._duties.carry_out(turn, action, nursery)
-                await news.wait()
+            nursery.start_soon(self._local.run, context.chain.round, store.notify)
+            nursery.start_soon(self._train_until_due, context)
+            nursery.start_soon(self._timeouts.keep_time, context)
+            nursery.start_soon(self._timeouts.look_for_electors, context)
+            while (found := await self._followed(context, nursery)) is None and not store.out_of_sync:
+                changed = store.changed
+                for action in duties(context.chain, store.rules, context.view(me, store.norms(context.log))):
+                    match action:
+                        case WriteCommit():
+                            await self.commit(context)
+                        case WriteCut(commits):
+                            await self.cut(context, commits)
+                        case WriteReveal():
+                            await self.reveal(context)
+                        case Judge(commits) if not context.measuring:
+                            context.measuring = True
+                            nursery.start_soon(self.judge, context, commits)
+                        case WriteSeal(scores):
+                            await self.seal(context, scores)
+                        case WriteScores():
+                            await self.open_scores(context)
+                        case WriteRoster():
+                            await self.lead(context, action)
+                        case Fetch() if not context.fetching:
+                            context.fetching = True
+                            nursery.start_soon(self.fetch, context)
+                await changed.wait()
                 await trio.sleep(BURST)
             nursery.cancel_scope.cancel()
         if found is None:
-            held.astray = False
+            store.out_of_sync = False
             raise Overtaken("others are further than rosters can be replayed")
-        return await self._move(turn, found)
+        return await self._move(context, found)
 
-    def _begin(self) -> Turn:
+    def _begin(self) -> RoundContext:
         """Take up the round on the present block, with what this node has already said in it."""
-        held = self._held
-        block = held.block
-        bench = Bench(
-            self._work,
-            self._runner,
-            state=held.states[block.id],
-            before=held.before(block) if block.chain.undoable else None,
-            seed=batch_seed(self._voice.derive("nonce", block.chain), block.chain.seed),
-            lr=self._settings.outer_lr,
-            codec_name=self._settings.codec,
-            samples=self._settings.samples,
-            longest=longest_norm(block.chain, held.rules),
-            standing=self._standing,
+        store, parts = self._store, self._parts
+        block = store.block
+        state = store.state(block.id)
+        assert state is not None, "the state on which a node stands is kept"
+        evaluator = Evaluator(
+            self._local,
+            parts,
+            state=state,
+            before=store.state(block.parent) if block.chain.undoable else None,
+            seed=batch_seed(self._signer.derive("nonce", block.chain), block.chain.seed),
+            longest=longest_norm(block.chain, store.rules),
         )
-        turn = Turn(block, held.book, self.began, bench)
-        turn.recall(self._me, self._work)
-        return turn
+        context = RoundContext(block, store.log, store.arrived, evaluator)
+        context.recall(parts.me, self._local)
+        return context
 
-    async def _train_until_due(self, turn: Turn) -> None:
+    async def _train_until_due(self, context: RoundContext) -> None:
         """H inner steps, or until the window closes; after an empty round at once, as the work is there already.
 
         From one offer to the next there is the shortest window at least: in rounds of less, an author would say more
-        in a second than neighbours pass on (`statepush.AUTHOR`), and who is late by one would not be in time again.
+        in a second than neighbours pass on (`state/push.py`, AUTHOR), and who is late by one would not be in time
+        again.
         """
-        closes = turn.began + turn.chain.window / 1000
-        if not turn.follows_nothing:
-            await self._held.until(lambda: self._work.enough, deadline=closes)
-            await trio.sleep_until(self._offered + self._held.rules.shortest_window / 1000)
+        store, chain = self._store, context.chain
+        if not context.follows_nothing:
+            await store.until(lambda: self._local.enough, deadline=context.began + chain.window / 1000)
+            await trio.sleep_until(self._offered + store.rules.shortest_window / 1000)
         self._offered = trio.current_time()
-        volunteer = volunteers(turn.chain, self._held.rules, self._me, self._members())
-        turn.ready = volunteer and turn.own.commit is None
+        members = len(self._parts.membership.members()) + 1
+        context.ready = volunteers(chain, store.rules, self._parts.me, members) and context.own.commit is None
         self.phase = "exchanging"
-        self._held.ring()
+        store.notify()
 
-    async def _followed(self, turn: Turn, nursery: trio.Nursery) -> Block | None:
+    # --- author -----------------------------------------------------------------------------------------------------
+
+    async def commit(self, context: RoundContext) -> None:
+        """Encode what was trained, and say that this node is bound to that."""
+        context.ready = False
+        chain, local = context.chain, self._local
+        encoded = await local.contribute(chain.tip, chain.round)
+        if encoded is None:
+            return
+        root = await self._store.contributions.keep(encoded, chain.round)
+        local.offered(root)
+        binding = binding_of(chain.run_id, chain.round, self._parts.me, chain.tip, self._salt(chain), root, local.trace)
+        said = await self._signer.publish(Commit(chain.round, chain.tip, binding, self._signer.beacon.anchor))
+        if said is None:
+            await local.settle(accepted=False)
+        else:
+            context.own = replace(context.own, commit=said)
+
+    async def reveal(self, context: RoundContext) -> None:
+        """Open the commit and serve the contribution, where this life still has it."""
+        context.own = replace(context.own, revealed=True)
+        chain, offer, commit = context.chain, self._local.offer, context.own.commit
+        if offer is None or commit is None or not context.has_offer(self._local):
+            return
+        contributions = self._store.contributions
+        contributions.serve(offer.root)
+        opened = (self._salt(chain), offer.root, contributions.size, self._local.trace)
+        await self._signer.publish(Reveal(chain.round, chain.tip, commit.id, *opened))
+
+    def _salt(self, chain: ChainState) -> bytes:
+        return self._signer.derive("salt", chain)[:SALT]
+
+    # --- judge ------------------------------------------------------------------------------------------------------
+
+    async def cut(self, context: RoundContext, commits: tuple[bytes, ...]) -> None:
+        """List these commits, once; with the hash of the nonce that draws what this judge measures on."""
+        chain, nonce = context.chain, self._signer.derive("nonce", context.chain)
+        before = self._store.logs.get(context.block.parent)  # nobody is missed where nothing of that round is here
+        missed = set(before.judges) - before.cuts_by_judge().keys() if before is not None else set()
+        window, absent = self._next_window(context), places_of(chain, missed)
+        cut = Cut(chain.round, chain.tip, commits, nonce_hash(nonce), window, absent)
+        context.own = replace(context.own, cut=cut)
+        await self._signer.publish(cut)
+
+    def _next_window(self, context: RoundContext) -> int:
+        """The window that this judge proposes for the next round, ms: twice what the median author needed in this."""
+        took = sorted(at - context.began for at in context.log.arrived.values())
+        if not took or context.follows_nothing:
+            return context.chain.window
+        rules = self._store.rules
+        wanted = int(1000 * WINDOW_SLACK * took[(len(took) - 1) // 2])
+        return min(max(wanted, rules.shortest_window), rules.longest_window)
+
+    async def judge(self, context: RoundContext, commits: tuple[bytes, ...]) -> None:
+        """Measure those of these contributions that are here; the others are being fetched."""
+        contributions, reveals = self._store.contributions, context.log.reveals
+        roots = {id: reveals[id].what.root for id in commits if id in reveals}
+        for id, root in roots.items():
+            if contributions.is_malformed(root) or reveals[id].what.size != contributions.size:
+                context.judged[id] = context.evaluator.malformed(id)
+        found = {id: contributions[root] for id, root in roots.items() if root in contributions}
+        authors = {id: context.log.commits[id].author for id in found}
+        listed = len(context.own.cut.commits) if context.own.cut is not None else len(commits)
+        try:
+            context.judged.update(await context.evaluator.measure(found, authors, among=listed))
+        except TrainerDied as error:
+            logger.warning("round %d: the trainer died while judging: %s", context.chain.round, error)
+            await trio.sleep(AGAIN)
+        left = [id for id in roots if id not in context.judged]
+        if left:  # some are not here yet
+            self._sync.fetch_listed(context.log)
+            await self._store.until(
+                lambda: any(roots[id] in contributions or contributions.is_malformed(roots[id]) for id in left),
+                deadline=trio.current_time() + AGAIN,
+            )
+        context.measuring = False
+        self._store.notify()
+
+    async def seal(self, context: RoundContext, scores: tuple[Score, ...]) -> None:
+        """Say the hash of these scores, so that they cannot be others when the judges' are opened."""
+        chain, signer = context.chain, self._signer
+        nonce, salt = signer.derive("nonce", chain), signer.derive("seal", chain)[:SALT]
+        sealed = Scores(chain.round, chain.tip, nonce, salt, context.evaluator.undo, scores)
+        context.own = replace(context.own, sealed=sealed)
+        if await signer.publish(Seal(chain.round, chain.tip, sealed.seal)) is None:
+            context.own = replace(context.own, opened=True)
+
+    async def open_scores(self, context: RoundContext) -> None:
+        """Say what was sealed."""
+        sealed, context.own = context.own.sealed, replace(context.own, opened=True)
+        if sealed is not None:
+            await self._signer.publish(sealed)
+
+    # --- leader -----------------------------------------------------------------------------------------------------
+
+    async def lead(self, context: RoundContext, action: WriteRoster) -> None:
+        """Make the roster of an attempt."""
+        chain, signer = context.chain, self._signer
+        context.own = replace(context.own, led=context.own.led | {action.attempt})
+        anchor = chain.anchors.get(self._parts.me)
+        preimage = signer.beacon.preimage(anchor) if anchor is not None else b""
+        state = bytes.fromhex(self._store.hashes[chain.tip])
+        attempt, quoted, derived = action.attempt, action.quoted, action.derived
+        roster = compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=state)
+        context.log.derived[roster.cuts, roster.scores] = derived
+        await signer.publish(roster)
+
+    async def fetch(self, context: RoundContext) -> None:
+        """Get the contributions that a roster needs, and look again."""
+        self._sync.fetch_listed(context.log)
+        await trio.sleep(AGAIN)
+        context.fetching = False
+        self._store.notify()
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    async def _followed(self, context: RoundContext, nursery: trio.Nursery) -> Block | None:
         """The block to move to, once enough electors stand behind it. Electors sign the head that they follow."""
-        held, chain, attempt = self._held, turn.chain, turn.timers.attempt
-        wanted = follow(held.tree, held.rules, held.heads(), me=self._me, tip=chain.tip, attempt=attempt)
+        store, chain, me = self._store, context.chain, self._parts.me
+        heads = store.heads()
+        wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=context.timers.attempt)
         if wanted == chain.tip:
             return None
         try:
-            block = await self._keeper.have(wanted, chain.tip)
+            block = await self._sync.have(wanted, chain.tip)
         except Lost as error:
             logger.warning("round %d: a roster cannot be followed: %s", chain.round, error)
             return None
-        if self._me in chain.electors and held.heads().get(self._me) != wanted:
-            state = bytes.fromhex(held.states.hashes[wanted])
-            if await self._voice.say(Head(wanted, block.chain.round, state)) is not None:
+        if me in chain.electors and store.heads().get(me) != wanted:
+            head = Head(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
+            if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
-        return block if self._waits.is_settled(turn, wanted, nursery) else None
+        return block if self._timeouts.is_settled(context, wanted, nursery) else None
 
-    async def _move(self, turn: Turn, to: Block) -> RoundResult | None:
+    async def _move(self, context: RoundContext, to: Block) -> RoundResult | None:
         """Stand on another block, with this node's work settled; what the round came to, unless it is no later one."""
-        held = self._held
-        state = await held.states.after(to, held.tree)
-        worked = self._work.offered_work
-        counted = await self._settling.settle(turn, to)
-        loss = await self._work.move(state)
-        await self._keeper.move(to)
-        self._moved(to)
-        self._settling.forget()
-        self.began = now = trio.current_time()
-        seconds, self.ended = now - self.ended, now
+        store = self._store
+        state = await store.state_after(to)
+        worked = self._local.offered_work
+        counted = await self._settle(context, to)
+        loss = await self._local.move(state)
+        await self._sync.move(to)
+        self._counted = {id: root for id, root in self._counted.items() if id in store.tree}
+        seconds, self.ended = store.arrived - self.ended, store.arrived
         self.phase = "waiting"
-        if to.chain.round <= turn.chain.round:
+        if to.chain.round <= context.chain.round:
             return None
-        outcome = self._settling.outcome(turn, to, counted)
+        outcome = self._outcome(context, to, counted)
         return RoundResult(
             to.chain.round - 1,
             outcome,
-            held.states.hashes[to.id],
+            store.hashes[to.id],
             loss,
             worked,
             seconds,
             outcome.members,
             counted=tuple(sorted(accepted_in(to))),
             roster=to.id.hex(),
-            verdicts=verdicts_in(held, to),
+            verdicts=verdicts_in(store, to),
         )
+
+    # --- what becomes of this node's work ---------------------------------------------------------------------------
+
+    async def _settle(self, context: RoundContext, to: Block) -> bool:
+        """Settle the work of a round that ends with a move to this block of the tree; whether the round counted it."""
+        store, tree, local = self._store, self._store.tree, self._local
+        fork, path = tree.fork_point(context.chain.tip, to.id), tree.path(to.id)
+        first = path[len(tree.path(fork))] if fork == context.chain.tip else None
+        mine = context.own.commit
+        entries = first.roster.entries if first is not None and first.roster is not None else ()
+        entry = next((entry for entry in entries if mine is not None and entry.commit == mine.id), None)
+        counted = entry is not None and entry.verdict == ACCEPTED and context.has_offer(local)
+        if counted and first is not None and local.offer is not None:
+            self._counted[first.id] = local.offer.root
+        await self._settle_offer(entry, counted)
+        kept = {block.id for block in path}
+        reverted = {block.parent for block in path if block.roster is not None and block.roster.revert}
+        for id in [id for id in self._counted if id not in kept or id in reverted]:
+            contribution = store.contributions.get(self._counted.pop(id))
+            if contribution is not None:
+                await local.return_encoded(contribution.raw)
+        return counted
+
+    async def _settle_offer(self, entry: Entry | None, counted: bool) -> None:
+        """Settle this node's contribution by what the roster says of it; None: it is not in the roster."""
+        if entry is None:
+            self._local.take_back()
+            return
+        root = self._local.offer.root if self._local.offer is not None else b""
+        await self._local.settle(accepted=counted)
+        if counted and entry.clip < ONE:
+            await self._local.return_encoded(self._store.contributions[root].raw, 1 - entry.clip / ONE)
+
+    def _outcome(self, context: RoundContext, block: Block, counted: bool) -> Completed | Partial:
+        """What the round that `block` ended came to: missing is whose work counted before and does not now."""
+        before = {worked.author for worked in context.chain.history[-1]} if context.chain.history else set()
+        accepted = accepted_in(block)
+        missing = (before - accepted) if block.roster is not None else set()
+        if not counted and participates(context.chain, self._parts.me):
+            missing.add(self._parts.me)
+        members = len(accepted)
+        return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+
+
+def accepted_in(block: Block) -> set[PeerId]:
+    """Authors whose work a roster accepted."""
+    if block.roster is None or not block.chain.history or not block.roster.accepted:
+        return set()
+    return {worked.author for worked in block.chain.history[-1]}
+
+
+def verdicts_in(store: ChainStore, block: Block) -> dict[PeerId, str]:
+    """What a roster says of each author's contribution, in words; nothing where the round's log is not here."""
+    log = store.logs.get(block.parent)
+    if log is None or block.roster is None:
+        return {}
+    found = {said.author: NOT_LISTED for said in log.commits.values()}
+    for entry in block.roster.entries:
+        if entry.commit in log.commits:
+            found[log.commits[entry.commit].author] = VERDICTS[entry.verdict]
+    return found

@@ -1,42 +1,75 @@
-"""What a node holds of the chain of its run: books, rosters whose rules hold, heads, states, contributions; and a bell.
+"""What a node holds of the chain of its run: what was said in each round, the tree of valid rosters, the shared states.
 
-    block         where this node stands         tree, states     rosters whose every byte is here, and what they make
-    book, books   what was said in each round    heads, is_away   what each node said of itself last
+    store.insert(element)        a record of the replicated state; the statement that is new by it, if one is
+    store.add(block)             a valid roster into the tree, of which every byte is here
+    await store.state_after(b)   the shared state that a block makes: computed here, believed of nobody
+    store.move(block)            stand there; let go of what is long past
+    await store.until(…)         wait for what others say: whoever waits looks again when something changed
 
-`Held` takes in what is told to it and asks nobody (`open_keeper` listens and `open_examine` asks). The bell rings when
-something changes: whoever waits for a thing looks again then, instead of at the clock.
-
-What strangers can make it hold is bounded: books by `open_book`, heads and absences by LOOKED_FOR, all else by rules
-that hold and by rounds long past being let go of.
+`ChainStore` asks nobody (`sync.py` does). What strangers can make it hold is bounded: a round's log by MAX_AUTHORS,
+votes and absences by LOOKED_FOR, contributions by bytes, all else by rules that hold and by rounds long past being let
+go of. The states of the last blocks are kept within a budget; an earlier one, or one of another fork, is made again by
+replaying rosters from the nearest state that is kept. The same chain gives the same bits (`training.open_step`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
-from swarmnode.protocols.chain.state import ChainRules, ChainState
-from swarmnode.protocols.chain.statements import Head, InvalidStatement, Said, read
-from swarmnode.protocols.methods.open.contributions import Contributions
-from swarmnode.protocols.methods.open.roundlog import Book
-from swarmnode.protocols.methods.open.states import NoState, States
+from swarmnode.protocols.chain.rules import Derived, Quoted, listed_commits
+from swarmnode.protocols.chain.state import ChainRules, ChainState, judges, leaders, participates, quorum, rules_of
+from swarmnode.protocols.chain.statements import (
+    Commit,
+    Cut,
+    Head,
+    InvalidStatement,
+    Reveal,
+    Roster,
+    Said,
+    Scores,
+    Seal,
+    nonce_hash,
+    opens,
+    read,
+)
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
-from swarmnode.training.outer import OuterState
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.bulk import Bulk, Key
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
+from swarmnode.training.codecs import CodecError, codec
+from swarmnode.training.layout import Layout
+from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
+from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
 
 AWAY = "note/away"  # key of the record by which a node says that it takes no part for now
-SPOKEN = ("commit", "cut", "reveal", "score", "roster")  # kinds of what is said in a round
+ROUND_KINDS = ("commit", "cut", "reveal", "score", "roster")  # kinds of what is said in a round
+HEAD_KIND = "head"
+MAX_AUTHORS = 2048  # who commit in one round, beside electors; far more than take part, and 1 MiB of memory
+PER_AUTHOR = 2  # records under one key that a state keeps: more cannot be quoted
 LOOKED_FOR = 4096  # authors of heads that are kept, and of absences
-BURST = 0.02  # seconds that who waits for news gives it to come: what is pushed comes many at a time
+NEWCOMERS = 256  # peers about to join that are remembered …
+LATELY = 60.0  # … for so many seconds
+BURST = 0.02  # seconds that who waits for a change gives it to come: what is pushed comes many at a time
+FEWEST = 3  # states kept whatever they take: the present one, the one before, and one to go back to
+STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds
+CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions
+MALFORMED_REMEMBERED = 1024
+OFFERED_WITHIN = 1.0  # seconds that a source may take to have what it is about to have
+ANSWERS_WITHIN = 3.0  # seconds without a byte after which the next source is asked as well
+FETCH_WITHIN = 120.0  # seconds of one attempt at one source
 
 STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of rounds that were heard", "what")
 BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are held, forks included")
@@ -48,51 +81,322 @@ def show(metrics: Metrics, statements: Callable[[], Counter[str]], blocks: Calla
     metrics.show(BLOCKS, blocks)
 
 
-class Held:
-    """One node's holdings of the chain of one run. Nothing but `take` may be used before `begin`."""
+class NoState(Exception):
+    """A state cannot be made here: no state before it is kept, or a contribution is gone."""
+
+
+class MissingContribution(Exception):
+    """None of the peers that were asked has the contribution."""
+
+
+# --- one round --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RoundLog:
+    """What was said in the round that builds on `chain.tip`, bounded and indexed.
+
+    It takes what honest nodes may say of that round and passes over the rest: what is said by who is no judge or leader
+    of it, or uninvited, or too much.
+    """
+
+    chain: ChainState
+    rules: ChainRules
+    commits: dict[bytes, Said[Commit]] = field(default_factory=dict)  # by id
+    cuts: dict[bytes, Said[Cut]] = field(default_factory=dict)
+    reveals: dict[bytes, Said[Reveal]] = field(default_factory=dict)  # by commit; each opens it
+    seals: dict[str, Said[Seal]] = field(default_factory=dict)  # by judge
+    scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
+    rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
+    arrived: dict[str, float] = field(default_factory=dict)  # author of a commit -> trio time of the first
+    sealed: dict[bytes, bytes] = field(default_factory=dict)  # id -> the record's bytes, for peers
+    derived: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Derived] = field(default_factory=dict)  # by the quotes
+    _listed: tuple[int, tuple[bytes, ...]] = (0, ())  # `listed` of so many cuts
+    _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
+
+    def __post_init__(self) -> None:
+        self.judges = judges(self.chain, self.rules)
+        self.leaders = leaders(self.chain, self.rules)
+        self.quorum = quorum(self.chain, self.rules)
+
+    def insert(self, said: Said[Any], sealed: bytes, now: float) -> bool:
+        """Insert a statement; whether it is new and belongs to this round."""
+        what = said.what
+        if said.id in self.sealed or (what.round, what.parent) != (self.chain.round, self.chain.tip):
+            return False
+        match what:
+            case Commit():
+                inserted = self._insert_commit(said, now)
+            case Reveal():
+                inserted = self._insert_reveal(said)
+            case Cut():
+                inserted = said.author in self.judges and _put(self.cuts, said)
+            case Seal():
+                inserted = said.author in self.judges and self.seals.setdefault(said.author, said) is said
+            case Scores():
+                inserted = said.author in self.judges and _put(self.scores, said)
+            case Roster():
+                inserted = said.author in self.leaders[what.attempt : what.attempt + 1] and _put(self.rosters, said)
+            case _:
+                inserted = False
+        if inserted:
+            self.sealed[said.id] = sealed
+        return inserted
+
+    def _insert_commit(self, said: Said[Commit], now: float) -> bool:
+        known = said.author in self.chain.electors or any(
+            said.author == worked.author for roster in self.chain.history[-2:] for worked in roster
+        )
+        room = known or len(self.commits) < MAX_AUTHORS
+        if not room or not participates(self.chain, said.author) or not _put(self.commits, said):
+            return False
+        self.arrived.setdefault(said.author, now)
+        for reveal in self._loose.pop(said.id, ()):
+            self._insert_reveal(reveal)
+        return True
+
+    def _insert_reveal(self, said: Said[Reveal]) -> bool:
+        commit = self.commits.get(said.what.commit)
+        if commit is None:
+            loose = self._loose.setdefault(said.what.commit, [])
+            if len(loose) >= PER_AUTHOR or len(self._loose) > MAX_AUTHORS:
+                return False
+            loose.append(said)
+            return True
+        if said.author != commit.author or not opens(said.what, commit, self.chain.run_id):
+            return False
+        return self.reveals.setdefault(commit.id, said) is said
+
+    def cuts_by_judge(self) -> dict[str, Said[Cut]]:
+        """One cut of each judge that made one."""
+        return {said.author: said for said in self.cuts.values()}
+
+    def scores_by_judge(self) -> dict[str, Said[Scores]]:
+        """One list of opened scores of each judge whose cut is here and has the hash of its nonce."""
+        cuts = self.cuts_by_judge()
+        return {
+            said.author: said
+            for said in self.scores.values()
+            if said.author in cuts and cuts[said.author].what.nonce_hash == nonce_hash(said.what.nonce)
+        }
+
+    def listed(self) -> tuple[bytes, ...]:
+        """Ids of commits that are in more than a third of the cuts that are here."""
+        if self._listed[0] != len(self.cuts):  # it only grows
+            self._listed = len(self.cuts), listed_commits(list(self.cuts_by_judge().values()))
+        return self._listed[1]
+
+    def own_commit(self, author: str) -> Said[Commit] | None:
+        """The first commit of an author."""
+        return next((said for said in self.commits.values() if said.author == author), None)
+
+    def lacking(self, roster: Roster) -> list[bytes]:
+        """Ids of records that a roster quotes and that are not here."""
+        lacking = [id for id in roster.cuts if id not in self.cuts]
+        lacking += [id for id in roster.scores if id not in self.scores]
+        return lacking + [entry.commit for entry in roster.entries if entry.commit not in self.commits]
+
+    def quoted(self, roster: Roster, norms: dict[bytes, float]) -> Quoted:
+        """What a roster is checked against. Raises KeyError where a record that it quotes is not here."""
+        return Quoted(
+            tuple(self.cuts[id] for id in roster.cuts),
+            tuple(self.scores[id] for id in roster.scores),
+            self.commits,
+            {id: said.what for id, said in self.reveals.items()},
+            norms,
+        )
+
+
+def _put(kept: dict[bytes, Any], said: Said[Any]) -> bool:
+    """Keep it unless as many of its author's are here."""
+    if said.id in kept or sum(said.author == other.author for other in kept.values()) >= PER_AUTHOR:
+        return False
+    kept[said.id] = said
+    return True
+
+
+# --- contributions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One encoded pseudo-gradient."""
+
+    raw: bytes
+    norm: float  # Euclidean, exact
+    round: int
+
+
+class Contributions:
+    """The encoded pseudo-gradients of the last rounds that this node holds and serves, by shard id.
+
+    They are shards in name and hash, and travel by `bulk` from memory: a contribution is wanted once by everybody
+    within seconds, and the way over a disk, a manifest and a question to every neighbour would take longer than the
+    bytes. Whoever has fetched one serves it, so that an author gives it to a few, and these to others.
+
+    Bounded by `budget` bytes; the oldest rounds go first. What no encoder makes is remembered as malformed, without
+    its bytes.
+    """
 
     def __init__(
         self,
-        rules: ChainRules,
-        contributions: Contributions,
-        states: Callable[[Callable[[bytes, bytes], bytes]], States],
         *,
+        run_id: str,
+        bulk: Bulk,
+        runner: Runner,
+        codec_name: str,
+        elements: int,
+        budget: int = CONTRIBUTIONS_BUDGET,
+    ) -> None:
+        """`elements`: values in each of them; `budget`: bytes that are kept at the most."""
+        self._run_id, self._bulk, self._runner = run_id, bulk, runner
+        self._codec_name, self._elements, self._budget = codec_name, elements, budget
+        self.size = codec(codec_name).encoded_size(elements)  # bytes of each
+        self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
+        self._malformed: OrderedDict[bytes, None] = OrderedDict()
+        self.fetched = 0
+
+    def __contains__(self, id: bytes) -> bool:
+        return id in self._held
+
+    def __getitem__(self, id: bytes) -> Contribution:
+        return self._held[id]
+
+    def get(self, id: bytes) -> Contribution | None:
+        """The contribution, where it is here."""
+        return self._held.get(id)
+
+    def is_malformed(self, id: bytes) -> bool:
+        """Whether bytes with this id were here and no encoder makes them."""
+        return id in self._malformed
+
+    async def keep(self, raw: bytes, round: int) -> bytes:
+        """Keep what this node made itself; its id. It is served from `serve` on. Raises CodecError."""
+        norm = await self._runner(lambda: exact_norm(raw, self._elements, codec_name=self._codec_name))
+        id = await self._runner(lambda: id_of(raw))
+        self._held[id] = Contribution(raw, norm, round)
+        return id
+
+    def serve(self, id: bytes) -> None:
+        """Let peers fetch it."""
+        if id in self._held:
+            self._bulk.offer(self._key(id), self._held[id].raw)
+
+    async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
+        """Have it here, or know it as malformed. Raises MissingContribution.
+
+        Asks `sources` one after the other: the next where one has nothing, or sends nothing for ANSWERS_WITHIN, as a
+        frozen one does; what that sends after all still counts.
+        """
+
+        async def ask(peer: PeerId, answered: trio.Event, ended: trio.Event) -> None:
+            try:
+                await self._insert(id, round, peer, await self._fetch_from(peer, id, lambda size: answered.set()))
+                asking.cancel_scope.cancel()
+            except NetworkError as error:
+                logger.debug("contribution %s not from %s: %s", id.hex()[:12], peer, error)
+            finally:
+                answered.set()
+                ended.set()
+
+        async with trio.open_nursery() as asking:
+            for peer in sources:
+                answered, ended = trio.Event(), trio.Event()
+                asking.start_soon(ask, peer, answered, ended)
+                with trio.move_on_after(ANSWERS_WITHIN):
+                    await answered.wait()
+                if answered.is_set():
+                    await ended.wait()
+        if id not in self._held and id not in self._malformed:
+            raise MissingContribution(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
+
+    async def _fetch_from(self, peer: PeerId, id: bytes, progress: Callable[[int], None]) -> bytes:
+        """The bytes that one source sends, at most `size` of them. Raises NetworkError."""
+        with trio.move_on_after(FETCH_WITHIN):
+            return bytes(
+                await self._bulk.fetch(peer, self._key(id), max_size=self.size, wait=OFFERED_WITHIN, progress=progress)
+            )
+        raise NetworkError(f"{peer} took more than {FETCH_WITHIN:.0f} s")
+
+    async def _insert(self, id: bytes, round: int, peer: PeerId, raw: bytes) -> None:
+        """Keep and serve what a peer sent, or know it as malformed. Raises NetworkError where it is something else."""
+        if await self._runner(lambda: id_of(raw)) != id:
+            logger.warning("%s sent another contribution than the one asked for", peer)
+            raise NetworkError(f"{peer} sent something else")
+        try:
+            norm = await self._runner(lambda: exact_norm(raw, self._elements, codec_name=self._codec_name))
+        except CodecError:
+            self._malformed[id] = None
+            if len(self._malformed) > MALFORMED_REMEMBERED:
+                self._malformed.popitem(last=False)
+            return
+        self.fetched += 1
+        self._held[id] = Contribution(raw, norm, round)
+        self.serve(id)
+
+    def forget(self, before: int) -> None:
+        """Let go of rounds before this one, and of the oldest beyond the budget."""
+        while self._held:
+            id, oldest = next(iter(self._held.items()))
+            if oldest.round >= before and len(self._held) * self.size <= self._budget:
+                return
+            del self._held[id]
+            self._bulk.withdraw(self._key(id))
+
+    def _key(self, id: bytes) -> Key:
+        return ("contribution", self._run_id, id.hex())
+
+
+def id_of(raw: bytes) -> bytes:
+    """The shard id of these bytes."""
+    view = memoryview(raw)
+    return ShardManifest(len(raw), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(raw), CHUNK))).id
+
+
+# --- the chain --------------------------------------------------------------------------------------------------------
+
+
+class ChainStore:
+    """One node's holdings of the chain of one run. Nothing but `insert` may be used before `begin`."""
+
+    tree: Tree  # of valid rosters, from `begin` on
+    tip: bytes = b""  # the block on which this node stands; empty before `begin`
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        layout: Layout,
+        contributions: Contributions,
+        *,
+        runner: Runner,
         admits: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
-        """`states` makes the states, given where an accepted contribution's bytes are: see `States`.
-
-        `admits` tells whose statements count, also where a roster quotes them.
-        """
-        self._admits = admits
-        self.rules = rules
+        """`admits` says whose statements count, also where a roster quotes them."""
+        self._spec, self._layout, self._runner, self._admits = spec, layout, runner, admits
+        self.rules = rules_of(spec.trust)
         self.contributions = contributions
-        self.states = states(self._contribution)
-        self.books: dict[bytes, Book] = {}  # by the block that the round builds on
+        self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
         self.last_heads: dict[str, tuple[tuple[int, bytes], Said[Head]]] = {}  # by author, with its record's order
-        self.tip = b""  # where this node stands
-        self.astray = False  # electors follow what cannot be reached from here by replaying rosters
-        self.apart = frozenset[PeerId]()  # members whose history parted from this node's for good (`open_splits`)
-        self.counts: Counter[str] = Counter()
-        self._tree: Tree | None = None
+        self.hashes: dict[bytes, str] = {}  # of the shared state after each block
+        self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
         self._away: OrderedDict[PeerId, tuple[tuple[int, bytes], bool]] = OrderedDict()  # with the record's order
-        self._news = trio.Event()
+        self._newcomers: OrderedDict[PeerId, float] = OrderedDict()  # who asked where to begin -> trio time
+        self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
+        self.out_of_sync = False  # electors follow what cannot be reached from here by replaying rosters
+        self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
+        self.counts: Counter[str] = Counter()
+        self._changed = trio.Event()
 
     def measure(self, metrics: Metrics) -> None:
-        """Show what is heard and held."""
-        show(metrics, lambda: self.counts, lambda: len(self._tree) if self._tree is not None else 0)
+        """Show what was received and is held."""
+        show(metrics, lambda: self.counts, lambda: len(self.tree) if self.stands else 0)
 
-    # --- where the chain stands -------------------------------------------------------------------------------------
+    # --- where the chain stands ---------------------------------------------------------------------------------------
 
     @property
     def stands(self) -> bool:
         """Whether `begin` was called."""
-        return self._tree is not None
-
-    @property
-    def tree(self) -> Tree:
-        if self._tree is None:
-            raise RuntimeError("Held.begin was never called")
-        return self._tree
+        return bool(self.tip)
 
     @property
     def block(self) -> Block:
@@ -100,67 +404,163 @@ class Held:
         return self.tree[self.tip]
 
     @property
-    def book(self) -> Book:
+    def log(self) -> RoundLog:
         """The round that this node takes part in."""
-        return self.books[self.tip]
+        return self.logs[self.tip]
 
     async def begin(self, chain: ChainState, state: OuterState) -> str:
         """Hold this chain from here on, and forget any other; the state hash there."""
-        hash = await self.states.put(chain.tip, chain.round, state)
-        self._tree = Tree(chain)
-        self.books, self.astray = {}, False
-        self.states.forget(self.tree)
-        self.tip = chain.tip
+        hash = await self._put_state(chain.tip, chain.round, state)
+        self.tree, self.tip, self.arrived = Tree(chain), chain.tip, trio.current_time()
+        self.logs, self.out_of_sync = {}, False
+        self._forget_states()
         return hash
 
     def move(self, to: Block) -> None:
-        """Stand on a block whose book is open; let go of what is long past."""
-        self.tip = to.id
+        """Stand on a block whose log is open; let go of what is long past."""
+        self.tip, self.arrived = to.id, trio.current_time()
         self.tree.prune(to.id)
-        self.states.forget(self.tree)
-        for gone in [id for id in self.books if id not in self.tree]:
-            del self.books[gone]
+        self._forget_states()
+        self.logs = {id: log for id, log in self.logs.items() if id in self.tree}
         self.contributions.forget(to.chain.round - DEPTH)
 
-    def before(self, block: Block) -> OuterState | None:
-        """The state before a block's roster, where it is kept."""
-        try:
-            return self.states[block.parent]
-        except KeyError:
-            return None
+    # --- shared states ------------------------------------------------------------------------------------------------
+
+    def state(self, id: bytes) -> OuterState | None:
+        """The shared state after a block, where it is kept."""
+        if id in self._states:
+            self._states.move_to_end(id)
+        return self._states.get(id)
+
+    async def state_after(self, block: Block) -> OuterState:
+        """The shared state after a block of the tree, made where it is not kept. Raises NoState."""
+        missing, at = [], block
+        while at.id not in self._states:
+            missing.append(at)
+            if at.parent not in self.tree:
+                raise NoState(f"no state before round {at.chain.round} is kept")
+            at = self.tree[at.parent]
+        state = self._states[at.id]
+        self._states.move_to_end(at.id)
+        for at in reversed(missing):
+            state = await self._next_state(state, at)
+            await self._put_state(at.id, at.chain.round, state)
+        return state
 
     async def hash_at(self, id: bytes) -> str:
         """The state hash at a block of the tree. Raises NoState."""
-        if id not in self.states.hashes:
+        if id not in self.hashes:
             if id not in self.tree:
                 raise NoState("the round was let go of")
-            await self.states.after(self.tree[id], self.tree)
-        return self.states.hashes[id]
+            await self.state_after(self.tree[id])
+        return self.hashes[id]
+
+    async def _next_state(self, state: OuterState, block: Block) -> OuterState:
+        """What a block makes of the state before it. Raises NoState."""
+        roster = block.roster
+        if roster is not None and roster.revert:
+            before = self.tree[block.parent].parent
+            if before not in self.tree:
+                raise NoState(f"round {roster.round} goes back to a state before this node's first one")
+            return await self.state_after(self.tree[before])
+        if roster is None or not roster.accepted:
+            return state
+        try:
+            reveals = self.logs[roster.parent].reveals
+            raws = [self.contributions[reveals[entry.commit].what.root].raw for entry in roster.accepted]
+        except KeyError:
+            raise NoState(f"a contribution to round {roster.round} is not kept") from None
+        factors = [Factor(entry.weight, entry.clip, roster.total) for entry in roster.accepted]
+        outer, codec_name = self._spec.outer, self._spec.exchange.codec
+
+        def applied() -> OuterState:
+            try:
+                return apply_contributions(
+                    state, raws, factors, lr=outer.lr, momentum=outer.momentum, codec_name=codec_name
+                )
+            except ValueError as error:  # from the arguments alone: who holds the roster comes to the same conclusion
+                logger.error("round %d moves nothing: %s", roster.round, error)
+                return state
+
+        return await self._runner(applied)
+
+    async def _put_state(self, id: bytes, round: int, state: OuterState) -> str:
+        """Keep a state, after so many rounds; its hash."""
+        hash = await self._runner(lambda: state_hash(round, self._layout, state))
+        self._states[id] = state
+        self._states.move_to_end(id)
+        self.hashes[id] = hash
+        while len(self._states) > FEWEST and len(self._states) * 8 * self._layout.parameters > STATES_BUDGET:
+            self._states.popitem(last=False)
+        return hash
+
+    def _forget_states(self) -> None:
+        for id in [id for id in self.hashes if id not in self.tree]:
+            del self.hashes[id]
+            self._states.pop(id, None)
+
+    # --- contributions of rounds --------------------------------------------------------------------------------------
+
+    def norms(self, log: RoundLog) -> dict[bytes, float]:
+        """Norm by commit of every contribution to a round that is here."""
+        found = {id: self.contributions.get(said.what.root) for id, said in log.reveals.items()}
+        return {id: contribution.norm for id, contribution in found.items() if contribution is not None}
 
     def measured(self, block: Block) -> dict[PeerId, bytes]:
         """Commits by author whose contributions were measured in the round that a block ended, and are here."""
-        book = self.books.get(block.parent)
-        if book is None or block.roster is None:
+        log = self.logs.get(block.parent)
+        if log is None or block.roster is None:
             return {}
         listed = [entry.commit for entry in block.roster.entries if entry.verdict in MEASURED]
-        return {book.commits[commit].author: commit for commit in listed if commit in book.reveals}
+        return {log.commits[commit].author: commit for commit in listed if commit in log.reveals}
 
-    def norms(self, book: Book) -> dict[bytes, float]:
-        """Norm by commit of every contribution to a round that is here."""
-        return {
-            id: self.contributions[said.what.root].norm
-            for id, said in book.reveals.items()
-            if said.what.root in self.contributions
-        }
+    # --- who said what ------------------------------------------------------------------------------------------------
 
-    def _contribution(self, parent: bytes, commit: bytes) -> bytes:
-        """The bytes that a commit of a round opened to. Raises KeyError."""
-        return self.contributions[self.books[parent].reveals[commit].what.root].raw
+    def insert(self, element: Element) -> Said[Any] | None:
+        """Insert a record of the replicated state, whatever it is; the statement that is new by it, if one is."""
+        if not isinstance(element, Record) or not self._admits(element.author):
+            return None
+        if element.key == AWAY:
+            self._insert_absence(element)
+        if element.tombstone or element.kind not in (*ROUND_KINDS, HEAD_KIND):
+            return None
+        try:
+            said = read(element)
+        except InvalidStatement as error:
+            self.counts["invalid"] += 1
+            logger.debug("%s says what nobody may say: %s", element.author, error)
+            return None
+        if isinstance(said.what, Head):
+            inserted = self._insert_head(element, said)
+        else:
+            log = self.logs.get(said.what.parent)
+            inserted = log is not None and log.insert(said, element.sealed, trio.current_time())
+        if not inserted:
+            return None
+        self.counts["heard"] += 1
+        self.notify()
+        return said
 
-    # --- who said what ----------------------------------------------------------------------------------------------
+    def _insert_absence(self, record: Record) -> None:
+        if record.order > self._away.get(record.author, ((0, b""), False))[0]:
+            self._away[record.author] = (record.order, not record.tombstone)
+            self._away.move_to_end(record.author)
+            if len(self._away) > LOOKED_FOR:
+                self._away.popitem(last=False)
+            self.notify()
+
+    def _insert_head(self, record: Record, said: Said[Head]) -> bool:
+        before = self.last_heads.get(said.author)
+        if before is not None and before[0] >= record.order:
+            return False
+        elector = self.stands and said.author in self.block.chain.electors
+        if before is None and len(self.last_heads) >= LOOKED_FOR and not elector:
+            return False
+        self.last_heads[said.author] = (record.order, said)
+        return True
 
     def heads(self) -> dict[str, bytes]:
-        """The roster that each elector follows, as far as this node heard."""
+        """The roster that each elector follows, as far as this node knows."""
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
     def followers(self, roster: bytes) -> list[PeerId]:
@@ -171,66 +571,35 @@ class Held:
         """Whether a node said that it takes no part for now."""
         return peer in self._away and self._away[peer][1]
 
-    def take(self, element: Element) -> Said[Any] | None:
-        """Take in a record of the replicated state, whatever it is; the statement that is new by it, if one is."""
-        if not isinstance(element, Record) or not self._admits(element.author):
-            return None
-        if element.key == AWAY:
-            self._take_absence(element)
-        if element.tombstone or element.kind not in (*SPOKEN, "head"):
-            return None
-        try:
-            said = read(element)
-        except InvalidStatement as error:
-            self.counts["invalid"] += 1
-            logger.debug("%s says what nobody may say: %s", element.author, error)
-            return None
-        if isinstance(said.what, Head):
-            taken = self._take_head(element, said)
-        else:
-            book = self.books.get(said.what.parent)
-            taken = book is not None and book.take(said, element.sealed, trio.current_time())
-        if not taken:
-            return None
-        self.counts["heard"] += 1
-        self.ring()
-        return said
+    def note_newcomer(self, peer: PeerId) -> None:
+        """A peer asks where this node stands, and so is about to take part."""
+        self._newcomers[peer] = trio.current_time()
+        self._newcomers.move_to_end(peer)
+        if len(self._newcomers) > NEWCOMERS:
+            self._newcomers.popitem(last=False)
 
-    def _take_absence(self, record: Record) -> None:
-        if record.order > self._away.get(record.author, ((0, b""), False))[0]:
-            self._away[record.author] = (record.order, not record.tombstone)
-            self._away.move_to_end(record.author)
-            if len(self._away) > LOOKED_FOR:
-                self._away.popitem(last=False)
-            self.ring()
+    def newcomers(self) -> set[PeerId]:
+        """Who is about to take part for the first time."""
+        since = trio.current_time() - LATELY
+        return {peer for peer, at in self._newcomers.items() if at >= since}
 
-    def _take_head(self, record: Record, said: Said[Head]) -> bool:
-        before = self.last_heads.get(said.author)
-        if before is not None and before[0] >= record.order:
-            return False
-        elector = self.stands and said.author in self.block.chain.electors
-        if before is None and len(self.last_heads) >= LOOKED_FOR and not elector:
-            return False
-        self.last_heads[said.author] = (record.order, said)
-        return True
-
-    # --- waiting ----------------------------------------------------------------------------------------------------
+    # --- waiting ------------------------------------------------------------------------------------------------------
 
     @property
-    def news(self) -> trio.Event:
+    def changed(self) -> trio.Event:
         """Set when something changes after now."""
-        return self._news
+        return self._changed
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something changed: who waits looks again."""
-        self._news.set()
-        self._news = trio.Event()
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def until(self, true: Callable[[], bool], *, deadline: float = float("inf")) -> bool:
         """Wait until `true()`, asked whenever something changed, or the deadline in trio time; whether it is true."""
         with trio.move_on_at(deadline):
             while not true():
-                await self._news.wait()
+                await self._changed.wait()
                 await trio.sleep(BURST)
             return True
         return true()

@@ -1,34 +1,65 @@
-"""How a node of an open run follows its chain: it listens to what is said and begins whatever follows from it.
+"""How a node of an open run follows its chain: it hears what is said, and gets what that rests on and is not here.
 
-    state feed --> books (what was said in each round) --> rosters whose rules hold --> tree, states
+    state feed --> logs (what was said in each round) --> rosters whose rules hold --> tree, states      (`store.py`)
                                    ^                            ^
         records that are missing, asked for by id     contributions, from whoever has them
 
-What is held is in `open_held.py`; a roster's way into the tree in `open_examine.py`; asking and answering peers in
-`open_sources.py`. What follows from the tree is for `protocols.chain`; how this node takes part is in `open_round.py`.
+A roster comes into the tree when all that it rests on is here: what it quotes, by id; its rules; the contributions that
+it accepts; the state after it. An elector's head leads to a roster by the way to it from here, each roster on that way
+in turn. So whatever is in the tree is here with every byte. Each roster is one task, of which there are at most two per
+attempt, as a log takes no more. Where something cannot be had, the task tries again, at longer and longer intervals,
+while the roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP tries in
+vain at what one elector leads or follows, of one roster or of as many, this node may be too far from the others to
+replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of theirs.
 
-Who may fail when, and what is then true: a feed that was too fast for this node is made up for by reading the last
-rounds again; all that peers can do wrong is dealt with where they are asked. Books, contributions, states and blocks of
-rounds long past are let go.
+Records usually come by themselves, with the replicated state; what did not come is asked for from whoever should have
+it: the leader that quotes it, electors that follow the roster, neighbours. Each source is asked once, one after the
+other. Every answer can be checked (`wire.py`), so a liar costs one call. A feed that was too fast for this node is made
+up for by reading the last rounds again.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import trio
 
-from swarmnode.crdt.record import Element
-from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.chain.forks import Block
+from swarmnode.crdt.record import Element, InvalidRecord, Record, open_element
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.chain.forks import Block, empty_block
+from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Cut, Head, Reveal, Roster, Said, subject
-from swarmnode.protocols.methods.open.examine import Examiner
-from swarmnode.protocols.methods.open.roundlog import Book
-from swarmnode.protocols.methods.open.sources import Sources
-from swarmnode.protocols.methods.open.store import AWAY, LOOKED_FOR, SPOKEN, Held
+from swarmnode.protocols.methods.open.store import (
+    AWAY,
+    HEAD_KIND,
+    LOOKED_FOR,
+    ROUND_KINDS,
+    ChainStore,
+    MissingContribution,
+    NoState,
+    RoundLog,
+)
+from swarmnode.protocols.methods.open.wire import (
+    BEFORE,
+    MAX_ASKED,
+    MAX_BYTES,
+    MAX_PATH,
+    PATH,
+    RECORDS,
+    TIMEOUT,
+    Before,
+    BeforeQuery,
+    Path,
+    PathQuery,
+    Records,
+    RecordsQuery,
+)
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.state.backend import StateBackend, StateError
 from swarmnode.training.outer import OuterState
@@ -37,52 +68,62 @@ logger = logging.getLogger(__name__)
 
 SELECTED = 8192  # records of one kind that are read of one round
 REREAD = 2  # rounds before the tip that are read again where this node was too slow to follow what was said
+SOURCES = 6  # peers asked for a thing, one after the other
+FETCHES = 16  # contributions on their way at once
+PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; then it is asked for
+TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
+GIVE_UP = 3  # tries in vain at what an elector leads or follows after which a node may be too far away to replay
+RECENT = 8  # rounds before the tip of which a roster is examined unasked
 
 
-class Keeper:
+class Lost(Exception):
+    """What is needed to follow a roster cannot be had now. The message says what."""
+
+
+class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
     def __init__(
-        self, *, run_id: str, held: Held, network: Network, rpc: Rpc, state: StateBackend, rng: random.Random
+        self, *, run_id: str, store: ChainStore, network: Network, rpc: Rpc, state: StateBackend, rng: random.Random
     ) -> None:
-        self.held, self._state = held, state
-        self.sources = Sources(run_id=run_id, held=held, network=network, rpc=rpc, rng=rng)
-        self._examiner = Examiner(
-            me=network.me, held=held, sources=self.sources, rng=rng, hear=self.hear, open_round=self._open
-        )
+        self.store, self._run_id, self._network, self._rpc, self._state = store, run_id, network, rpc, state
+        self._rng = rng
+        self._examining: set[bytes] = set()  # rosters, and heads that are looked for
+        self._invalid: set[bytes] = set()
+        self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by elector
+        self._fetching: set[bytes] = set()  # contributions
+        self._limit = trio.CapacityLimiter(FETCHES)
+        self._own: set[bytes] = set()  # records of this node that are inserted, and that the feed will bring once more
         self._nursery: trio.Nursery | None = None
+        rpc.serve(PATH, PathQuery, self._on_path)
+        rpc.serve(RECORDS, RecordsQuery, self._on_records)
+        rpc.serve(BEFORE, BeforeQuery, self._on_before)
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
     async def begin(self, chain: ChainState, state: OuterState) -> str:
         """Follow the chain from here on, and forget any other; the state hash there."""
-        hash = await self.held.begin(chain, state)
-        await self._open(self.held.block)
+        hash = await self.store.begin(chain, state)
+        await self._open_round(self.store.block)
         return hash
 
     async def move(self, to: Block) -> None:
         """Stand on a block; let go of what is long past."""
-        await self._open(to)  # a block that came with other empty ones may be in the tree before its round is open
-        self.held.move(to)
+        await self._open_round(
+            to
+        )  # a block that came with other empty ones may be in the tree before its round is open
+        self.store.move(to)
         self._follow_up()
-        self.held.ring()
+        self.store.notify()
 
-    async def have(self, id: bytes, parent: bytes) -> Block:
-        """The block that `duty.follow` named, with the state after it: in the tree, or the empty one. Raises Lost."""
-        return await self._examiner.have(id, parent)
-
-    async def look_for(self, id: bytes, peer: PeerId) -> None:
-        """Have a roster that a peer follows in the tree; tries until it is, or until cancelled."""
-        await self._examiner.look_for(id, peer)
-
-    async def _open(self, block: Block) -> None:
-        """Open the book of the round on a block, with what the state holds of it."""
-        if block.id in self.held.books:
+    async def _open_round(self, block: Block) -> None:
+        """Open the log of the round on a block, with what the state holds of it."""
+        if block.id in self.store.logs:
             return
-        book = self.held.books[block.id] = Book(block.chain, self.held.rules)
-        await self._read_round(book)
+        log = self.store.logs[block.id] = RoundLog(block.chain, self.store.rules)
+        await self._read_round(log)
         self._follow_up()
-        self.held.ring()
+        self.store.notify()
 
     # --- hearing ----------------------------------------------------------------------------------------------------
 
@@ -93,35 +134,48 @@ class Keeper:
         with self._state.watch() as changes:
             async with trio.open_nursery() as self._nursery:
                 try:
-                    await self._look_at_all()
+                    await self._read_all()
                     async for change in changes:
-                        self.hear(change.element)
+                        element = change.element
+                        if isinstance(element, Record) and element.id in self._own:
+                            self._own.discard(element.id)
+                        else:
+                            self.insert(element)
                         if change.lost:
-                            await self._look_at_all()
+                            self._own.clear()
+                            await self._read_all()
                 finally:
                     self._nursery = None
 
-    def hear(self, element: Element) -> None:
-        """Take in a record of the state, whatever it is, and begin what follows from it."""
-        said = self.held.take(element)
+    def insert(self, element: Element) -> None:
+        """Insert a record of the state, whatever it is, and begin what follows from it."""
+        said = self.store.insert(element)
         if said is not None:
             self._follow_up_on(said)
 
-    async def _look_at_all(self) -> None:
-        for prefix in ("head", AWAY):
+    def insert_own(self, record: Record) -> Said[Any] | None:
+        """Insert what this node has just signed; the statement, where it is new. The feed brings it once more."""
+        said = self.store.insert(record)
+        if said is not None:
+            if self._nursery is not None:
+                self._own.add(record.id)
+            self._follow_up_on(said)
+        return said
+
+    async def _read_all(self) -> None:
+        for prefix in (HEAD_KIND, AWAY):
             for element in await self._select(prefix, LOOKED_FOR):
-                self.hear(element)
-        if self.held.stands:
-            oldest = self.held.block.chain.round - REREAD
-            for book in [book for book in self.held.books.values() if book.chain.round >= oldest]:
-                await self._read_round(book)
+                self.insert(element)
+        if self.store.stands:
+            oldest = self.store.block.chain.round - REREAD
+            for log in [log for log in self.store.logs.values() if log.chain.round >= oldest]:
+                await self._read_round(log)
         self._follow_up()
 
-    async def _read_round(self, book: Book) -> None:
-        chain = book.chain
-        for kind in SPOKEN:
-            for element in await self._select(f"{kind}/{chain.round:08d}/{subject(chain.tip)}", SELECTED):
-                self.hear(element)
+    async def _read_round(self, log: RoundLog) -> None:
+        for kind in ROUND_KINDS:
+            for element in await self._select(f"{kind}/{log.chain.round:08d}/{subject(log.chain.tip)}", SELECTED):
+                self.insert(element)
 
     async def _select(self, prefix: str, limit: int) -> list[Element]:
         try:
@@ -134,28 +188,339 @@ class Keeper:
 
     def _follow_up(self) -> None:
         """Begin what can be done with all that is here now."""
-        if not self.held.stands or self._nursery is None:
+        if not self.store.stands or self._nursery is None:
             return
-        for book in list(self.held.books.values()):
-            for roster in book.rosters.values():
+        for log in list(self.store.logs.values()):
+            for roster in log.rosters.values():
                 self._follow_up_on(roster)
-        for _, head in list(self.held.last_heads.values()):
+        for _, head in list(self.store.last_heads.values()):
             self._follow_up_on(head)
-        self.fetch_listed(self.held.books.get(self.held.tip))
+        self.fetch_listed(self.store.logs.get(self.store.tip))
 
     def _follow_up_on(self, said: Said[Any]) -> None:
         """Begin what can be done with what was just heard."""
-        if not self.held.stands or self._nursery is None:
+        store = self.store
+        if not store.stands or self._nursery is None:
             return
         match said.what:
             case Roster():
-                self._examiner.begin_roster(said, self._nursery)
+                log = store.logs[said.what.parent]
+                if log.chain.round >= store.block.chain.round - RECENT:
+                    self._begin(said.id, said.author, partial(self._examine, log, said))
             case Head():
-                self._examiner.begin_head(said, self._nursery)
-            case Cut() | Reveal() if said.what.parent == self.held.tip:
-                self.fetch_listed(self.held.book)
+                if said.author in store.block.chain.electors:
+                    self._begin(said.what.roster, said.author, partial(self._look_for_head, said))
+            case Cut() | Reveal() if said.what.parent == store.tip:
+                self.fetch_listed(store.log)
 
-    def fetch_listed(self, book: Book | None) -> None:
+    def _begin(self, id: bytes, elector: PeerId, work: Callable[[], Awaitable[None]]) -> None:
+        known = id in self._examining or id in self._invalid or id in self.store.tree
+        if not known and self._nursery is not None:
+            self._examining.add(id)
+            self._nursery.start_soon(self._keep_trying, id, elector, work)
+
+    async def _keep_trying(self, id: bytes, elector: PeerId, work: Callable[[], Awaitable[None]]) -> None:
+        wait, most = TRY_AGAIN
+        try:
+            while id not in self.store.tree and id not in self._invalid:
+                try:
+                    await work()
+                    del self._in_vain[elector]
+                    return
+                except Lost as error:
+                    logger.debug("roster %s: %s; trying again", id.hex()[:12], error)
+                    self.store.counts["lacking"] += 1
+                    self._in_vain[elector] += 1
+                    if self._in_vain[elector] >= GIVE_UP:
+                        self._consider_out_of_sync()
+                await trio.sleep(wait * self._rng.uniform(0.8, 1.2))
+                wait = min(2 * wait, most)
+                if not self._is_wanted(id):
+                    return
+        finally:
+            self._examining.discard(id)
+
+    def _consider_out_of_sync(self) -> None:
+        """Most electors who are heard of follow what cannot be had: catching up from a state of theirs may help."""
+        store = self.store
+        heads = store.heads()
+        heard = heads.keys() - store.diverged - {self._network.me}
+        electors = [peer for peer in store.block.chain.electors if peer in heard]
+        unknown = sum(heads[peer] not in store.tree for peer in electors)
+        if 2 * unknown > len(electors):
+            store.out_of_sync = True
+            store.notify()
+
+    def _is_wanted(self, id: bytes) -> bool:
+        """Whether a roster that could not be had may still matter."""
+        oldest = self.store.block.chain.round - RECENT
+        recent = (log for log in self.store.logs.values() if log.chain.round >= oldest)
+        return id in self.store.heads().values() or any(id in log.rosters for log in recent)
+
+    # --- one roster -------------------------------------------------------------------------------------------------
+
+    async def _examine(self, log: RoundLog, said: Said[Roster]) -> None:
+        """Have all that a roster rests on, check it, and put it into the tree. Raises Lost."""
+        store, roster, quotes = self.store, said.what, (said.what.cuts, said.what.scores)
+        while store.logs.get(log.chain.tip) is log:  # not let go of meanwhile
+            if lacking := log.lacking(roster):
+                await self._obtain_records(log, said, lacking)
+                continue
+            quoted, known = log.quoted(roster, store.norms(log)), log.derived.get(quotes)
+            try:
+                state = bytes.fromhex(await store.hash_at(log.chain.tip))
+                derived = check(log.chain, store.rules, said, quoted, state=state, derived=known)
+                log.derived[quotes] = derived
+                chain = advance(log.chain, store.rules, said, quoted, derived)
+                await self._add(Block(said.id, log.chain.tip, chain, roster))
+                return
+            except NotHeld as error:
+                await self._obtain(log, said, error.commit)
+            except NoState as error:
+                raise Lost(str(error)) from None
+            except InvalidRoster as error:
+                logger.warning("a roster of round %d by %s is not valid: %s", roster.round, said.author, error)
+                store.counts["rosters_refused"] += 1
+                self._invalid.add(said.id)
+                return
+
+    async def _add(self, block: Block) -> None:
+        """Put a valid block into the tree, once the state after it is computed. Raises Lost, NoState."""
+        store = self.store
+        if block.id in store.tree:
+            return
+        await store.state_after(block)
+        if block.parent not in store.tree:
+            raise Lost("the round was let go of")
+        store.tree.add(block)
+        await self._open_round(block)
+
+    async def _obtain(self, log: RoundLog, said: Said[Roster], commit: bytes) -> None:
+        """Have what a commit opens to: its reveal and its contribution. Raises Lost."""
+        if commit not in log.commits:
+            await self._obtain_records(log, said, [commit])
+        if commit not in log.reveals:
+            await self._obtain_records(log, said, [], reveals=[entry.commit for entry in said.what.accepted])
+        if commit not in log.reveals:
+            raise Lost("a reveal is with nobody who was asked")
+        root = log.reveals[commit].what.root
+        async with trio.open_nursery() as nursery:  # all of them at once: the others will be needed next
+            for entry in said.what.accepted:
+                if entry.commit in log.reveals:
+                    nursery.start_soon(self._fetch, log, entry.commit, said.author)
+        await self.store.until(lambda: root not in self._fetching)
+        if root not in self.store.contributions:
+            raise Lost("a contribution is with nobody who was asked, or no encoder makes it")
+
+    async def _obtain_records(
+        self, log: RoundLog, said: Said[Roster], ids: list[bytes], *, reveals: Iterable[bytes] = ()
+    ) -> None:
+        """Have records by id. They usually come by themselves; else who should hold them is asked. Raises Lost."""
+        reveals = [id for id in reveals if id not in log.reveals]
+
+        def here() -> bool:
+            return all(id in log.sealed for id in ids) and all(id in log.reveals for id in reveals)
+
+        if await self.store.until(here, deadline=trio.current_time() + PUSH_TAKES):
+            return
+        for peer in self._who_holds(said):
+            wanted = [id for id in ids if id not in log.sealed][:MAX_ASKED]
+            opened = [id for id in reveals if id not in log.reveals][: MAX_ASKED - len(wanted)]
+            for element in await self.ask_records(peer, wanted, opened):
+                self.insert(element)
+            if here():
+                return
+        raise Lost(f"{len(ids)} records and {len(reveals)} reveals are with nobody who was asked")
+
+    # --- the way to a roster that somebody follows --------------------------------------------------------------------
+
+    async def look_for(self, id: bytes, peer: PeerId) -> None:
+        """Have a roster that a peer follows in the tree; tries until it is, or until cancelled."""
+        wait, most = TRY_AGAIN
+        while id not in self.store.tree:
+            try:
+                await self._walk(id, peer)
+            except Lost as error:
+                logger.debug("on the way to %s: %s; trying again", id.hex()[:12], error)
+            if id not in self.store.tree:
+                await trio.sleep(wait)
+                wait = min(2 * wait, most)
+
+    async def _look_for_head(self, head: Said[Head]) -> None:
+        """Find the way to the roster that an elector follows. Raises Lost."""
+        id = head.what.roster
+        if self.store.tree.add_empties(head.what):
+            await self._compute(self.store.tree[id])
+        else:
+            await self._walk(id, head.author)
+
+    async def _walk(self, id: bytes, author: PeerId) -> None:
+        """Take the way to a roster, from where it leaves what is known here. Raises Lost."""
+        tree, path = self.store.tree, await self._ask_path(id, author)
+        known = [number for number, step in enumerate(path.ids) if step in tree]
+        for number in range(known[-1] + 1 if known else 0, len(path.ids)):
+            await self._take_step(path.ids[number], path.empty[number], author)
+            if path.ids[number] not in tree:  # nor will any be that builds on it
+                raise Lost("no way leads there from here")
+
+    async def _take_step(self, id: bytes, is_empty: bool, author: PeerId) -> None:
+        store = self.store
+        if is_empty:
+            for block in [store.tree[parent] for parent in store.logs]:
+                if empty_id(block.chain) == id:
+                    await self.have(id, block.id)
+            return
+        if not any(id in log.rosters for log in store.logs.values()):
+            for peer in self._others([author, *self._neighbours()])[:SOURCES]:
+                for element in await self.ask_records(peer, (id,)):
+                    self.insert(element)
+                if any(id in log.rosters for log in store.logs.values()):
+                    break
+        for log in list(store.logs.values()):
+            if id in log.rosters and id not in store.tree:
+                await self._examine(log, log.rosters[id])
+
+    async def have(self, id: bytes, parent: bytes) -> Block:
+        """The block that `duty.follow` named, with the state after it: in the tree, or the empty one. Raises Lost."""
+        tree = self.store.tree
+        if id not in tree:
+            tree.add(empty_block(tree[parent].chain))
+        await self._compute(tree[id])
+        return tree[id]
+
+    async def _compute(self, block: Block) -> None:
+        """Compute the states up to a block of the tree, and open the rounds on the way. Raises Lost."""
+        store = self.store
+        try:
+            for each in store.tree.path(block.id):
+                if each.id not in store.logs and each.id in store.tree:
+                    await store.state_after(each)
+                    await self._open_round(each)
+            await store.state_after(block)
+        except NoState as error:
+            raise Lost(str(error)) from None
+
+    # --- contributions ----------------------------------------------------------------------------------------------
+
+    def fetch_listed(self, log: RoundLog | None) -> None:
         """Fetch contributions that the cuts of a round list, as soon as they are revealed."""
-        if book is not None and self._nursery is not None:
-            self.sources.fetch_listed(book, self._nursery)
+        if log is not None and self._nursery is not None:
+            for id in log.listed():
+                if id in log.reveals and self._may_fetch(log.reveals[id]):
+                    self._nursery.start_soon(self._fetch, log, id, "")
+
+    async def _fetch(self, log: RoundLog, commit: bytes, also: PeerId) -> None:
+        """Have a contribution here, unless nobody who is asked has it; `also` is asked second, where one is named."""
+        said = log.reveals[commit]
+        if not self._may_fetch(said):
+            return
+        root = said.what.root
+        self._fetching.add(root)
+        try:
+            async with self._limit:
+                neighbours = self._neighbours()
+                some = self._rng.sample(neighbours, min(len(neighbours), SOURCES))
+                sources = self._others([said.author, *([also] if also else []), *some])
+                await self.store.contributions.fetch(root, log.chain.round, sources)
+                self.store.counts["contributions"] += 1
+        except MissingContribution as error:
+            logger.debug("%s", error)
+        finally:
+            self._fetching.discard(root)
+            self.store.notify()
+
+    def _may_fetch(self, reveal: Said[Reveal]) -> bool:
+        contributions, root = self.store.contributions, reveal.what.root
+        known = root in contributions or contributions.is_malformed(root)
+        return not known and root not in self._fetching and reveal.what.size == contributions.size
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def _who_holds(self, said: Said[Roster]) -> list[PeerId]:
+        """Who should hold what a roster rests on: its leader, who follows it, and neighbours."""
+        followers, neighbours = self.store.followers(said.id), self._neighbours()
+        self._rng.shuffle(followers)
+        self._rng.shuffle(neighbours)
+        return self._others([said.author, *followers[:SOURCES], *neighbours])[:SOURCES]
+
+    def _others(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        return [peer for peer in dict.fromkeys(peers) if peer != self._network.me]
+
+    def _neighbours(self) -> list[PeerId]:
+        return [view.peer for view in self._network.peers()]
+
+    async def ask_records(self, peer: PeerId, ids: Iterable[bytes], reveals: Iterable[bytes] = ()) -> list[Element]:
+        """Records of this run that a peer holds of these, signatures checked; nothing where it does not answer."""
+        query = RecordsQuery(self._run_id, tuple(ids), tuple(reveals))
+        try:
+            answer = await self._rpc.call(peer, RECORDS, query, Records, timeout=TIMEOUT)
+            elements = [open_element(raw, self._network.verify) for raw in answer.sealed]
+        except CallError as error:
+            logger.debug("no records from %s: %s", peer, error)
+            return []
+        except InvalidRecord as error:
+            logger.warning("%s sent a record that nobody signed: %s", peer, error)
+            return []
+        self.store.counts["asked_for"] += len(elements)
+        return [element for element in elements if element.run == self._run_id]
+
+    async def _ask_path(self, id: bytes, author: PeerId) -> Path:
+        """The rosters that lead to one, by who follows it or a neighbour. Raises Lost."""
+        for peer in self._others([author, *self.store.followers(id), *self._neighbours()])[:SOURCES]:
+            try:
+                return await self.path_of(peer, id)
+            except Lost as error:
+                logger.debug("%s", error)
+        raise Lost("nobody who was asked knows the way to it")
+
+    async def path_of(self, peer: PeerId, id: bytes) -> Path:
+        """The rosters that lead to one, as a peer tells them. Raises Lost."""
+        try:
+            path = await self._rpc.call(peer, PATH, PathQuery(self._run_id, id), Path, timeout=TIMEOUT)
+        except CallError as error:
+            raise Lost(f"{peer} does not know the way to a roster: {error}") from None
+        if not path.ids or path.ids[-1] != id:
+            raise Lost(f"{peer} tells the way to another roster")
+        return path
+
+    async def chain_before(self, peer: PeerId, roster: bytes) -> bytes:
+        """The encoded chain that a roster builds on, as a peer tells it. Raises Lost."""
+        try:
+            answer = await self._rpc.call(peer, BEFORE, BeforeQuery(self._run_id, roster), Before, timeout=TIMEOUT)
+        except CallError as error:
+            raise Lost(f"{peer} does not tell the chain before a roster: {error}") from None
+        return answer.chain
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def admit(self, run_id: str) -> None:
+        """Raises Refuse for a question about another run, or one that comes too early."""
+        if run_id != self._run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self.store.stands:
+            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+
+    async def _on_path(self, peer: PeerId, query: PathQuery) -> Path:
+        self.admit(query.run_id)
+        if query.tip not in self.store.tree:
+            raise Refuse("unknown-roster", "this node does not know that roster")
+        path = self.store.tree.path(query.tip)[-MAX_PATH:]
+        return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path))
+
+    async def _on_before(self, peer: PeerId, query: BeforeQuery) -> Before:
+        self.admit(query.run_id)
+        tree = self.store.tree
+        if query.roster not in tree or tree[query.roster].parent not in tree:
+            raise Refuse("unknown-roster", "this node does not know that roster, or not what it builds on")
+        return Before(tree[tree[query.roster].parent].chain.encode())
+
+    async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
+        self.admit(query.run_id)
+        found: list[bytes] = []
+        wanted, opened = set(query.ids), set(query.reveals)
+        for log in self.store.logs.values():
+            found += [log.sealed[id] for id in wanted & log.sealed.keys()]
+            found += [log.sealed[log.reveals[id].id] for id in opened & log.reveals.keys()]
+        while sum(map(len, found)) > MAX_BYTES:
+            found.pop()
+        return Records(tuple(found))

@@ -16,10 +16,10 @@ import trio
 
 from swarmnode.protocols.chain.state import leaders, participates, quorum
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.open.store import Held
-from swarmnode.protocols.methods.open.turn import RoundSettings, Turn
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.open.context import RoundContext
+from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.liveness import Liveness
 
 logger = logging.getLogger(__name__)
 
@@ -29,63 +29,53 @@ WAITS = 4  # of electors for judges, in a round; each takes the floor where one 
 WATCHED = 16  # electors of whom one must be there for those who are none to wait
 
 
-class Waits:
+class Timeouts:
     """The waits of one node's rounds, with what they took so far."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        settings: RoundSettings,
-        held: Held,
-        liveness: Liveness,
-        newcomers: Callable[[], set[PeerId]],
-    ) -> None:
-        """`newcomers`: peers that are about to take part for the first time."""
-        self._me, self._settings, self._held = me, settings, held
-        self._liveness, self._newcomers = liveness, newcomers
+    def __init__(self, parts: Parts, store: ChainStore) -> None:
+        self._me, self._exchange, self._liveness, self._store = parts.me, parts.spec.exchange, parts.liveness, store
         self._deadlines = {
-            phase: AdaptiveDeadline(floor=settings.floor, ceiling=settings.ceiling)
+            phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
             for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "electors")
         }
-        liveness.on_suspicion(held.ring)
+        self._liveness.on_suspicion(store.notify)
 
-    async def keep_time(self, turn: Turn) -> None:
+    async def keep_time(self, context: RoundContext) -> None:
         """Say which waits of the round are over; see `duty.Timers`. Only electors need to know."""
-        if self._me not in turn.chain.electors:
+        if self._me not in context.chain.electors:
             return
-        book, chain = turn.book, turn.chain
-        needed, order = quorum(chain, self._held.rules), leaders(chain, self._held.rules)
-        closes = turn.began + chain.window / 1000 + self._settings.floor
-        expected, judges = self._expected(turn), set(book.judges)
-        await self._wait_for("commits", lambda: expected - book.arrived.keys(), since=turn.began, until=closes)
-        self._set(turn, commits=True)
+        log, chain = context.log, context.chain
+        needed, order = quorum(chain, self._store.rules), leaders(chain, self._store.rules)
+        closes = context.began + chain.window / 1000 + self._exchange.deadline_floor
+        expected, judges = self._expected(context), set(log.judges)
+        await self._wait_for("commits", lambda: expected - log.arrived.keys(), since=context.began, until=closes)
+        self._set(context, commits=True)
         cut = trio.current_time()
-        await self._wait_for("cuts", lambda: judges - book.cuts_by_judge().keys())
-        if len(book.cuts_by_judge()) < needed:
-            latest = self._due(turn) + self._patience("cuts")
-            await self._wait_for_late(judges, book.cuts_by_judge, needed, latest)
-        if len(book.cuts_by_judge()) >= needed:
-            await self._wait_for("reveals", lambda: self._unjudged(turn))
-            self._set(turn, contributions=True)
-            await self._wait_for("scores", lambda: book.cuts_by_judge().keys() - book.scores_by_judge().keys())
-            if len(book.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
+        await self._wait_for("cuts", lambda: judges - log.cuts_by_judge().keys())
+        if len(log.cuts_by_judge()) < needed:
+            latest = self._due(context) + self._patience("cuts")
+            await self._wait_for_late(judges, log.cuts_by_judge, needed, latest)
+        if len(log.cuts_by_judge()) >= needed:
+            await self._wait_for("reveals", lambda: self._unjudged(context))
+            self._set(context, contributions=True)
+            await self._wait_for("scores", lambda: log.cuts_by_judge().keys() - log.scores_by_judge().keys())
+            if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
-                await self._wait_for_late(set(book.cuts_by_judge()), book.scores_by_judge, needed, latest)
-            self._set(turn, scores=True)
-        if len(book.scores_by_judge()) >= needed:
+                await self._wait_for_late(set(log.cuts_by_judge()), log.scores_by_judge, needed, latest)
+            self._set(context, scores=True)
+        if len(log.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
-                self._set(turn, attempt=attempt)
-                await self._wait_for("roster", partial(self._without_roster, turn, leader))
-                if not self._is_open(turn):
+                self._set(context, attempt=attempt)
+                await self._wait_for("roster", partial(self._without_roster, context, leader))
+                if not self._is_open(context):
                     await trio.sleep(self._patience("heads"))  # for heads; the round ends meanwhile
         else:
             logger.info("round %d: too few judges are there", chain.round)
             await trio.sleep_until(cut + SHORTEST_EMPTY)
-        self._set(turn, attempt=len(order))
+        self._set(context, attempt=len(order))
 
     async def _wait_for_late(
-        self, judges: set[PeerId], heard: Callable[[], Mapping[PeerId, object]], needed: int, latest: float
+        self, judges: set[PeerId], received: Callable[[], Mapping[PeerId, object]], needed: int, latest: float
     ) -> None:
         """Wait until as many as needed are heard, while judges are there for that; `latest` in trio time.
 
@@ -94,47 +84,47 @@ class Waits:
 
         def settled() -> bool:
             there = {judge for judge in judges if self._is_there(judge)}
-            return len(heard()) >= needed or len(there | heard().keys()) < needed
+            return len(received()) >= needed or len(there | received().keys()) < needed
 
         with self._liveness.watching(judges - {self._me}):
-            await self._held.until(settled, deadline=latest)
+            await self._store.until(settled, deadline=latest)
 
-    async def look_for_electors(self, turn: Turn) -> None:
+    async def look_for_electors(self, context: RoundContext) -> None:
         """Notice that nobody will end the round: electors are gone, or there and silent; for who is no elector."""
-        electors = turn.chain.electors[:WATCHED]
-        if self._me in turn.chain.electors:
+        electors = context.chain.electors[:WATCHED]
+        if self._me in context.chain.electors:
             return
-        due, latest = self._due(turn), self._given_up(turn)
+        due, latest = self._due(context), self._given_up(context)
         await trio.sleep_until(due)
         with self._liveness.watching(electors):
-            gone = await self._held.until(lambda: not any(map(self._is_there, electors)), deadline=latest)
+            gone = await self._store.until(lambda: not any(map(self._is_there, electors)), deadline=latest)
         why = "no elector is there" if gone else f"its electors have been silent for {latest - due:.0f} s"
-        logger.warning("round %d: %s, so it ends empty", turn.chain.round, why)
-        self._set(turn, attempt=len(leaders(turn.chain, self._held.rules)))
+        logger.warning("round %d: %s, so it ends empty", context.chain.round, why)
+        self._set(context, attempt=len(leaders(context.chain, self._store.rules)))
 
-    def _due(self, turn: Turn) -> float:
+    def _due(self, context: RoundContext) -> float:
         """When a round's roster may be expected, in trio time, by who is no elector."""
-        floor = self._settings.floor
-        return turn.began + (floor if turn.follows_nothing else turn.chain.window / 1000 + 2 * floor)
+        floor = self._exchange.deadline_floor
+        return context.began + (floor if context.follows_nothing else context.chain.window / 1000 + 2 * floor)
 
-    def _given_up(self, turn: Turn) -> float:
+    def _given_up(self, context: RoundContext) -> float:
         """From when on a round may end empty although electors are there who have not said so, in trio time."""
-        return self._due(turn) + max(self._patience("electors"), WAITS * self._settings.floor)
+        return self._due(context) + max(self._patience("electors"), WAITS * self._exchange.deadline_floor)
 
     # --- heads ------------------------------------------------------------------------------------------------------
 
-    def is_settled(self, turn: Turn, wanted: bytes, nursery: trio.Nursery) -> bool:
+    def is_settled(self, context: RoundContext, wanted: bytes, nursery: trio.Nursery) -> bool:
         """Whether enough electors stand behind what this node follows, or those that do not will not soon."""
-        tree, tip = self._held.tree, turn.chain.tip
+        tree, tip = self._store.tree, context.chain.tip
         fork = tree.fork_point(tip, wanted)
         first = tree.path(wanted)[len(tree.path(fork))]
         at = tree[fork].chain
-        heads, now, deadline = self._held.heads(), trio.current_time(), self._deadlines["heads"]
-        since, waiting = turn.waited_for
-        if tree.support(first.id, heads) >= quorum(at, self._held.rules):
+        heads, now, deadline = self._store.heads(), trio.current_time(), self._deadlines["heads"]
+        since, waiting = context.waited_for
+        if tree.support(first.id, heads) >= quorum(at, self._store.rules):
             deadline.observe(now - since if waiting == first.id else 0.0)
             if first.roster is not None:
-                self._deadlines["electors"].observe(max(0.0, now - self._due(turn)))
+                self._deadlines["electors"].observe(max(0.0, now - self._due(context)))
             return True
         patience = self._patience("heads")
         elsewhere = [peer for peer in at.electors if first.id not in tree.ancestry(heads.get(peer, b""))]
@@ -142,9 +132,9 @@ class Waits:
             return True
         latest = (now if waiting != first.id else since) + patience
         if self._me not in at.electors and first.roster is None and fork == tip:  # a few electors who gave up early
-            latest = max(latest, self._given_up(turn))
+            latest = max(latest, self._given_up(context))
         if waiting != first.id:
-            turn.waited_for = now, first.id
+            context.waited_for = now, first.id
             nursery.start_soon(self._await_heads, elsewhere, latest)
         return now >= latest
 
@@ -152,33 +142,33 @@ class Waits:
         """Notice when electors that are waited for are gone, or when they had their time."""
         with self._liveness.watching([peer for peer in electors if peer != self._me]):
             await trio.sleep_until(latest)
-        self._held.ring()
+        self._store.notify()
 
     # --- who is lacking ---------------------------------------------------------------------------------------------
 
-    def _expected(self, turn: Turn) -> set[PeerId]:
+    def _expected(self, context: RoundContext) -> set[PeerId]:
         """Whose commits are worth waiting for: who had work accepted lately; where nobody had, who may begin."""
-        lately = {worked.author for roster in turn.chain.history[-2:] for worked in roster}
+        lately = {worked.author for roster in context.chain.history[-2:] for worked in roster}
         if not lately:
-            lately = {self._me, *turn.chain.electors, *self._newcomers()}
-        return {peer for peer in lately if participates(turn.chain, peer)}
+            lately = {self._me, *context.chain.electors, *self._store.newcomers()}
+        return {peer for peer in lately if participates(context.chain, peer)}
 
-    def _unjudged(self, turn: Turn) -> set[PeerId]:
+    def _unjudged(self, context: RoundContext) -> set[PeerId]:
         """Authors of listed commits that this judge has no score for, and judges without a cut."""
-        book = turn.book
-        lacking = {book.commits[id].author for id in book.listed() if id not in turn.judged and id in book.commits}
-        return lacking if self._me in book.judges else set()
+        log = context.log
+        lacking = {log.commits[id].author for id in log.listed() if id not in context.judged and id in log.commits}
+        return lacking if self._me in log.judges else set()
 
-    def _without_roster(self, turn: Turn, leader: PeerId) -> set[PeerId]:
+    def _without_roster(self, context: RoundContext, leader: PeerId) -> set[PeerId]:
         """The leader, while no roster of this round is here whose rules hold."""
-        return {leader} if self._is_open(turn) else set()
+        return {leader} if self._is_open(context) else set()
 
-    def _is_open(self, turn: Turn) -> bool:
+    def _is_open(self, context: RoundContext) -> bool:
         """Whether no roster of this round is here whose rules hold."""
-        return not self._held.tree.children(turn.chain.tip)
+        return not self._store.tree.children(context.chain.tip)
 
     def _is_there(self, peer: PeerId) -> bool:
-        return peer == self._me or not (self._liveness.is_suspected(peer) or self._held.is_away(peer))
+        return peer == self._me or not (self._liveness.is_suspected(peer) or self._store.is_away(peer))
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -201,7 +191,7 @@ class Waits:
         began = trio.current_time() if since is None else since
         deadline = min(began + self._patience(phase), until)
         left, came = lacking(), began  # who is lacking, and when the last of those who came did
-        crowd, there = max(len(left), len(self._held.block.chain.electors)), len(left)
+        crowd, there = max(len(left), len(self._store.block.chain.electors)), len(left)
 
         def whole() -> bool:
             nonlocal left, came
@@ -210,9 +200,9 @@ class Waits:
             left = now
             return not left
 
-        if not await self._held.until(whole, deadline=min(deadline, trio.current_time() + QUIET)):
+        if not await self._store.until(whole, deadline=min(deadline, trio.current_time() + QUIET)):
             with self._liveness.watching(peer for peer in left if peer != self._me):
-                await self._held.until(lambda: whole() or not any(map(self._is_there, left)), deadline=deadline)
+                await self._store.until(lambda: whole() or not any(map(self._is_there, left)), deadline=deadline)
                 there = sum(map(self._is_there, left))
         few = phase != "roster" and 2 * there < crowd
         if not left or few:
@@ -222,8 +212,8 @@ class Waits:
 
     def _patience(self, phase: str) -> float:
         """Seconds that a phase may take. Who has waited for none yet, as a new judge, allows the round's window."""
-        return self._deadlines[phase].seconds(first=self._held.block.chain.window / 1000)
+        return self._deadlines[phase].seconds(first=self._store.block.chain.window / 1000)
 
-    def _set(self, turn: Turn, **timers: bool | int) -> None:
-        turn.timers = replace(turn.timers, **timers)  # type: ignore[arg-type]
-        self._held.ring()
+    def _set(self, context: RoundContext, **timers: bool | int) -> None:
+        context.timers = replace(context.timers, **timers)  # type: ignore[arg-type]
+        self._store.notify()

@@ -31,7 +31,7 @@ class Leader(RoundAdversary):
         await target.done(AFTER)
 
     def _replace(self, target: Scene, name: str) -> None:
-        duties = target.method(name).duties
+        duties = target.method(name).rounds
         usual = duties.lead
 
         async def lead(turn: Any, action: WriteRoster) -> None:
@@ -52,9 +52,9 @@ class Leader(RoundAdversary):
         """The roster that an honest leader makes of these quotes."""
         method, chain = target.method(name), turn.chain
         anchor = chain.anchors.get(target.peer(name))
-        preimage = method.voice.beacon.preimage(anchor) if anchor is not None else b""
-        state = bytes.fromhex(method.held.states.hashes[chain.tip])
-        derived = derive(chain, method.held.rules, quoted)
+        preimage = method.signer.beacon.preimage(anchor) if anchor is not None else b""
+        state = bytes.fromhex(method.store.hashes[chain.tip])
+        derived = derive(chain, method.store.rules, quoted)
         return compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=state)
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
@@ -128,20 +128,20 @@ class Omission(Leader):
         scores = tuple(score for score in action.quoted.scores if score.author in chosen)
         cuts = tuple(cut for cut in action.quoted.cuts if cut.author in chosen)
         assert keep in scores
-        await target.method(name).voice.say(
+        await target.method(name).signer.publish(
             self.made(target, name, turn, replace(action.quoted, cuts=cuts, scores=scores), action.attempt)
         )
 
     def _replace(self, target: Scene, name: str) -> None:
         super()._replace(target, name)
-        duties = target.method(name).duties
+        duties = target.method(name).rounds
         usual = duties.seal
 
         async def seal(turn: Any, scores: Any) -> None:
             over = self._done.is_set() and not (self.again and name == self.leader)
             if turn.chain.round >= self.first and not over and target.leader(name) == name:
                 victim = next(other for other in target.names if other != name)
-                theirs = turn.book.own_commit(target.peer(victim))
+                theirs = turn.log.own_commit(target.peer(victim))
                 prefix = theirs.id[:PREFIX] if theirs is not None else b""
                 scores = tuple(replace(s, found=MISSING, gain=0) if s.commit == prefix else s for s in scores)
             await usual(turn, scores)
@@ -165,7 +165,7 @@ class Forged(Leader):
 
     async def lead(self, target: Scene, name: str, turn: Any, action: WriteRoster) -> None:
         roster = self.made(target, name, turn, action.quoted, action.attempt)
-        await target.method(name).voice.say(self.forged(roster))
+        await target.method(name).signer.publish(self.forged(roster))
 
     async def broken(self, target: Scene) -> list[str]:
         taken = target.attempts(self.first)[0]
@@ -210,7 +210,7 @@ class RevertAlways(Forged):
 
     def _replace(self, target: Scene, name: str) -> None:
         super()._replace(target, name)
-        duties = target.method(name).duties
+        duties = target.method(name).rounds
         usual = duties.seal
 
         async def seal(turn: Any, scores: Any) -> None:

@@ -70,7 +70,7 @@ class Backup:
 
     @classmethod
     async def of(cls, method: Open) -> Backup:
-        return cls(await method.keeper._state.select(limit=EVERYTHING), method.saved())
+        return cls(await method.sync._state.select(limit=EVERYTHING), method.saved())
 
     async def start(self, target: Scene, name: str, **how: Any) -> None:
         """Start a node with this on its disk."""

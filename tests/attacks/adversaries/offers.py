@@ -23,9 +23,8 @@ from undefended import (
     Lacking,
 )
 
-from swarmnode.protocols.chain.duty import Action, WriteCommit
 from swarmnode.protocols.chain.statements import SALT, Commit, Reveal, binding_of
-from swarmnode.protocols.methods.open.contributions import Contribution, id_of
+from swarmnode.protocols.methods.open.store import Contribution, id_of
 
 LIAR = "c"
 ROUNDS = 7
@@ -66,7 +65,7 @@ class Malformed(OfferAdversary):
     def change(self, target: Scene) -> None:
         method, made = target.method(LIAR), [0]
         contributions, size = method.contributions, method.contributions.size
-        honest = method.work.contribute
+        honest = method.local.contribute
 
         async def contribute(parent: bytes, round: int) -> bytes | None:
             encoded = await honest(parent, round)
@@ -81,7 +80,7 @@ class Malformed(OfferAdversary):
             contributions._bulk.offer(contributions._key(id_of(raw)), raw)
             return id_of(raw)
 
-        method.work.contribute = contribute  # type: ignore[method-assign]
+        method.local.contribute = contribute  # type: ignore[method-assign]
         contributions.keep = keep  # type: ignore[method-assign]
 
 
@@ -104,7 +103,7 @@ class CopiedCommit(OfferAdversary):
     copied = "b"
 
     def change(self, target: Scene) -> None:
-        held = target.method(LIAR).held
+        held = target.method(LIAR).store
 
         async def say(usual: Any, statement: Any) -> Any:
             theirs = held.book.own_commit(target.peer(self.copied))
@@ -129,27 +128,24 @@ class CopiedReveal(OfferAdversary):
 
     def change(self, target: Scene) -> None:
         method, victim = target.method(LIAR), target.peer(self.copied)
-        usual = method.duties.carry_out
 
-        async def carry_out(turn: Any, action: Action, nursery: trio.Nursery) -> None:
-            if isinstance(action, WriteCommit):
-                turn.ready = False
-                nursery.start_soon(copy, turn)
-            else:
-                await usual(turn, action, nursery)
+        async def commit(turn: Any) -> None:
+            turn.ready = False
+            assert method.sync._nursery is not None
+            method.sync._nursery.start_soon(copy, turn)
 
         async def copy(turn: Any) -> None:
-            book = turn.book
-            await method.held.until(lambda: any(s.author == victim for s in book.reveals.values()))
+            book = turn.log
+            await method.store.until(lambda: any(s.author == victim for s in book.reveals.values()))
             theirs = book.own_commit(victim)
             root, salt, chain = book.reveals[theirs.id].what.root, bytes(SALT), turn.chain
             binding = binding_of(chain.run_id, chain.round, target.peer(LIAR), chain.tip, salt, root)
-            said = await method.voice.say(Commit(chain.round, chain.tip, binding, method.voice.beacon.anchor))
+            said = await method.signer.publish(Commit(chain.round, chain.tip, binding, method.signer.beacon.anchor))
             if said is not None:
                 size = book.reveals[theirs.id].what.size
-                await method.voice.say(Reveal(chain.round, chain.tip, said.id, salt, root, size))
+                await method.signer.publish(Reveal(chain.round, chain.tip, said.id, salt, root, size))
 
-        method.duties.carry_out = carry_out  # type: ignore[method-assign]
+        method.rounds.commit = commit  # type: ignore[method-assign]
 
 
 class RevealedToSome(OfferAdversary):

@@ -38,7 +38,7 @@ class Stopped(RoundAdversary):
 
         def watch(name: str) -> None:
             async def say(usual: Any, statement: Any) -> Any:
-                due = isinstance(statement, self._phase) and target.method(name).held.block.chain.round == rounds
+                due = isinstance(statement, self._phase) and target.method(name).store.block.chain.round == rounds
                 if due and not fallen.is_set() and (target.leader(name) == name) == self._leader:
                     fallen.set()
                     target.bad.add(name)
@@ -97,16 +97,16 @@ class LastCommitter(RoundAdversary):
         salts: dict[bytes, bytes] = {}
 
         async def say(usual: Any, statement: Any) -> Any:
-            chain, offer = method.held.block.chain, method.work.offer
+            chain, offer = method.store.block.chain, method.local.offer
             if isinstance(statement, Commit) and offer is not None:
                 with trio.move_on_after(4.0):
-                    await method.held.until(lambda: len(method.held.book.commits) >= len(target.names) - 1)
-                others = [said.what.binding for said in method.held.book.commits.values()]
+                    await method.store.until(lambda: len(method.store.log.commits) >= len(target.names) - 1)
+                others = [said.what.binding for said in method.store.log.commits.values()]
                 for number in range(self.tries):
                     salt = number.to_bytes(SALT, "big")
-                    bound = binding_of(chain.run_id, chain.round, me, chain.tip, salt, offer.root, method.work.trace)
+                    bound = binding_of(chain.run_id, chain.round, me, chain.tip, salt, offer.root, method.local.trace)
                     seed = seed_of(chain.seed, sorted([*others, bound]))
-                    if drawn_leaders(replace(chain, seed=seed), method.held.rules)[0] == me:
+                    if drawn_leaders(replace(chain, seed=seed), method.store.rules)[0] == me:
                         break
                 salts[chain.tip] = salt
                 statement = replace(statement, binding=bound)
@@ -118,8 +118,8 @@ class LastCommitter(RoundAdversary):
         await target.done(self.times(12, AFTER))
 
     async def achieved(self, target: Scene) -> str:
-        path = [target.method(target.honest[0]).held.tree[block.parent] for block in target.blocks(self.first + 1)]
-        rules = target.method(self.liar).held.rules
+        path = [target.method(target.honest[0]).store.tree[block.parent] for block in target.blocks(self.first + 1)]
+        rules = target.method(self.liar).store.rules
         led = sum(drawn_leaders(block.chain, rules)[0] == target.peer(self.liar) for block in path)
         return f"it leads {led} of {len(path)} rounds"
 

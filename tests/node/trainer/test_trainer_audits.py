@@ -15,7 +15,7 @@ import trio
 from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
 from swarmnode.protocols.methods.trainer import Batches, Marked, Slice
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.verify.distance import LEAST
+from swarmnode.training.verify.replay import LEAST
 from swarmnode.training.verify.trace import Point, State, Stretch, vector_id
 
 Use = Callable[[TrainerProcess, TrainerProcess], Awaitable[None]]

@@ -14,10 +14,24 @@ from hypothesis import strategies as st
 
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.verify.books import DECAY, Offered, Wrong, explains, residual_after, walk
-from swarmnode.training.verify.distance import LEAST, MOST, Distance, calibrated, distance
-from swarmnode.training.verify.draw import SAVED, Budget, which, whom
 from swarmnode.training.verify.recorder import MEMORY, Recorder, stretch_steps
+from swarmnode.training.verify.replay import (
+    DECAY,
+    LEAST,
+    MOST,
+    SAVED,
+    AuditBudget,
+    Distance,
+    Offered,
+    Wrong,
+    calibrated,
+    distance,
+    explains,
+    residual_after,
+    walk,
+    which,
+    whom,
+)
 from swarmnode.training.verify.trace import BadTrace, Leg, Origin, Point, State, Stretch, Trace, gap, vector_id
 
 SIZE = 4096  # one chunk of top-k
@@ -113,7 +127,7 @@ def test_everybody_is_audited_by_one_in_the_mean_and_every_step_is_as_likely() -
 
 
 def test_a_budget_is_a_share_and_saves_up_little() -> None:
-    budget = Budget(0.05)
+    budget = AuditBudget(0.05)
     assert not budget.affords(1.0)
     spent = 0
     for _ in range(1000):

@@ -2,44 +2,85 @@
 
     after each roster that lists work         draw an author, by the seed that the roster made
     where the budget allows it                have the record of its work; draw a stretch
-    books                                     the contribution must follow from the ends of the legs, exactly
+    residual                                  the contribution must follow from the ends of the legs, exactly
     replay                                    the stretch must end where the author says, within the tolerance
     verdict                                   to the ledger, with the evidence
 
 Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm. An author
 that shows nothing twice in a row, or nothing that is linked to its work before, has not kept a promise from then on;
 an honest restart costs it nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
+
+On the wire an auditor asks an author for the record of its work and for states that the record names:
+
+    audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
+    bulk          ("audit", run, auditor, roster, id)    each of them, by this auditor only, for SHOWN_FOR seconds
+
+The author answers whom the round's draw names as its auditor. Nobody else costs it anything but a call. What is fetched
+is checked by its id, so an author can show what it signed or nothing. Who may fail when, and what is then true: an
+author that answers nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows and what
+contradicts it is a lie; what the auditor itself lacks (a shared state, text, a trainer) says nothing of the author.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import trio
 
+from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import ACCEPTED, ONE, Entry, Reveal
-from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
-from swarmnode.protocols.methods.open.checks.traces import TracedWork
-from swarmnode.protocols.methods.open.checks.verification import Audit, Desk, NotShown, ShowQuery, Verdict
-from swarmnode.protocols.methods.open.store import Held
-from swarmnode.protocols.methods.trainer import Batches, Slice, Trainer, TrainerDied, Vector
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.open.checks.texts import TrainingText
+from swarmnode.protocols.methods.open.local import TracedTrainer
+from swarmnode.protocols.methods.open.store import ChainStore
+from swarmnode.protocols.methods.trainer import Batches, Slice, TrainerDied, Vector
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.protocols.wire import WireError
 from swarmnode.training.codecs import CodecError, codec_in
-from swarmnode.training.verify.books import NEAR, Offered, Wrong, apart, explains, residual_after, walk
-from swarmnode.training.verify.distance import Distance, calibrated
-from swarmnode.training.verify.draw import Budget, which, whom
-from swarmnode.training.verify.trace import BadTrace, Origin, State, Stretch, Trace, vector_id
+from swarmnode.training.verify.recorder import stretch_steps
+from swarmnode.training.verify.replay import (
+    NEAR,
+    Audit,
+    AuditBudget,
+    Distance,
+    Offered,
+    Verdict,
+    Wrong,
+    apart,
+    calibrated,
+    explains,
+    residual_after,
+    walk,
+    which,
+    whom,
+)
+from swarmnode.training.verify.trace import (
+    MAX_TRACE,
+    BadTrace,
+    Origin,
+    State,
+    Stretch,
+    Trace,
+    root_of,
+    vector_id,
+)
 
 logger = logging.getLogger(__name__)
 
+SHOW = "audit.show"
+TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
+FETCH_WITHIN = 120.0  # seconds for one thing
+SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched
+MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
+AT_ONCE = 16  # auditors whom something is shown: one a round in the mean
 PATIENCE = 2  # audits in a row in which an author may show nothing
 PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
 CALIBRATIONS = 8  # of the own replays that are remembered
@@ -57,6 +98,29 @@ def show(metrics: Metrics, counts: Counter[Verdict], seconds: Callable[[], float
     metrics.show(AUDITS, lambda: {verdict.name.lower(): counts[verdict] for verdict in Verdict})
     metrics.show(SECONDS, seconds)
     metrics.show(SHOWN, shown)
+
+
+class NotShown(Exception):
+    """The author does not show what it should. The message says what."""
+
+
+@dataclass(frozen=True)
+class ShowQuery:
+    run_id: str
+    roster: bytes  # that lists the work, and whose seed drew the auditor
+    trace: bytes
+    ids: tuple[bytes, ...]  # of vectors, and of records
+
+    def __post_init__(self) -> None:
+        if len(self.ids) > MAX_ASKED or any(len(id) != 32 for id in (self.roster, self.trace, *self.ids)):
+            raise WireError(f"at most {MAX_ASKED} ids of 32 bytes are asked for")
+
+
+@dataclass(frozen=True)
+class Showing:
+    """For each id, whether it can be fetched."""
+
+    found: tuple[bool, ...]
 
 
 class Unknown(Exception):
@@ -79,76 +143,89 @@ class _Work:
 class Audits:
     """One node's audits of others, and its answers to theirs."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        share: float,
-        longest: int,
-        codec_name: str,
-        held: Held,
-        work: TracedWork,
-        trainer: Trainer,
-        texts: Texts,
-        runner: Runner,
-        desk: Callable[..., Desk],
-        told: Callable[[Audit, bool], None],
-    ) -> None:
-        """`share` of the compute is spent; a stretch has `longest` steps at the most. `desk` makes the way to peers.
-
-        `told` is given each verdict, and whether a promise was not kept.
-        """
-        self._me, self._run_id, self._longest, self._codec_name = me, run_id, longest, codec_name
-        self._held, self._work, self._trainer, self._texts, self._runner = held, work, trainer, texts, runner
-        self._told = told
-        self._desk = desk(may_ask=self._may_ask, find=self._find)
-        self.budget = Budget(share)
+    def __init__(self, parts: Parts, store: ChainStore, local: TracedTrainer) -> None:
+        self._parts, self._store, self._local, self._trainer = parts, store, local, local.audited
+        spec = parts.spec
+        self._longest = stretch_steps(spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
+        self.budget = AuditBudget(spec.trust.audit_share)
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
         self.counts: Counter[Verdict] = Counter()
         self._earned = 0.0
-        self._news: trio.MemorySendChannel[Block]
-        self._news, self._blocks = trio.open_memory_channel[Block](1)
+        self._followed: trio.MemorySendChannel[Block]
+        self._followed, self._blocks = trio.open_memory_channel[Block](1)
+        self._until: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()  # auditor, roster: until when it is shown
+        self._asked: Counter[tuple[PeerId, bytes]] = Counter()  # ids
+        self._shown_bytes = 0
+        parts.rpc.serve(SHOW, ShowQuery, self._on_show)
 
     def measure(self, metrics: Metrics) -> None:
         """Show what came of audits, and what they took."""
-        show(metrics, self.counts, lambda: self.budget.spent, lambda: self._desk.shown_bytes)
+        show(metrics, self.counts, lambda: self.budget.spent, lambda: self._shown_bytes)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
     def _may_ask(self, peer: PeerId, query: ShowQuery) -> bool:
-        if not self._held.stands or query.roster not in self._held.tree or self._work.shown(query.trace) is None:
+        if not self._store.stands or query.roster not in self._store.tree or self._local.shown(query.trace) is None:
             return False
-        block = self._held.tree[query.roster]
-        measured = self._held.measured(block)
-        return peer in measured and whom(block.chain.seed, peer, measured) == self._me
+        block = self._store.tree[query.roster]
+        measured = self._store.measured(block)
+        return peer in measured and whom(block.chain.seed, peer, measured) == self._parts.me
 
     async def _find(self, id: bytes) -> bytes | None:
-        shown = self._work.shown(id)
+        shown = self._local.shown(id)
         if shown is not None:
             return shown.raw
         try:
-            vector = await self._work.vector(id)
+            vector = await self._local.vector(id)
         except TrainerDied:
             return None
         return None if vector is None else vector.tobytes()
+
+    async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
+        now, whose = trio.current_time(), (peer, query.roster)
+        if query.run_id != self._parts.run_id or not self._may_ask(peer, query):
+            raise Refuse("not-drawn", "no draw names you as the auditor of this work")
+        self._until[whose] = now + SHOWN_FOR
+        self._until.move_to_end(whose)
+        self._tidy(now)
+        self._asked[whose] += len(query.ids)
+        if self._asked[whose] > MAX_ASKED:
+            raise Refuse("enough", f"{MAX_ASKED} things of this round were shown to you")
+        found = []
+        for id in query.ids:
+            content = await self._find(id)
+            found.append(content is not None)
+            if content is not None:
+                self._parts.bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
+                self._shown_bytes += len(content)
+        return Showing(tuple(found))
+
+    def _tidy(self, now: float) -> None:
+        """Let go of what was shown for long enough, and of the oldest beyond AT_ONCE."""
+        while self._until and (len(self._until) > AT_ONCE or next(iter(self._until.values())) <= now):
+            whose, _ = self._until.popitem(last=False)
+            del self._asked[whose]
+            self._parts.bulk.withdraw(self._prefix(*whose))
+
+    def _prefix(self, auditor: PeerId, roster: bytes) -> Key:
+        return ("audit", self._parts.run_id, auditor, roster.hex())
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def consider(self, block: Block) -> None:
         """A roster was followed: somebody in it may be audited. Returns at once."""
         try:
-            self._news.send_nowait(block)
+            self._followed.send_nowait(block)
         except trio.WouldBlock:
             logger.debug("round %d: the audit before is not over", block.chain.round)
 
     async def run(self) -> None:
         """Audit until cancelled."""
         async for block in self._blocks:
-            self._desk.tidy(trio.current_time())
-            self.budget.earn(max(0.0, self._work.trained_seconds - self._earned))
-            self._earned = max(self._earned, self._work.trained_seconds)
+            self._tidy(trio.current_time())
+            self.budget.earn(max(0.0, self._local.trained_seconds - self._earned))
+            self._earned = max(self._earned, self._local.trained_seconds)
             found = self._draw(block)
             if found is None or not self.budget.affords(self._cost(self._longest)):
                 continue
@@ -159,16 +236,16 @@ class Audits:
 
     def _cost(self, steps: int) -> float:
         """Seconds that a replay of so many steps takes here."""
-        return steps * self._work.trained_seconds / max(1, self._work.trained_steps)
+        return steps * self._local.trained_seconds / max(1, self._local.trained_steps)
 
     def _draw(self, block: Block) -> _Work | None:
         """The contribution that this node may audit after a roster."""
-        measured = self._held.measured(block)
-        author = whom(block.chain.seed, self._me, measured)
-        if author is None or self._me not in measured:  # who takes part audits: others' names cost nothing
+        measured = self._store.measured(block)
+        author = whom(block.chain.seed, self._parts.me, measured)
+        if author is None or self._parts.me not in measured:  # who takes part audits: others' names cost nothing
             return None
         commit = measured[author]
-        return _Work(block, author, commit, self._held.books[block.parent].reveals[commit].what)
+        return _Work(block, author, commit, self._store.logs[block.parent].reveals[commit].what)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
@@ -185,10 +262,10 @@ class Audits:
         try:
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
-            trace = await self._desk.record(work.author, work.query(self._run_id), work.reveal.trace)
-            stretch = which(work.block.chain.seed, self._me, work.author, trace)
+            trace = await self._record(work.author, work.query(self._parts.run_id), work.reveal.trace)
+            stretch = which(work.block.chain.seed, self._parts.me, work.author, trace)
             self._check_form(work, trace)
-            linked = await self._check_books(work, trace)
+            linked = await self._check_residual(work, trace)
             if stretch is not None:
                 audit = replace(
                     audit,
@@ -204,7 +281,7 @@ class Audits:
             if not linked:
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
-            if self._held.block.chain.round > work.block.chain.round + PROMPT:
+            if self._store.block.chain.round > work.block.chain.round + PROMPT:
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
             return replace(audit, verdict=Verdict.NOT_SHOWN, why=str(error))
         except (Wrong, BadTrace, CodecError, ValueError) as error:  # ValueError: numbers that end in infinity
@@ -218,12 +295,13 @@ class Audits:
             del self._silent[next(iter(self._silent))]
         self.counts[audit.verdict] += 1
         logger.info("round %d: the work of %s: %s %s", audit.round, audit.author, audit.verdict.value, audit.why)
-        self._told(audit, self._silent[audit.author] > PATIENCE)
+        if self._parts.ledger is not None:
+            self._parts.ledger.audited(audit, self._silent[audit.author] > PATIENCE)
 
     async def _tolerance(self) -> float:
         """How far a replay may end from what is claimed. Raises Unknown where this node cannot tell."""
         if len(self._own) < CALIBRATIONS:
-            async with self._work.held():
+            async with self._local.held():
                 own = await self._trainer.calibrate()
             self.budget.spend(own.seconds)
             self._own.extend(own.distances)
@@ -233,6 +311,47 @@ class Audits:
         if tolerance is None:
             raise Unknown("its own replays differ too much to tell a lie")
         return tolerance
+
+    # --- what the author shows ----------------------------------------------------------------------------------------
+
+    async def _record(self, author: PeerId, query: ShowQuery, root: bytes) -> Trace:
+        """The record with this root. Raises NotShown, and BadTrace where the author signed what is none."""
+        (raw,) = (await self._fetch(author, query, (root,), MAX_TRACE)).values()
+        if root_of(raw) != root:
+            raise NotShown("it sent another record than the one that it signed")
+        return Trace.decode(raw)
+
+    async def _fetch_vectors(self, author: PeerId, query: ShowQuery, ids: set[bytes], most: int) -> dict[bytes, Vector]:
+        """Vectors of at most so many elements by their ids. Raises NotShown."""
+        found = {}
+        for id, raw in (await self._fetch(author, query, tuple(sorted(ids)), 4 * most)).items():
+            vector = np.frombuffer(raw, "<f4") if len(raw) % 4 == 0 else np.zeros(0, np.float32)
+            if await self._parts.runner(lambda vector=vector: vector_id(vector)) != id:  # type: ignore[misc]
+                raise NotShown("it sent another state than the one that it signed")
+            found[id] = vector
+        return found
+
+    async def _fetch(self, author: PeerId, query: ShowQuery, ids: tuple[bytes, ...], most: int) -> dict[bytes, bytes]:
+        asked = ShowQuery(query.run_id, query.roster, query.trace, ids)
+        try:
+            showing = await self._parts.rpc.call(author, SHOW, asked, Showing, timeout=TIMEOUT)
+        except CallError as error:
+            raise NotShown(f"it does not answer: {error}") from error
+        if len(showing.found) != len(ids) or not all(showing.found):
+            raise NotShown("it has what it signed no more")
+        found = {}
+        prefix = self._prefix(self._parts.me, query.roster)
+        for id in ids:
+            raw: bytes | memoryview | None = None
+            with trio.move_on_after(FETCH_WITHIN):
+                try:
+                    raw = await self._parts.bulk.fetch(author, (*prefix, id.hex()), max_size=max(1, most))
+                except NetworkError as error:
+                    raise NotShown(f"it does not send what it shows: {error}") from error
+            if raw is None:
+                raise NotShown(f"it took more than {FETCH_WITHIN:.0f} s for one thing")
+            found[id] = bytes(raw)
+        return found
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
@@ -248,7 +367,7 @@ class Audits:
         if trace.origin is not Origin.UNLINKED and base != work.reveal.parent:
             raise Wrong("its steps do not lead from the shared state of the round")
 
-    async def _check_books(self, work: _Work, trace: Trace) -> bool:
+    async def _check_residual(self, work: _Work, trace: Trace) -> bool:
         """Whether the contribution is linked to what came before; raises Wrong where it contradicts itself."""
         if trace.origin is Origin.UNLINKED:
             return False
@@ -257,7 +376,7 @@ class Audits:
         before = await self._before(work, trace) if trace.origin is Origin.AFTER else None
         wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
         vectors = await self._vectors(work, wanted)
-        if not all(vector.size == self._work.feedback.size for vector in vectors.values()):
+        if not all(vector.size == self._local.feedback.size for vector in vectors.values()):
             raise Wrong("states of another model")
         states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
         residual = vectors[trace.residual]
@@ -269,7 +388,7 @@ class Audits:
                 kept,
                 self._start(self._state(before[0].reveal.parent), kept) - vectors[trace.start],
                 self._contribution(before[0].reveal.root),
-                codec_in(before[0].reveal.round, self._codec_name),
+                codec_in(before[0].reveal.round, self._parts.spec.exchange.codec),
                 before[2].verdict == ACCEPTED,
                 1 - before[2].clip / ONE if before[2].verdict == ACCEPTED else 0.0,
             )
@@ -282,33 +401,33 @@ class Audits:
             elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace, residual.size):
                 raise Wrong("it does not begin as new")
             offered = walk(trace, vectors[trace.start], ends=vectors, states=starts)
-            encoding = codec_in(work.reveal.round, self._codec_name)
+            encoding = codec_in(work.reveal.round, self._parts.spec.exchange.codec)
             explains(raw, starts[work.reveal.parent] - offered, residual, encoding)
 
-        await self._runner(check)
+        await self._parts.runner(check)
         return True
 
     async def _before(self, work: _Work, trace: Trace) -> tuple[_Work, Trace, Entry]:
         """The contribution that a record says it follows on, and what became of it. Raises Unknown, Wrong, NotShown."""
-        tree = self._held.tree
+        tree = self._store.tree
         if work.block.id not in tree:
             raise Unknown("the round was let go of")
         for block in reversed(tree.path(work.block.id)[:-1]):
-            book = self._held.books.get(block.parent)
-            if block.roster is None or book is None:
+            log = self._store.logs.get(block.parent)
+            if block.roster is None or log is None:
                 continue
             entries = {entry.commit: entry for entry in block.roster.entries}
-            for commit, said in book.reveals.items():
+            for commit, said in log.reveals.items():
                 if said.author == work.author and said.what.trace == trace.previous and commit in entries:
                     earlier = _Work(block, work.author, commit, said.what)
-                    record = await self._desk.record(work.author, work.query(self._run_id), trace.previous)
+                    record = await self._record(work.author, work.query(self._parts.run_id), trace.previous)
                     _check_follows(record, trace, said.what)
                     return earlier, record, entries[commit]
         raise NotShown("it follows on a contribution that is in no roster")
 
     async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
-        parameters = self._work.feedback.size
-        vectors = await self._desk.vectors(work.author, work.query(self._run_id), ids, 2 * parameters)
+        parameters = self._local.feedback.size
+        vectors = await self._fetch_vectors(work.author, work.query(self._parts.run_id), ids, 2 * parameters)
         if not all(vector.size in (0, parameters, 2 * parameters) for vector in vectors.values()):
             raise Wrong("states of another model")
         if not all(np.isfinite(vector).all() for vector in vectors.values()):
@@ -316,19 +435,20 @@ class Audits:
         return vectors
 
     def _state(self, roster: bytes) -> Vector:
-        try:
-            return self._held.states[roster].parameters
-        except KeyError:
-            raise Unknown("a shared state is kept no more") from None
+        state = self._store.state(roster)
+        if state is None:
+            raise Unknown("a shared state is kept no more")
+        return state.parameters
 
     def _start(self, shared: Vector, residual: Vector) -> Vector:
-        """Where training from a shared state began, as in `Work`."""
-        return shared - residual if self._work.carries else shared
+        """Where training from a shared state began, as in `LocalTrainer`."""
+        return shared - residual if self._local.carries else shared
 
     def _contribution(self, root: bytes) -> bytes:
-        if root not in self._held.contributions:
+        contribution = self._store.contributions.get(root)
+        if contribution is None:
             raise Unknown("a contribution is kept no more")
-        return self._held.contributions[root].raw
+        return contribution.raw
 
     # --- doing it again -----------------------------------------------------------------------------------------------
 
@@ -336,16 +456,16 @@ class Audits:
         points = (stretch.start, stretch.end)
         vectors = await self._vectors(work, {id for point in points for id in (point.parameters, point.moments)})
         start, claimed = (State(vectors[p.parameters], vectors[p.moments], p.updates) for p in points)
-        if not start.parameters.size == claimed.parameters.size == self._work.feedback.size:
+        if not start.parameters.size == claimed.parameters.size == self._local.feedback.size:
             raise Wrong("states of another model")
         slice = Slice(work.author, stretch, start, claimed)
-        if stretch.texts and not self._texts.shared:
+        if stretch.texts and not self._parts.texts.shared:
             raise Unknown("this node has no access to the run's text")
         if stretch.texts:
             slice = await self._with_text(slice, trace.texts[: stretch.texts])
-        elif self._texts.shared:
+        elif self._parts.texts.shared:
             raise NotShown("it names no text")
-        async with self._work.held():
+        async with self._local.held():
             replayed = await self._trainer.replay(slice)
         self.budget.spend(replayed.seconds)
         (found,) = replayed.distances
@@ -355,15 +475,15 @@ class Audits:
         """The slice with those parts of its author's text that its steps read."""
         stretch = slice.stretch
         try:
-            shelf = Shelf(self._texts, texts)
+            text = TrainingText(self._parts.texts, texts)
         except ValueError as error:
             raise Wrong(str(error)) from error
         steps = tuple(range(stretch.step, stretch.step + stretch.steps))
-        places = await self._trainer.places(Batches(slice.author, stretch.round, steps, shelf.size))
+        places = await self._trainer.places(Batches(slice.author, stretch.round, steps, text.size))
         if not places:
             raise Wrong("text that is too short to train on")
         try:
-            return replace(slice, size=shelf.size, pieces=await shelf.pieces(slice.author, places))
+            return replace(slice, size=text.size, pieces=await text.pieces(slice.author, places))
         except ShardError as error:
             raise NotShown(f"the text that it trained on cannot be had: {error}") from error
 

@@ -1,8 +1,8 @@
 """The text that nodes train on, as far as others look at their work: whose it is, and where in it a step read.
 
     texts.assigned(author)                        # shards that somebody is to train on; nobody hands them out
-    shelf = Shelf(texts, shards)                  # how they stand in its trainer's text: in order of their ids
-    await shelf.pieces(author, places)            # what a few steps read of it, from here or from the author
+    text = TrainingText(texts, shards)            # how they stand in its trainer's text: in order of their ids
+    await text.pieces(author, places)             # what a few steps read of it, from here or from the author
 
 Places are offsets in bytes, and may reach over the end of a shard into the next.
 """
@@ -59,7 +59,7 @@ class NoTexts:
 NO_TEXTS = NoTexts()
 
 
-class Shelf:
+class TrainingText:
     """Shards as they stand in a trainer's text. Raises ValueError for what is none of the run's, or twice there."""
 
     def __init__(self, texts: Texts, shards: Iterable[bytes]) -> None:

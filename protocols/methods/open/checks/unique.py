@@ -32,16 +32,17 @@ import trio
 
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import longest_norm
-from swarmnode.protocols.methods.open.checks.texts import Shelf, Texts
-from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.open.store import Held
-from swarmnode.protocols.methods.trainer import Batches, Trainer, TrainerDied, Vector
+from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.open.checks.texts import TrainingText
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.store import ChainStore
+from swarmnode.protocols.methods.trainer import Batches, TrainerDied, Vector
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.judging import BACKWARD, trial
-from swarmnode.training.verify.draw import Budget, whom
+from swarmnode.training.verify.replay import AuditBudget, whom
 
 logger = logging.getLogger(__name__)
 
@@ -62,38 +63,18 @@ def show(metrics: Metrics, counts: Counter[str], seconds: Callable[[], float]) -
     metrics.show(SECONDS, seconds)
 
 
-Told = Callable[[PeerId, bool, bytes], None]  # author, whether it was better on its own data, id of the commit
-
-
 class UniqueWork:
     """One node's tests of others."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        steps: int,
-        batch: int,
-        lr: float,
-        codec_name: str,
-        held: Held,
-        work: Work,
-        trainer: Trainer,
-        texts: Texts,
-        runner: Runner,
-        told: Told,
-    ) -> None:
-        """`steps` a round has of `batch` samples."""
-        self._me, self._steps, self._batch, self._lr, self._codec = me, steps, batch, lr, codec_name
-        self._held, self._work, self._trainer, self._texts = held, work, trainer, texts
-        self._runner, self._told = runner, told
+    def __init__(self, parts: Parts, store: ChainStore, local: LocalTrainer, ledger: Ledger) -> None:
+        self._parts, self._store, self._local, self._trainer, self._ledger = parts, store, local, parts.trainer, ledger
         self._able = True  # the trainer draws batches of others
         self._own: deque[bool] = deque(maxlen=OWN)
-        self.budget = Budget(SHARE)
+        self.budget = AuditBudget(SHARE)
         self.counts: Counter[str] = Counter()
         self._earned = 0.0
-        self._news: trio.MemorySendChannel[Block]
-        self._news, self._blocks = trio.open_memory_channel[Block](1)
+        self._followed: trio.MemorySendChannel[Block]
+        self._followed, self._blocks = trio.open_memory_channel[Block](1)
 
     def measure(self, metrics: Metrics) -> None:
         """Show what came of tests, and what they took."""
@@ -102,7 +83,7 @@ class UniqueWork:
     def consider(self, block: Block) -> None:
         """A roster was followed: somebody in it may be tested. Returns at once."""
         try:
-            self._news.send_nowait(block)
+            self._followed.send_nowait(block)
         except trio.WouldBlock:
             logger.debug("round %d: the test before is not over", block.chain.round)
 
@@ -113,19 +94,19 @@ class UniqueWork:
 
     async def run(self) -> None:
         """Test until cancelled."""
-        turn = 0
+        turn, inner = 0, self._parts.spec.inner
         async for block in self._blocks:
-            trained = self._work.trained
+            trained = self._local.trained
             self.budget.earn(trained.seconds - self._earned)
             self._earned = trained.seconds
-            measured = self._held.measured(block)
-            other = whom(block.chain.seed, self._me, measured)
-            count = min(self._steps, -(-SAMPLES // self._batch))
-            passes = 4 * count * self._batch  # own and control, before and after
+            measured = self._store.measured(block)
+            other = whom(block.chain.seed, self._parts.me, measured)
+            count = min(inner.steps, -(-SAMPLES // inner.batch))
+            passes = 4 * count * inner.batch  # own and control, before and after
             cost = passes * trained.seconds / max(1, trained.samples) / BACKWARD
-            if other is None or self._me not in measured or not self._able or not self.budget.affords(cost):
+            if other is None or self._parts.me not in measured or not self._able or not self.budget.affords(cost):
                 continue  # who takes part tests others: their names cost nothing
-            author = other if self.telling and turn % 2 else self._me
+            author = other if self.telling and turn % 2 else self._parts.me
             turn += 1
             try:
                 passed = await self._test(block, author, measured[author], count, cost)
@@ -136,11 +117,11 @@ class UniqueWork:
 
     def _conclude(self, author: PeerId, commit: bytes, passed: bool | None) -> None:
         outcome = "untold" if passed is None else "passed" if passed else "failed"
-        if author == self._me and passed is not None:
+        if author == self._parts.me and passed is not None:
             self._own.append(passed)
             outcome = f"own {outcome}"
         elif passed is not None:
-            self._told(author, passed, commit)
+            self._ledger.drew(author, passed, commit)
         self.counts[outcome] += 1
         logger.debug("the work of %s, on its own data: %s", author, outcome)
 
@@ -149,25 +130,28 @@ class UniqueWork:
 
         Raises ShardError, TrainerDied. Takes `cost` seconds of computing, as far as one can know before.
         """
-        held = self._held
-        root, state = held.books[block.parent].reveals[commit].what.root, held.before(block)
-        if root not in held.contributions or state is None or block.parent not in held.tree:
+        store, spec = self._store, self._parts.spec
+        reveal, state = store.logs[block.parent].reveals[commit].what, store.state(block.parent)
+        contribution = store.contributions.get(reveal.root)
+        if contribution is None or state is None or block.parent not in store.tree:
             return None
-        contribution, longest = held.contributions[root], longest_norm(held.tree[block.parent].chain, held.rules)
-        steps = drawn_steps(block.chain.seed, self._me, author, self._steps, count)
+        longest = longest_norm(store.tree[block.parent].chain, store.rules)
+        steps = drawn_steps(block.chain.seed, self._parts.me, author, spec.inner.steps, count)
         never = tuple(NEVER + step for step in steps)
-        shelf = await self._runner(lambda: Shelf(self._texts, self._texts.assigned(author)))
+        text = await self._parts.runner(lambda: TrainingText(self._parts.texts, self._parts.texts.assigned(author)))
         own, control = [
-            await self._with_text(Batches(author, block.chain.round - 1, each), shelf) for each in (steps, never)
+            await self._with_text(Batches(author, block.chain.round - 1, each), text) for each in (steps, never)
         ]
         shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
 
         def taken() -> Vector:
-            step = trial(contribution.raw, state.parameters.size, lr=self._lr, codec_name=self._codec, shrink=shrink)
+            step = trial(
+                contribution.raw, state.parameters.size, lr=spec.outer.lr, codec_name=spec.exchange.codec, shrink=shrink
+            )
             return step.taken_from(state.parameters)
 
-        after = await self._runner(taken)
-        async with self._work.lent():
+        after = await self._parts.runner(taken)
+        async with self._local.lent():
             began = trio.current_time()
             gains = [
                 await self._loss(state.parameters, batches) - await self._loss(after, batches)
@@ -183,12 +167,12 @@ class UniqueWork:
         self._able = loss is not None
         return math.nan if loss is None else loss
 
-    async def _with_text(self, batches: Batches, shelf: Shelf) -> Batches:
+    async def _with_text(self, batches: Batches, text: TrainingText) -> Batches:
         """These with what they read of their author's text, if it is known. Raises ShardError, TrainerDied."""
-        if not shelf.size:
+        if not text.size:
             return batches
-        sized = replace(batches, size=shelf.size)
-        return replace(sized, pieces=await shelf.pieces(batches.author, await self._trainer.places(sized)))
+        sized = replace(batches, size=text.size)
+        return replace(sized, pieces=await text.pieces(batches.author, await self._trainer.places(sized)))
 
 
 def drawn_steps(seed: bytes, auditor: PeerId, author: PeerId, steps: int, count: int) -> tuple[int, ...]:

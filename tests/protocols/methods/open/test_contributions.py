@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.protocols.methods.open.contributions import ANSWERS_WITHIN, Contributions, Missing
+from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, Contributions, MissingContribution
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimWorld
@@ -24,10 +24,7 @@ async def shelf(world: SimWorld, nursery: trio.Nursery, name: str) -> Contributi
     bulk = Bulk(world.node(name), runner=inline)
     await nursery.start(world.node(name).run)
     await nursery.start(bulk.run)
-    size = codec("topk").encoded_size(ELEMENTS)
-    return Contributions(
-        run_id=RUN, bulk=bulk, runner=inline, codec="topk", elements=ELEMENTS, size=size, budget=1 << 20
-    )
+    return Contributions(run_id=RUN, bulk=bulk, runner=inline, codec_name="topk", elements=ELEMENTS, budget=1 << 20)
 
 
 async def with_one(world: SimWorld, nursery: trio.Nursery, *names: str) -> bytes:
@@ -73,7 +70,7 @@ def test_what_no_source_has_is_missing(simulated: Simulated) -> None:
         await shelf(world, nursery, "author")
         await shelf(world, nursery, "other")
         mine = await shelf(world, nursery, "me")
-        with pytest.raises(Missing):
+        with pytest.raises(MissingContribution):
             await mine.fetch(bytes(32), 0, [world.node("author").me, world.node("other").me])
 
     simulated(main, latency=0.05)

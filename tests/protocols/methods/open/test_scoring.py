@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import trio
+from openspec import open_spec, parts_of
 from trio.testing import MockClock
 
 from swarmnode.protocols.chain.statements import MAX_GAIN
-from swarmnode.protocols.methods.open.contributions import Contribution
-from swarmnode.protocols.methods.open.judge import Bench
-from swarmnode.protocols.methods.open.local import Work
+from swarmnode.protocols.methods.open.judge import Evaluator
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
@@ -32,9 +33,9 @@ class Counting(SimTrainer):
         self.passes += sequences
         return await super().heldout(seed=seed, sequences=sequences)
 
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         self.passes += BACKWARD * (last - first)
-        return await super().slope(seed=seed, first=first, last=last)
+        return await super().gradient(seed=seed, first=first, last=last)
 
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         self.passes += SEQUENCES
@@ -44,7 +45,7 @@ class Counting(SimTrainer):
 class Flat(Counting):
     """Of a task that gives no gradient."""
 
-    async def slope(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
+    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         return None
 
 
@@ -63,17 +64,15 @@ def judged(
     gains: list[int] = []
 
     async def main() -> None:
-        work = Work(trainer, inline, codec_name="fp32", steps=80)
+        spec = open_spec(steps=80, samples=samples)
+        work = LocalTrainer(trainer, inline, spec)
         work.base = state = OuterState.start(trainer.parameters())
-        bench = Bench(
+        bench = Evaluator(
             work,
-            inline,
+            parts_of(spec),
             state=state,
             before=OuterState.start(trainer.parameters() + np.float32(0.1)),
             seed=5,
-            lr=1.0,
-            codec_name="fp32",
-            samples=samples,
             longest=longest,
         )
         found = {number.to_bytes(32, "big"): contribution(offer) for number, offer in enumerate(offers)}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import trio
 
-from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.state import ChainState, Worked, genesis
-from swarmnode.protocols.methods.open.splits import Splits
+from swarmnode.protocols.methods.open.join import Splits
 from swarmnode.protocols.methods.open.wire import Path, Tip
-from swarmnode.testing.simnet import SimWorld
 
 RUN, ME, OTHER = "ab" * 32, "me", "other"
 WORK = SimpleNamespace()  # a roster, of which only matters that there is one
@@ -41,22 +38,18 @@ def test_what_counted_before_the_histories_parted_makes_nobody_stay(since: str |
         made = block(tip, round, OTHER if round < 60 else since)
         tree.add(made)
         tip = made.chain
-    held = SimpleNamespace(tree=tree, tip=tip.tip, block=tree[tip.tip], stands=True, apart=frozenset())
+    held = SimpleNamespace(tree=tree, tip=tip.tip, block=tree[tip.tip], stands=True, diverged=frozenset())
     theirs = tuple(f"theirs {round}".encode().rjust(32) for round in range(70, 140))
 
     class Told:
+        store = held
+
         async def path_of(self, peer: str, id: bytes) -> Path:
             return Path(theirs, (False,) * len(theirs))
 
     splits = Splits(
-        me=ME,
-        run_id=RUN,
-        held=held,  # type: ignore[arg-type]
-        sources=Told(),  # type: ignore[arg-type]
-        rpc=Rpc(SimWorld().node("me")),
-        members=lambda: (OTHER,),
-        observer=SimpleNamespace(warn=lambda key, text: None),  # type: ignore[arg-type]
-        rng=random.Random(0),
+        SimpleNamespace(me=ME, observer=SimpleNamespace(warn=lambda key, text: None)),  # type: ignore[arg-type]
+        Told(),  # type: ignore[arg-type]
     )
     told = Tip(theirs[-1], 140, 0.0, b"", "00" * 32)
-    assert len(theirs) > DEPTH and trio.run(splits.is_apart, OTHER, told) is apart
+    assert len(theirs) > DEPTH and trio.run(splits.has_diverged, OTHER, told) is apart

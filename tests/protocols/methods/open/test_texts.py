@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, NoTexts, Shelf
+from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, NoTexts, TrainingText
 from swarmnode.protocols.network import PeerId
 
 SHARDS = {b"b": b"0123456789", b"a": b"abcde", b"c": b"XYZ"}
@@ -30,7 +30,7 @@ def test_shards_stand_in_the_order_of_their_ids_whoever_names_them_how() -> None
     async def main() -> None:
         texts = Three()
         for order in ([b"b", b"a", b"c"], [b"c", b"b", b"a"]):
-            shelf = Shelf(texts, order)
+            shelf = TrainingText(texts, order)
             assert shelf.size == 18
             assert await shelf.pieces("who", [(1, 3)]) == ((1, b"bc"),)
             assert await shelf.pieces("who", [(4, 7), (14, 18)]) == ((4, b"e"), (5, b"01"), (14, b"9"), (15, b"XYZ"))
@@ -42,8 +42,8 @@ def test_shards_stand_in_the_order_of_their_ids_whoever_names_them_how() -> None
 @pytest.mark.parametrize("shards", [[b"a", b"d"], [b"a", b"a"]])
 def test_what_is_not_the_runs_or_stands_twice_is_refused(shards: list[bytes]) -> None:
     with pytest.raises(ValueError, match="not the run's"):
-        Shelf(Three(), shards)
+        TrainingText(Three(), shards)
 
 
 def test_without_text_there_is_nothing_to_read() -> None:
-    assert Shelf(NO_TEXTS, ()).size == 0
+    assert TrainingText(NO_TEXTS, ()).size == 0

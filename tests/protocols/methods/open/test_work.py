@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from openspec import open_spec
 from trio.testing import MockClock
 
 from swarmnode.protocols.methods.open import local as open_work
-from swarmnode.protocols.methods.open.local import Work
+from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainStats
 from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
@@ -22,8 +23,8 @@ from swarmnode.training.outer import OuterState
 STEPS = 100  # of a round
 
 
-def work_of(trainer: SimTrainer) -> Work:
-    work = Work(trainer, inline, codec_name="fp32", steps=STEPS)
+def work_of(trainer: SimTrainer) -> LocalTrainer:
+    work = LocalTrainer(trainer, inline, open_spec(steps=STEPS))
     parameters = trainer.parameters()
     work.base = OuterState(parameters, np.zeros_like(parameters))
     return work
@@ -81,7 +82,7 @@ def test_what_was_trained_and_not_sent_is_in_the_local_parameters_where_they_car
 
     async def main() -> None:
         trainer = toy()
-        work = Work(trainer, inline, codec_name="sign3", steps=STEPS, carries=carries)
+        work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9 if carries else 0.0))
         size = trainer.layout.parameters
         state = OuterState.start(np.zeros(size, np.float32))
         await work.stand_on(state)
@@ -107,7 +108,7 @@ def test_what_was_trained_and_not_sent_is_in_the_local_parameters_where_they_car
 def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(offers: bool) -> None:
     async def main() -> None:
         trainer = toy()
-        work = Work(trainer, inline, codec_name="sign3", steps=STEPS, carries=True)
+        work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
         size = trainer.layout.parameters
         await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
         work.feedback.add(np.full(size, 0.5, np.float32), 1e9)
@@ -131,7 +132,7 @@ def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(
 def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
     async def main() -> None:
         trainer = toy()
-        work = Work(trainer, inline, codec_name="sign3", steps=STEPS, carries=True)
+        work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
         size = trainer.layout.parameters
         zero = OuterState.start(np.zeros(size, np.float32))
         work.feedback.add(np.full(size, 0.25, np.float32), 1e9)

@@ -1,8 +1,6 @@
-"""This node's part in one round: what it stands on, what it has said, and which of its waits are over.
+"""This node's part in one round, and how it says things there.
 
-A turn begins when the node comes to a block, also after a restart in the middle of a round: then what it said before is
-read from the book, and it says nothing else in that part of the round. `Voice` is how it says things, and has the
-secrets that only this identity can make, the same in each of its lives: so a restarted node contradicts itself nowhere.
+`RoundContext` is what it said and which of its waits are over, `Signer` how one identity signs what it says.
 """
 
 from __future__ import annotations
@@ -12,7 +10,11 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from swarmnode.protocols.chain.duty import Own, Timers, View
+from swarmnode.protocols.chain.duty import (
+    Own,
+    Timers,
+    View,
+)
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.state import ChainState, HashChain
 from swarmnode.protocols.chain.statements import (
@@ -29,10 +31,10 @@ from swarmnode.protocols.chain.statements import (
     Seal,
     read,
 )
-from swarmnode.protocols.methods.open.judge import Bench
-from swarmnode.protocols.methods.open.local import Work
-from swarmnode.protocols.methods.open.roundlog import Book
-from swarmnode.protocols.methods.open.sync import Keeper
+from swarmnode.protocols.methods.open.judge import Evaluator
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.store import RoundLog
+from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import AlreadyWritten, StateError
 from swarmnode.protocols.state.sync import StateSync
@@ -42,25 +44,18 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S", Commit, Cut, Reveal, Seal, Scores, Roster, Head)
 
 
-@dataclass(frozen=True)
-class RoundSettings:
-    """From the RunSpec."""
-
-    outer_lr: float
-    codec: str
-    floor: float  # seconds, of adaptive deadlines
-    ceiling: float
-    samples: int  # that a node trains on in a round
-
-
 @dataclass
-class Turn:
-    """This node's part in the round on one block, while it lasts."""
+class RoundContext:
+    """This node's part in the round on one block, while it lasts: what it said, and which of its waits are over.
+
+    It begins when the node comes to a block, also after a restart in the middle of a round: then what the node said
+    before is read from the log (`recall`), and it says nothing else in that part of the round.
+    """
 
     block: Block
-    book: Book
+    log: RoundLog
     began: float  # trio time
-    bench: Bench
+    evaluator: Evaluator
     ready: bool = False  # it has a contribution to commit to
     timers: Timers = field(default_factory=Timers)
     own: Own = field(default_factory=Own)
@@ -69,75 +64,76 @@ class Turn:
     measuring: bool = False
     fetching: bool = False
 
-    @property
-    def chain(self) -> ChainState:
-        return self.block.chain
+    def __post_init__(self) -> None:
+        self.chain: ChainState = self.block.chain
 
     @property
     def follows_nothing(self) -> bool:
         """Whether the round before ended empty: its contributions wait to be offered again."""
         return self.block.roster is None and self.chain.empties > 0
 
-    def has_offer(self, work: Work) -> bool:
+    def has_offer(self, local: LocalTrainer) -> bool:
         """Whether this node has a contribution to this round in hand."""
-        offer = work.offer
+        offer = local.offer
         return offer is not None and offer.parent == self.chain.tip and bool(offer.root)
 
-    def recall(self, me: PeerId, work: Work) -> None:
+    def recall(self, me: PeerId, local: LocalTrainer) -> None:
         """Take up what this node has already said in this round, before a restart or on another fork."""
-        commit = self.book.own_commit(me)
+        commit = self.log.own_commit(me)
         self.own = Own(
             commit=commit,
-            cut=next((said.what for said in self.book.cuts.values() if said.author == me), None),
-            revealed=commit is not None and not self.has_offer(work),
+            cut=next((said.what for said in self.log.cuts.values() if said.author == me), None),
+            revealed=commit is not None and not self.has_offer(local),
         )
-        if me in self.book.seals:  # what it sealed is known no more: it says nothing else
+        if me in self.log.seals:  # what it sealed is known no more: it says nothing else
             nothing = Scores(self.chain.round, self.chain.tip, bytes(HASH), bytes(SALT), None, ())
             self.own = replace(self.own, sealed=nothing, opened=True)
 
     def view(self, me: PeerId, norms: dict[bytes, float]) -> View:
         """What `duty.duties` is asked about. `norms`: by commit, of contributions that are here."""
-        book = self.book
+        log = self.log
         return View(
             me=me,
             ready=self.ready,
             timers=self.timers,
             own=self.own,
-            commits=book.commits,
-            cuts=tuple(book.cuts.values()),
-            reveals={id: said.what for id, said in book.reveals.items()},
+            commits=log.commits,
+            cuts=tuple(log.cuts.values()),
+            reveals={id: said.what for id, said in log.reveals.items()},
             judged=self.judged,
-            seals={judge: said.what.seal for judge, said in book.seals.items()},
-            scores=tuple(book.scores.values()),
+            seals={judge: said.what.seal for judge, said in log.seals.items()},
+            scores=tuple(log.scores.values()),
             norms=norms,
         )
 
 
-class Voice:
-    """How one identity says things in rounds."""
+class Signer:
+    """How one identity says things in rounds, and the secrets that only it can make, the same in each of its lives.
 
-    def __init__(self, sync: StateSync, keeper: Keeper, secret: bytes) -> None:
+    So a restarted node contradicts itself nowhere.
+    """
+
+    def __init__(self, state: StateSync, sync: ChainSync, secret: bytes) -> None:
         """`secret`: 32 bytes that this identity has in this run, in every life."""
-        self._sync, self._keeper, self._secret = sync, keeper, secret
+        self._state, self._sync, self._secret = state, sync, secret
         self.beacon = HashChain(secret)
         self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
 
-    async def say(self, statement: S) -> Said[S] | None:
+    async def publish(self, statement: S) -> Said[S] | None:
         """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
         if not isinstance(statement, Head) and statement.parent == self.silent_after:
             logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
             return None
         try:
-            record = await self._sync.write(statement.key, statement.value)
+            record = await self._state.write(statement.key, statement.value)
         except AlreadyWritten:
             logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
             return None
         except StateError as error:
             logger.warning("%s could not be said: %s", statement.key, error)
             return None
-        self._keeper.hear(record)
-        self._sync.hurry()
-        said: Said[S] = read(record)
+        said: Said[S] = self._sync.insert_own(record) or read(record)
+        self._state.hurry()
         return said
 
     def derive(self, purpose: str, chain: ChainState) -> bytes:

@@ -1,0 +1,267 @@
+"""What an auditor looks at, and what it finds: pure functions over records of work (`trace.py`).
+
+**Whom it looks at, which stretch of that work, and how often.** Whoever knows the seed draws the same.
+
+    whom(seed, auditor, authors)                     # an author, who can check that it was drawn
+    which(seed, auditor, author, trace)              # a stretch, each as likely as it has steps
+    budget = AuditBudget(0.05); budget.earn(seconds) # a share of what this node computes …
+    budget.spend(cost)                               # … is spent on audits
+
+`seed` is that of the chain after the roster that lists the work: nobody knew it when the work was committed. Each
+auditor draws one author a round, however many there are, so what audits cost does not grow with the swarm, and neither
+does what an author has to serve: one auditor in the mean.
+
+**How far a replay ends from what its author claims, and how far honest ones do.**
+
+    found = distance(start, claimed, replayed)
+    tolerance = calibrated([...])                     # distances of this node's replays of its own work
+    found.within(tolerance)
+
+All three are relative: of the step vector (claimed end - start) from the replayed one, and of both moments. Two honest
+machines differ in the order in which they add, which Adam amplifies where it divides small gradients by small second
+moments; what was measured stands in docs/reputation.md. The cheapest lies are far away: another learning rate moves by
+its difference (10 % more: 0.1), a step left out of ten by about 0.1, other data by 0.2 and more, noise by more than 1.
+LEAST is between the two, and what a node measures on itself raises it, up to MOST: who would need more cannot audit.
+
+**Whether a contribution is what the record of its author's work leads to:** encoding and error feedback done again.
+
+    left = residual_after(offer_before)                         # what the round before left over
+    end = walk(trace, start, ends=…, states=…)                  # through all legs, to what was offered
+    explains(raw, start - end, residual, codec)                 # whether the contribution is that
+
+All of it is elementwise arithmetic that the author did as well, so it agrees to the last bit but for one factor: the
+norm to which a residual is clipped is a sum, whose order machines choose. NEAR is far above that and far below a lie.
+`Wrong` says what does not agree; a state that is not here raises KeyError, and says nothing about the author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from swarmnode.training.codecs import Codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.verify.trace import State, Stretch, Trace, Vector, vector_id
+
+SAVED = 4.0  # audits that may be saved up, so that a node which trained alone does not audit in a burst
+
+
+def whom(seed: bytes, auditor: str, authors: Iterable[str]) -> str | None:
+    """The author whom this auditor may ask for its work in this round; None where there is no other."""
+    others = [author for author in authors if author != auditor]
+    return min(others, key=lambda author: (_draw(b"author", seed, auditor, author), author), default=None)
+
+
+def which(seed: bytes, auditor: str, author: str, trace: Trace) -> Stretch | None:
+    """The stretch that this auditor repeats: that of a step drawn among all; None where there are no steps."""
+    if not trace.steps:
+        return None
+    at = int.from_bytes(_draw(b"step", seed, auditor, author)[:8], "big") % trace.steps
+    for stretch in trace.stretches:
+        if at < stretch.steps:
+            return stretch
+        at -= stretch.steps
+    raise AssertionError("a step beyond the last")
+
+
+class AuditBudget:
+    """Seconds of computing that may go into audits: a share of those that went into training."""
+
+    def __init__(self, share: float) -> None:
+        """`share`: 0 to 1."""
+        self._share = share
+        self._saved = 0.0
+        self.earned = 0.0
+        self.spent = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """So many seconds were trained."""
+        self._saved += self._share * seconds
+        self.earned += self._share * seconds
+
+    def affords(self, cost: float) -> bool:
+        """Whether an audit of so many seconds fits; what is saved is bounded by SAVED of them."""
+        self._saved = min(self._saved, SAVED * cost)
+        return self._saved >= cost > 0
+
+    def spend(self, seconds: float) -> None:
+        """So many seconds were spent, perhaps more than was thought: then the next audit waits for longer."""
+        self._saved -= seconds
+        self.spent += seconds
+
+
+def _draw(purpose: bytes, seed: bytes, auditor: str, author: str) -> bytes:
+    digest = hashlib.sha256(b"swarmnode/audit/1\0" + purpose)
+    for part in (seed, auditor.encode(), author.encode()):
+        digest.update(len(part).to_bytes(4, "big") + part)
+    return digest.digest()
+
+
+LEAST = 0.02
+MOST = 0.05
+MARGIN = 10.0  # times what a node's replays of its own work differ by, as other hardware may add in other orders
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Relative Euclidean distances, 0 for equal ones; infinite where one is not finite."""
+
+    parameters: float
+    first: float
+    second: float
+
+    @property
+    def greatest(self) -> float:
+        return max(self.parameters, self.first, self.second)
+
+    def within(self, tolerance: float) -> bool:
+        """Whether all three are; the second moments, being squares, may be twice as far."""
+        return max(self.parameters, self.first, self.second / 2) <= tolerance
+
+
+def distance(start: State, claimed: State, replayed: State) -> Distance:
+    """How far `claimed` is from `replayed`, which both began at `start`."""
+    half = replayed.moments.size // 2
+    if claimed.updates != replayed.updates or claimed.moments.size != replayed.moments.size:
+        return Distance(math.inf, math.inf, math.inf)
+    return Distance(
+        _apart(claimed.parameters - start.parameters, replayed.parameters - start.parameters),
+        _apart(claimed.moments[:half], replayed.moments[:half]),
+        _apart(claimed.moments[half:], replayed.moments[half:]),
+    )
+
+
+def calibrated(own: Iterable[Distance]) -> float | None:
+    """The tolerance of a node whose replays of its own work ended so far from it; None where it could not tell lies."""
+    greatest = max((found.greatest for found in own), default=math.inf)
+    if MARGIN * greatest > MOST:
+        return None
+    return max(LEAST, MARGIN * greatest)
+
+
+def _apart(claimed: Vector, replayed: Vector) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = float(np.linalg.norm((claimed - replayed).astype(np.float64)))
+        length = float(np.linalg.norm(replayed.astype(np.float64)))
+    if not math.isfinite(off) or not math.isfinite(length):
+        return math.inf
+    return 0.0 if off == 0 else off / length if length > 0 else math.inf
+
+
+NEAR = 1e-3  # relative distance
+DECAY = 0.95  # of the residual in each round, as in the open round
+
+
+class Wrong(Exception):
+    """The author's own vectors contradict what it signed. The message says where."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The contribution before, and what its round made of it."""
+
+    residual: Vector  # (P,), before it
+    delta: Vector  # (P,), the pseudo-gradient
+    raw: bytes  # as it was offered
+    codec: Codec  # by which it was to be encoded
+    accepted: bool
+    returned: float  # share of it that was clipped off, 0 to 1
+
+
+def residual_after(offer: Offered) -> Vector:
+    """What error feedback keeps after that round, (P,). Raises Wrong where the contribution does not follow itself."""
+    feedback = _feedback(offer.residual, offer.codec)
+    explains(offer.raw, offer.delta, offer.residual, offer.codec)
+    feedback.encode(offer.delta)
+    if not offer.accepted:
+        feedback.rollback()
+        feedback.fade()
+        _give_back(feedback, offer.delta, _norm(offer.delta))
+        return feedback.export()
+    feedback.commit()
+    if offer.returned > 0:
+        sent = feedback.codec.decode(offer.raw, feedback.size)
+        _give_back(feedback, sent * np.float32(offer.returned), _norm(sent))
+    return feedback.export()
+
+
+def walk(trace: Trace, start: Vector, *, ends: Mapping[bytes, Vector], states: Mapping[bytes, Vector]) -> Vector:
+    """The parameters (P,) that were offered, from those at the trace's beginning.
+
+    `ends`: vectors by id, of the end of each leg at least; `states`: the shared parameters after each roster. Raises
+    Wrong; KeyError for what is not there.
+    """
+    at, base = start, trace.base
+    for leg in trace.legs:
+        if leg.base:
+            since = start if leg.since_offer else states[base]
+            at = states[leg.base] + (at - since)
+            base = leg.base
+        if leg.stretches:
+            if vector_id(at) != leg.stretches[0].start.parameters:
+                raise Wrong("a leg does not begin where the one before and the shared state lead")
+            at = ends[leg.stretches[-1].end.parameters]
+    if vector_id(at) != trace.end:
+        raise Wrong("what was offered is not where the steps led")
+    return at
+
+
+def explains(raw: bytes, delta: Vector, residual: Vector, codec: Codec) -> None:
+    """Whether these bytes encode the pseudo-gradient with what was left over. Raises Wrong."""
+    feedback = _feedback(residual, codec)
+    expected = feedback.codec.decode(bytes(feedback.encode(delta)), feedback.size)
+    told = feedback.codec.decode(raw, feedback.size)
+    if apart(told, expected) > NEAR:
+        raise Wrong(f"the contribution is {apart(told, expected):.3g} away from what its author's steps come to")
+
+
+def apart(told: Vector, expected: Vector) -> float:
+    """Relative Euclidean distance."""
+    off, length = _norm(told - expected), _norm(expected)
+    return 0.0 if off == 0 else off / length if length > 0 else float("inf")
+
+
+def _feedback(residual: Vector, codec: Codec) -> ErrorFeedback:
+    feedback = ErrorFeedback(codec, residual.size, decay=DECAY)
+    feedback.restore(np.asarray(residual, np.float32))
+    return feedback
+
+
+def _give_back(feedback: ErrorFeedback, work: Vector, norm: float) -> None:
+    if norm > 0 and np.isfinite(norm):
+        feedback.add(work, norm)
+
+
+def _norm(vector: Vector) -> float:
+    return float(np.linalg.norm(vector.astype(np.float64)))
+
+
+class Verdict(Enum):
+    """What came of an audit."""
+
+    HELD = "held up"
+    LIED = "does not hold up"
+    NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One audit with its evidence: whoever is shown the same states can repeat it."""
+
+    round: int
+    author: str
+    verdict: Verdict
+    why: str
+    commit: bytes  # id of the record that binds the author
+    trace: bytes = b""  # root of the record of its work
+    seed: bytes = b""  # of the chain, which drew author and stretch
+    stretch: tuple[int, int, int] = (0, 0, 0)  # round, first step, steps
+    start: bytes = b""  # id of the parameters before
+    end: bytes = b""  # and of those after
+    distance: float = 0.0  # relative, the greatest of parameters and moments
+    tolerance: float = 0.0
