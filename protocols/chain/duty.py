@@ -142,18 +142,19 @@ Action = WriteCommit | WriteCut | WriteReveal | Judge | WriteSeal | WriteScores 
 
 def duties(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ...]:
     """All that this node can do now for the round after `chain.tip`. No two of them exclude each other."""
-    cuts = _cuts(chain, rules, view)
+    mine, needed = judges(chain, rules), quorum(chain, rules)
+    cuts = _cuts(chain, mine, view)
     actions: list[Action] = []
-    own, enough = view.own, len({cut.author for cut in cuts}) >= quorum(chain, rules)
+    own, enough = view.own, len({cut.author for cut in cuts}) >= needed
     if view.ready and own.commit is None and not enough and participates(chain, view.me):
         actions.append(WriteCommit())
     listed = own.commit is not None and any(own.commit.id in cut.what.commits for cut in cuts)
     if listed and enough and not own.revealed:
         actions.append(WriteReveal())
-    if view.me in judges(chain, rules):
-        actions.extend(_judging(chain, rules, view, cuts, enough))
+    if view.me in mine:
+        actions.extend(_judging(chain, view, cuts, len(mine), needed))
     if (attempt := view.timers.attempt) not in own.led and view.me in leaders(chain, rules)[attempt : attempt + 1]:
-        actions.extend(_leading(chain, rules, view, cuts))
+        actions.extend(_leading(chain, rules, view, len(mine), needed))
     return tuple(actions)
 
 
@@ -177,10 +178,12 @@ def quotable(chain: ChainState, rules: ChainRules, view: View) -> Quoted:
     by_nonce = {
         (said.author, nonce_hash(said.what.nonce)): said
         for said in sorted(view.scores, key=lambda said: said.id, reverse=True)
-        if _of_round(chain, said) and view.seals.get(said.author) == said.what.seal
+        if (said.what.round, said.what.parent) == (chain.round, chain.tip)
+        and view.seals.get(said.author) == said.what.seal
     }
     for cut in sorted(
-        _cuts(chain, rules, view), key=lambda cut: ((cut.author, cut.what.nonce_hash) not in by_nonce, cut.id)
+        _cuts(chain, judges(chain, rules), view),
+        key=lambda cut: ((cut.author, cut.what.nonce_hash) not in by_nonce, cut.id),
     ):
         if all(id in view.commits for id in cut.what.commits):
             cuts.setdefault(cut.author, cut)
@@ -217,34 +220,34 @@ def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:
     return tip if best in tree.ancestry(tip) else best
 
 
-def _judging(
-    chain: ChainState, rules: ChainRules, view: View, cuts: tuple[Said[Cut], ...], enough: bool
-) -> Iterable[Action]:
-    own, timers = view.own, view.timers
+def _judging(chain: ChainState, view: View, cuts: tuple[Said[Cut], ...], judges: int, needed: int) -> Iterable[Action]:
+    """`judges` there are, of whom so many are `needed`."""
+    own, timers, authors = view.own, view.timers, {cut.author for cut in cuts}
+    enough = len(authors) >= needed
     if own.cut is None:
         if timers.commits or enough or any(_opened(chain, view, id) for id in view.reveals):
             yield WriteCut(commits_to_cut(chain, view.commits.values()))
         return
     if own.sealed is not None:
-        sealed = {cut.author for cut in cuts}.intersection(view.seals)
-        if not own.opened and len(sealed) >= quorum(chain, rules):
+        if not own.opened and len(authors.intersection(view.seals)) >= needed:
             yield WriteScores()
         return
     if not enough:
         return
     listed = _to_score(cuts)
     left = [id for id in listed if id not in view.judged]
-    if timers.contributions or (not left and len({cut.author for cut in cuts}) == len(judges(chain, rules))):
+    if timers.contributions or (not left and len(authors) == judges):
         yield WriteSeal(tuple(_score(view, id) for id in listed))
     elif wanted := tuple(id for id in left if _opened(chain, view, id)):
         yield Judge(wanted)
 
 
-def _leading(chain: ChainState, rules: ChainRules, view: View, cuts: tuple[Said[Cut], ...]) -> Iterable[Action]:
+def _leading(chain: ChainState, rules: ChainRules, view: View, judges: int, needed: int) -> Iterable[Action]:
+    """`judges` there are, of whom so many are `needed`."""
     quoted = quotable(chain, rules, view)
-    if len(quoted.scores) < quorum(chain, rules):
+    if len(quoted.scores) < needed:
         return
-    if len(quoted.scores) < len(judges(chain, rules)) and not view.timers.scores:
+    if len(quoted.scores) < judges and not view.timers.scores:
         return
     try:
         yield WriteRoster(view.timers.attempt, quoted, derive(chain, rules, quoted))
@@ -252,14 +255,11 @@ def _leading(chain: ChainState, rules: ChainRules, view: View, cuts: tuple[Said[
         yield Fetch(error.commit)
 
 
-def _cuts(chain: ChainState, rules: ChainRules, view: View) -> tuple[Said[Cut], ...]:
+def _cuts(chain: ChainState, judges: tuple[str, ...], view: View) -> tuple[Said[Cut], ...]:
     """Cuts of this round by those who judge it; two of one judge are both here."""
-    mine = set(judges(chain, rules))
-    return tuple(cut for cut in view.cuts if cut.author in mine and _of_round(chain, cut))
-
-
-def _of_round(chain: ChainState, said: Said[Cut] | Said[Scores]) -> bool:
-    return (said.what.round, said.what.parent) == (chain.round, chain.tip)
+    round, parent = chain.round, chain.tip
+    mine = [cut for cut in view.cuts if (cut.what.round, cut.what.parent) == (round, parent)]
+    return tuple(cut for cut in mine if cut.author in judges)
 
 
 def _opened(chain: ChainState, view: View, id: bytes) -> bool:

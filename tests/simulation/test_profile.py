@@ -1,0 +1,89 @@
+"""How much of the product one round takes: modules that it enters, and functions that it calls, at four nodes.
+
+A reader has to go through every module that a round enters. Each ceiling is what a round had when it was last lowered,
+with some room for the order in which peers are drawn; whoever gets below one lowers it in the same commit. What is
+counted is virtual: the simulated network, toy trainers and a state in memory, so nothing depends on the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.testing.simnet import SimWorld, run_simulation
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("cli", "crdt", "node", "package", "protocols", "training")  # what volunteers run; testing/ is not
+NAMES = ("a", "b", "c", "d")
+WARM = 1  # the round before the one that is counted: connections are made, waits have adapted
+
+CEILINGS = {  # modules, calls
+    "open": (52, 42_500),
+    "diloco": (32, 7_000),
+}
+
+
+class Profile:
+    """Counts calls of the product's functions, by module. A coroutine that goes on after a wait is not called again."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self._modules: dict[CodeType, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_lasti <= 2:  # further on where it goes on
+            module = self._modules.get(frame.f_code)
+            if module is None:
+                module = self._modules[frame.f_code] = module_of(frame.f_code)
+            if module:
+                self.calls[module] += 1
+
+
+def module_of(code: CodeType) -> str:
+    """The file of the product that it is of, from the root; empty for all else."""
+    path = Path(code.co_filename).resolve()
+    if not path.is_relative_to(ROOT):
+        return ""
+    inside = path.relative_to(ROOT)
+    return inside.as_posix() if inside.parts[0] in ROOMS else ""
+
+
+def profile_of(method: str) -> Counter[str]:
+    """Calls by module in one round of four nodes."""
+    profile = Profile()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            electors = NAMES if method == "open" else ()
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method=method, electors=electors)
+            await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
+            for name in NAMES[1:]:
+                await swarm.start(name, join=NAMES[0])
+            await swarm.round_done(WARM, *NAMES)
+            before = sys.getprofile()
+            sys.setprofile(profile)
+            try:
+                await swarm.round_done(WARM + 1, *NAMES)
+            finally:
+                sys.setprofile(before)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+    return profile.calls
+
+
+@pytest.mark.parametrize("method", CEILINGS)
+def test_a_round_enters_no_more_modules_and_calls_no_more_functions_than_it_did(method: str) -> None:
+    calls = profile_of(method)
+    modules, most = CEILINGS[method]
+    listed = "\n".join(f"{count:6} {module}" for module, count in calls.most_common())
+    print(f"{method}: {len(calls)} modules, {calls.total()} calls\n{listed}")
+    assert len(calls) <= modules, f"one round of {method} enters {len(calls)} modules:\n{listed}"
+    assert calls.total() <= most, f"one round of {method} makes {calls.total()} calls:\n{listed}"
