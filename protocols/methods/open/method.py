@@ -27,6 +27,7 @@ import trio
 
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.lineage import settled
+from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,
