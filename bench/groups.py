@@ -21,7 +21,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Roster, Seat
+from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
@@ -69,7 +69,7 @@ async def measure(count: int, group_size: int, parameters: int, latency: float) 
                 await nursery.start(part)
         seats = tuple(Seat(member.network.me, 1, 4) for member in members)
         for turn in range(2):
-            roster = Roster(RUN, turn, 0, PARENT, seats, (), 1.0)
+            roster = RoundRoster(RUN, turn, 0, PARENT, seats, (), 1.0)
             before = [member.network.traffic().bytes_out for member in members]
             for member in members:
                 member.peers.clear()
@@ -77,7 +77,7 @@ async def measure(count: int, group_size: int, parameters: int, latency: float) 
             means: list[Any] = []
             cpu, began = time.process_time(), trio.current_time()
 
-            async def reduce(member: Member, roster: Roster = roster, means: list[Any] = means) -> None:
+            async def reduce(member: Member, roster: RoundRoster = roster, means: list[Any] = means) -> None:
                 means.append(await member.allreduce.reduce(roster, member.values))
 
             async with trio.open_nursery() as reducing:

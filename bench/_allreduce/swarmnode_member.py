@@ -26,7 +26,7 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Roster, Seat
+from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk
@@ -94,7 +94,7 @@ class Member:
     async def round(self, **_: Any) -> dict[str, Any]:
         began = time.perf_counter()
         seats = tuple(Seat(peer, 1, 4) for peer in self.members)
-        roster = Roster(RUN, self.rounds, 0, PARENT, seats, (), 1.0)
+        roster = RoundRoster(RUN, self.rounds, 0, PARENT, seats, (), 1.0)
         self.mean = await self.allreduce.reduce(roster, self.values, within=PATIENCE)
         self.allreduce.commit(roster)
         self.rounds += 1
@@ -110,7 +110,7 @@ class Member:
         self.agreement.advance(Position(0, PARENT, tuple(self.members), (), 1.0))
         return {"begun": True}
 
-    async def reduce(self, roster: Roster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float) -> str:
         self.attempts.append(round(time.perf_counter() - self.began, 3))
         self.mean = mean = await self.allreduce.reduce(roster, self.values, within=within)
         self.held = await in_thread(lambda: hashlib.sha256(mean).hexdigest())

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from learned.workers import DataParallel, Vector, Workers
-from swarmnode.protocols.methods.known.messages import Roster, Seat, parts
+from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop
@@ -129,7 +129,7 @@ class Diloco:
         self._left = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
         self._left_of_means = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
         seats = tuple(Seat(peer, arm.interval * workers.size.batch, 1) for peer in workers.peers)
-        self._roster = Roster("0" * 64, 0, 0, "0" * 64, seats, (), 1.0)
+        self._roster = RoundRoster("0" * 64, 0, 0, "0" * 64, seats, (), 1.0)
         workers.begin(spec, stream=stream)
 
     def advance(self, round: int) -> Vector:

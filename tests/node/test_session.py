@@ -10,7 +10,7 @@ import trio
 from simswarm import RUN, SimSwarm
 
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.protocols.methods.known.messages import Behind, Head
+from swarmnode.protocols.methods.known.messages import Behind, RoundHead
 from swarmnode.testing.simnet import run_simulation
 
 
@@ -112,7 +112,7 @@ def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
         before = residual(swarm, "c")
         here = node.agreement.position
         for _ in range(5):
-            lie = Head(RUN, here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), (), 0.0, 1.0, False)
+            lie = RoundHead(RUN, here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), (), 0.0, 1.0, False)
             assert not await node.places.go_to(lie, swarm.peer("a"))
         assert residual(swarm, "c") == before
 

@@ -14,8 +14,8 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Decision, Roster
-from swarmnode.protocols.methods.known.partition import CELL
+from swarmnode.protocols.methods.known.messages import Decision, RoundRoster
+from swarmnode.protocols.methods.known.partition import CHUNK
 from swarmnode.protocols.methods.known.reduction import SILENT_LEAST, SILENT_SHARE
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
@@ -24,7 +24,7 @@ from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.runspec import ExchangeSection
 
-RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CELL
+RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CHUNK
 BANDWIDTH = 1_000_000  # bytes a second of each link: a round of four takes 1.6 s
 WARM = 3  # rounds that teach members what is usual
 NOTICED_IN = 0.75  # seconds beyond the silence allowed: three pauses between chunks here, pings, and a new ballot
@@ -53,7 +53,7 @@ class Member:
         self.held = ""
         self.decision: Decision | None = None
 
-    async def reduce(self, roster: Roster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float) -> str:
         self.attempts.append(trio.current_time())
         self.held = hashlib.sha256(await self.allreduce.reduce(roster, self.values, within=within)).hexdigest()
         return self.held

@@ -31,7 +31,7 @@ from swarmnode.protocols.chain import statements
 from swarmnode.protocols.chain.statements import InvalidStatement
 from swarmnode.protocols.dht import records as dht_records
 from swarmnode.protocols.methods.known import messages
-from swarmnode.protocols.methods.known.messages import Head, Step
+from swarmnode.protocols.methods.known.messages import RoundHead, RoundStep
 from swarmnode.protocols.methods.open import wire as open_wire
 from swarmnode.protocols.methods.rollouts import messages as rollout_messages
 from swarmnode.protocols.methods.rollouts.messages import InvalidGroup, open_header
@@ -110,7 +110,7 @@ class _Everything:
     many: tuple[int, ...] = ()
     pair: tuple[int, bytes] = (0, b"")
     table: dict[str, float] = field(default_factory=dict)
-    nested: Step | None = None
+    nested: RoundStep | None = None
 
 
 def _message(kind: type, raw: bytes) -> None:
@@ -264,13 +264,17 @@ TARGETS: dict[str, Target] = {
             "wire message",
             partial(_message, _Everything),
             WireError,
-            (wire.encode(_Everything(1, 0.5, "t", b"b", True, "m", "e", (1,), (2, b""), {"k": 1.0}, Step(1, RUN))),),
+            (
+                wire.encode(
+                    _Everything(1, 0.5, "t", b"b", True, "m", "e", (1,), (2, b""), {"k": 1.0}, RoundStep(1, RUN))
+                ),
+            ),
         ),
         Target(
             "wire head",
-            partial(_message, Head),
+            partial(_message, RoundHead),
             WireError,
-            (wire.encode(Head(RUN, 1, RUN, (PEER,), (), (Step(0, RUN),), 1.0, 2.0, False)),),
+            (wire.encode(RoundHead(RUN, 1, RUN, (PEER,), (), (RoundStep(0, RUN),), 1.0, 2.0, False)),),
         ),
         Target("wire, any message", _any_message, WireError, tuple(_message_seeds())),
         Target(

@@ -7,7 +7,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.allreduce import AllReduce, Vector
-from swarmnode.protocols.methods.known.messages import Owner, PartsMissing, Roster, Seat
+from swarmnode.protocols.methods.known.messages import Owner, PartsMissing, RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
@@ -67,13 +67,16 @@ def a_roster(
     ballot: int = 0,
     weights: tuple[int, ...] = (),
     cut_by: tuple[Owner, ...] = (),
-) -> Roster:
+) -> RoundRoster:
     seats = tuple(Seat(p.me, w, 4) for p, w in zip(members, weights or (1,) * len(members), strict=True))
-    return Roster(RUN, round, ballot, PARENT, seats, (), 1.0, cut_by)
+    return RoundRoster(RUN, round, ballot, PARENT, seats, (), 1.0, cut_by)
 
 
 async def reduce_all(
-    members: list[Peer], roster: Roster, within: float = 10.0, results: dict[str, Vector | PartsMissing] | None = None
+    members: list[Peer],
+    roster: RoundRoster,
+    within: float = 10.0,
+    results: dict[str, Vector | PartsMissing] | None = None,
 ) -> dict[str, Vector | PartsMissing]:
     results = {} if results is None else results
 

@@ -57,7 +57,7 @@ class Held:
     """What a whole swarm holds at a moment."""
 
     offers: int
-    desks: int
+    boxes: int
     tasks: int
 
 
@@ -323,7 +323,7 @@ class SimSwarm:
         living = [n for n in self.nodes.values() if not n.scope.cancel_called]
         return Held(
             offers=sum(len(n.bulk._offers) for n in living),
-            desks=sum(len(n.agreement.acceptor.desks) for n in living if isinstance(n.method, Diloco)),
+            boxes=sum(len(n.agreement.acceptor.boxes) for n in living if isinstance(n.method, Diloco)),
             tasks=trio.lowlevel.current_statistics().tasks_living,
         )
 

@@ -51,13 +51,13 @@ import trio
 from swarmnode.protocols import wire
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.btard.statements import (
-    Attempt,
-    Audit,
+    BtardAttempt,
     Bundle,
     Centre,
     Commitment,
-    Evidence,
+    LieEvidence,
     Opening,
+    PartAudit,
     Seen,
     Sent,
     Signed,
@@ -72,7 +72,7 @@ from swarmnode.protocols.methods.btard.statements import (
     seen,
 )
 from swarmnode.protocols.methods.context import Parts
-from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, Roster, parts
+from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, RoundRoster, parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded
 from swarmnode.protocols.network import PeerId
@@ -91,7 +91,7 @@ AGAIN = 1.0  # seconds before an attempt that leads nowhere is given up, so that
 class Lies(Exception):
     """Members were convicted; `evidence` is what proves it to others."""
 
-    def __init__(self, convicted: Mapping[PeerId, str], evidence: Iterable[Evidence] = ()) -> None:
+    def __init__(self, convicted: Mapping[PeerId, str], evidence: Iterable[LieEvidence] = ()) -> None:
         super().__init__(", ".join(f"{peer}: {why}" for peer, why in convicted.items()))
         self.convicted, self.evidence = dict(convicted), tuple(evidence)
 
@@ -114,7 +114,7 @@ class BtardReduce:
         self._work = trio.CancelScope()
         self._found: list[PeerId] = []  # who was convicted while an attempt was under way
 
-    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+    async def reduce(self, roster: RoundRoster, values: Vector, *, within: float | None = None) -> Vector:
         """The clipped centre of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
 
         Raises PartsMissing, with those who were silent or were convicted. Until `commit(roster)`, the attempt has left
@@ -138,7 +138,7 @@ class BtardReduce:
         self._signed.add(roster.roster_id)
         shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
         allowed = min(self._patience, within if within is not None else self._patience)
-        attempt = Attempt(
+        attempt = BtardAttempt(
             roster,
             attempt_of(self._run_id, roster.roster_id),
             parts(roster, self._parameters),
@@ -171,7 +171,7 @@ class BtardReduce:
             self._found.append(peer)
             self._work.cancel()
 
-    async def _run(self, attempt: Attempt, values: Vector) -> Vector:
+    async def _run(self, attempt: BtardAttempt, values: Vector) -> Vector:
         """Lines 1 to 7 of the module's text. Raises PartsMissing or Lies."""
         own = await self._runner(partial(self._encode, attempt, values)) if self._me in attempt.shares else []
         nonce = secrets.token_bytes(32)
@@ -197,7 +197,7 @@ class BtardReduce:
         if who == self._me and not await self._is_right(attempt, which, commitments):
             wrong = (which,)
         attempt.until += attempt.allowed  # the auditor fetched a part of everybody's
-        audits = await self._talk.tell(attempt, Audit(wrong), Audit)
+        audits = await self._talk.tell(attempt, PartAudit(wrong), PartAudit)
         accused = {part for audit in audits.values() for part in audit.wrong if 0 <= part < len(attempt.parts)}
         for part in sorted(accused | set(suspects)):
             await self._try(attempt, part, commitments, sums, seed, audits)
@@ -205,7 +205,7 @@ class BtardReduce:
 
     # -- what this node contributes, owns and tells
 
-    def _encode(self, attempt: Attempt, values: Vector) -> list[bytes]:
+    def _encode(self, attempt: BtardAttempt, values: Vector) -> list[bytes]:
         own = []
         for part in attempt.parts:
             raw = bytearray(self._codec.encoded_size(part.stop - part.start))
@@ -215,7 +215,7 @@ class BtardReduce:
             own.append(bytes(raw))
         return own
 
-    async def _centres(self, attempt: Attempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
+    async def _centres(self, attempt: BtardAttempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
         """Compute the part that this node owns; fetch all; the whole vector, (P,)."""
         mean = np.empty(self._parameters, np.float32)
         attempt.later()
@@ -238,7 +238,7 @@ class BtardReduce:
                     start(partial(fetch, number, part))
         return mean
 
-    def _keep_centre(self, attempt: Attempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
+    def _keep_centre(self, attempt: BtardAttempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
         part = attempt.parts[number]
         centre = self._talk.opened(attempt, signed, Centre, part.owner)
         if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
@@ -250,7 +250,7 @@ class BtardReduce:
         attempt.held.setdefault("centre", {})[part.owner] = signed
         attempt.centres[number] = (centre, raw)
 
-    def _centre(self, attempt: Attempt, number: int) -> tuple[Centre, bytes]:
+    def _centre(self, attempt: BtardAttempt, number: int) -> tuple[Centre, bytes]:
         """What the owner of a part tells, from the contributions that were fetched."""
         part, raws = attempt.parts[number], attempt.fetched[number]
         size, shares = part.stop - part.start, list(attempt.shares.values())
@@ -263,7 +263,7 @@ class BtardReduce:
         rounded = self._codec.decode(raw, size)
         return Centre(number, hashlib.sha256(raw).digest(), radius, residual(rows, shares, rounded, radius)), raw
 
-    def _sums(self, attempt: Attempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
+    def _sums(self, attempt: BtardAttempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
         sums: list[float] = []
         distances: list[float] = []
         for number, raw in enumerate(own):
@@ -273,7 +273,7 @@ class BtardReduce:
         return Sums(tuple(sums), tuple(distances))
 
     def _checksum(
-        self, attempt: Attempt, number: int, raw: bytes, mean: Vector, seed: bytes
+        self, attempt: BtardAttempt, number: int, raw: bytes, mean: Vector, seed: bytes
     ) -> tuple[tuple[float, ...], float]:
         part = attempt.parts[number]
         row = self._codec.decode(raw, part.stop - part.start)
@@ -281,30 +281,30 @@ class BtardReduce:
 
     # -- what others say
 
-    def _check_commitments(self, attempt: Attempt, commitments: Mapping[PeerId, Commitment]) -> None:
+    def _check_commitments(self, attempt: BtardAttempt, commitments: Mapping[PeerId, Commitment]) -> None:
         count = len(attempt.parts)
         wrong = [p for p, c in commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
         if wrong:
             raise PartsMissing(tuple(sorted(wrong)))
 
     def _check_openings(
-        self, attempt: Attempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
+        self, attempt: BtardAttempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
     ) -> None:
         evidence = [
-            Evidence(attempt.held["commitment"][peer], attempt.held["opening"][peer])
+            LieEvidence(attempt.held["commitment"][peer], attempt.held["opening"][peer])
             for peer, opening in openings.items()
             if hashlib.sha256(opening.nonce).digest() != commitments[peer].nonce
         ]
         self._raise(evidence, "opened another nonce than it had committed to")
 
-    def _check_sums(self, attempt: Attempt, sums: Mapping[PeerId, Sums]) -> None:
+    def _check_sums(self, attempt: BtardAttempt, sums: Mapping[PeerId, Sums]) -> None:
         count = len(attempt.parts)
         wanted = {peer: count if peer in attempt.shares else 0 for peer in sums}
         wrong = [p for p, s in sums.items() if (len(s.sums), len(s.distances)) != (DIRECTIONS * wanted[p], wanted[p])]
         if wrong:
             raise PartsMissing(tuple(sorted(wrong)))
 
-    def _suspects(self, attempt: Attempt, sums: Mapping[PeerId, Sums]) -> list[int]:
+    def _suspects(self, attempt: BtardAttempt, sums: Mapping[PeerId, Sums]) -> list[int]:
         shares, found = list(attempt.shares.values()), []
         for number in range(len(attempt.parts)):
             told = [sums[peer].of(number) for peer in attempt.shares]
@@ -315,7 +315,7 @@ class BtardReduce:
                 found.append(number)
         return found
 
-    async def _compare(self, attempt: Attempt, step: int, *kinds: str) -> None:
+    async def _compare(self, attempt: BtardAttempt, step: int, *kinds: str) -> None:
         """Make sure that all hold the same statements of these kinds. Raises Lies or PartsMissing."""
         mine = seen(step, attempt.said(*kinds))
         told = await self._talk.tell(attempt, mine, Seen)
@@ -325,7 +325,7 @@ class BtardReduce:
             return
         self._talk.offer(attempt, ("bundle", step), bundle)
         attempt.later()
-        found: list[Evidence] = []
+        found: list[LieEvidence] = []
         unproved: set[PeerId] = set()
 
         async def look(peer: PeerId) -> None:
@@ -348,7 +348,7 @@ class BtardReduce:
 
     # -- trials
 
-    async def _is_right(self, attempt: Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
+    async def _is_right(self, attempt: BtardAttempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
         """Whether the owner of a part told what its contributions give."""
         await self._fetch_part(attempt, number, commitments)
         again, _ = await self._runner(partial(self._centre, attempt, number))
@@ -356,12 +356,12 @@ class BtardReduce:
 
     async def _try(
         self,
-        attempt: Attempt,
+        attempt: BtardAttempt,
         number: int,
         commitments: Mapping[PeerId, Commitment],
         sums: Mapping[PeerId, Sums],
         seed: bytes,
-        audits: Mapping[PeerId, Audit],
+        audits: Mapping[PeerId, PartAudit],
     ) -> None:
         """Compute a part again, and everybody's sums about it. Raises Lies with whoever told something else."""
         attempt.later()
@@ -385,13 +385,13 @@ class BtardReduce:
         if accusers := [peer for peer, audit in audits.items() if number in audit.wrong]:
             raise Lies(dict.fromkeys(accusers, "it accused the owner of a part that is right"))
 
-    async def _fetch_part(self, attempt: Attempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
+    async def _fetch_part(self, attempt: BtardAttempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
         """Have all contributions to a part. Raises PartsMissing, or Lies about who sends what it did not commit to."""
         if number in attempt.fetched:
             return
         part, found = attempt.parts[number], dict[PeerId, bytes]()
         size = self._codec.encoded_size(part.stop - part.start)
-        evidence: list[Evidence] = []
+        evidence: list[LieEvidence] = []
 
         async def fetch(peer: PeerId) -> None:
             signed, raw = await self._talk.fetch_with_bytes(attempt, peer, ("part", number), size)
@@ -399,7 +399,7 @@ class BtardReduce:
             if sent.part != number or hashlib.sha256(raw).digest() != sent.hash:
                 raise PartsMissing((peer,))
             if sent.hash != commitments[peer].hashes[number]:
-                evidence.append(Evidence(attempt.held["commitment"][peer], signed))
+                evidence.append(LieEvidence(attempt.held["commitment"][peer], signed))
                 return
             try:
                 self._codec.decode(raw, part.stop - part.start)
@@ -413,7 +413,7 @@ class BtardReduce:
         self._raise(evidence, "sent something else than it had committed to")
         attempt.fetched[number] = [found[peer] for peer in attempt.shares]
 
-    def _raise(self, evidence: Iterable[Evidence], why: str) -> None:
+    def _raise(self, evidence: Iterable[LieEvidence], why: str) -> None:
         """Raise Lies, where what is thought to prove something does; where it does not, PartsMissing."""
         convicted = {peer: why for each in evidence if (peer := convicts(each, self._verify)) is not None}
         doubtful = {each.first.author for each in evidence} - convicted.keys()
@@ -424,7 +424,7 @@ class BtardReduce:
 
     # -- how it ended
 
-    def commit(self, roster: Roster) -> bool:
+    def commit(self, roster: RoundRoster) -> bool:
         """The round of `roster` was decided: keep what this node's encodings left out.
 
         False where its values are not in that result: its weight was 0, or its attempt was another one.
@@ -462,7 +462,7 @@ class Proof:
     """`btard.proof`, to members: somebody lied. Answered with Noted."""
 
     run_id: str
-    evidence: Evidence
+    evidence: LieEvidence
 
 
 class Bans:
@@ -484,7 +484,7 @@ class Bans:
         if peer != self._parts.me:
             self.convicted.setdefault(peer, why)
 
-    async def publish(self, evidence: Evidence, peers: tuple[PeerId, ...]) -> None:
+    async def publish(self, evidence: LieEvidence, peers: tuple[PeerId, ...]) -> None:
         """Give a proof to these peers; who does not answer learns it from records."""
 
         async def tell(peer: PeerId) -> None:

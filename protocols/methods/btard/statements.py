@@ -5,7 +5,7 @@
     Centre      of a part by its owner: the hash of its bytes, the radius, the residual that encoding left
     Opening     a nonce; all of them together seed the directions, which nobody knew when the centres were signed
     Sums        a member's checksums and distances, part by part
-    Audit       the parts that a member says are wrong, after it computed one that was drawn for it
+    PartAudit   the parts that a member says are wrong, after it computed one that was drawn for it
     Seen        a hash over statements of all members: who was told otherwise shows here
 
 A statement is signed together with the run and the roster's id, so that it proves something about one attempt and
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +31,7 @@ import trio
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.context import Parts
-from swarmnode.protocols.methods.known.messages import Part, PartsMissing, Roster
+from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
 from swarmnode.protocols.methods.known.reduction import all_or_missing
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
@@ -84,7 +83,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Audit:
+class PartAudit:
     wrong: tuple[int, ...]  # parts
 
 
@@ -94,8 +93,17 @@ class Seen:
     hash: bytes
 
 
-Statement = Commitment | Sent | Centre | Opening | Sums | Audit | Seen
-KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in typing.get_args(Statement)}
+Statement = Commitment | Sent | Centre | Opening | Sums | PartAudit | Seen
+KINDS: dict[str, type] = {
+    "commitment": Commitment,
+    "sent": Sent,
+    "centre": Centre,
+    "opening": Opening,
+    "sums": Sums,
+    "audit": PartAudit,
+    "seen": Seen,
+}
+NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class Signed:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LieEvidence:
     """Two statements that one author cannot both have made honestly."""
 
     first: Signed
@@ -132,13 +140,13 @@ def attempt_of(run_id: str, roster_id: str) -> bytes:
 
 def seal(what: Statement, author: PeerId, attempt: bytes, life: bytes, sign: Callable[[bytes], bytes]) -> Signed:
     """`what`, one of KINDS, signed."""
-    kind, body = type(what).__name__.lower(), wire.encode(what)
+    kind, body = NAMES[type(what)], wire.encode(what)
     return Signed(author, attempt, life, kind, body, sign(_signed_bytes(attempt, life, kind, body)))
 
 
 def opened(signed: Signed, kind: type[S], author: PeerId, attempt: bytes, verify: Verify) -> S:
     """The statement of that kind by that author in that attempt. Raises WireError where it is none."""
-    if (signed.author, signed.attempt, signed.kind) != (author, attempt, kind.__name__.lower()):
+    if (signed.author, signed.attempt, signed.kind) != (author, attempt, NAMES[kind]):
         raise wire.WireError(f"a {kind.__name__} by {author} was expected")
     if not is_signed(signed, verify):
         raise wire.WireError(f"{kind.__name__}: no signature of {author}")
@@ -172,7 +180,7 @@ def auditor(seed: bytes, members: Sequence[PeerId], parts: int) -> tuple[PeerId,
     return order[int.from_bytes(drawn[:8], "big") % len(order)], int.from_bytes(drawn[8:16], "big") % parts
 
 
-def convicts(evidence: Evidence, verify: Verify) -> PeerId | None:
+def convicts(evidence: LieEvidence, verify: Verify) -> PeerId | None:
     """Whose lie it proves to anybody; None where it proves nothing."""
     one, other = evidence.first, evidence.second
     if (one.author, one.attempt, one.life) != (other.author, other.attempt, other.life) or one.body == other.body:
@@ -214,7 +222,7 @@ def _read(signed: Signed) -> Statement:
 
 def compare(
     mine: Iterable[Signed], theirs: Iterable[Signed], verify: Verify
-) -> tuple[tuple[Evidence, ...], tuple[PeerId, ...]]:
+) -> tuple[tuple[LieEvidence, ...], tuple[PeerId, ...]]:
     """Of what two members hold: what proves that an author told them different things; and who did without a proof."""
     held = {_place(signed): signed for signed in mine}
     proved, unproved = [], set()
@@ -222,7 +230,7 @@ def compare(
         other = held.get(_place(signed))
         if other is None or (other.body, other.life) == (signed.body, signed.life) or not is_signed(signed, verify):
             continue
-        evidence = Evidence(other, signed)
+        evidence = LieEvidence(other, signed)
         if convicts(evidence, verify) is not None:
             proved.append(evidence)
         else:
@@ -249,10 +257,10 @@ LATER = 0.15  # of the time allowed: a step may end so much after the one before
 
 
 @dataclass
-class Attempt:
+class BtardAttempt:
     """One reduction under way."""
 
-    roster: Roster
+    roster: RoundRoster
     id: bytes
     parts: tuple[Part, ...]
     shares: dict[PeerId, np.float32]  # of those who contribute, in the roster's order
@@ -282,16 +290,16 @@ class Talk:
         self._me, self._run_id, self._bulk, self._liveness = parts.me, parts.run_id, parts.bulk, parts.liveness
         self._sign, self._verify = parts.sign, parts.network.verify
         self._life = secrets.token_bytes(16)
-        self.offered: list[Roster] = []  # attempts whose offers stand
+        self.offered: list[RoundRoster] = []  # attempts whose offers stand
         self._own: dict[Key, bytes] = {}  # what this node offers, by name
 
-    def sealed(self, attempt: Attempt, what: Statement) -> Signed:
+    def sealed(self, attempt: BtardAttempt, what: Statement) -> Signed:
         """What this node says in an attempt, signed."""
         return seal(what, self._me, attempt.id, self._life, self._sign)
 
-    async def tell(self, attempt: Attempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
+    async def tell(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
         """Tell all seats, and hear the same kind from each; by peer. Raises PartsMissing."""
-        name = kind.__name__.lower() + (str(what.step) if isinstance(what, Seen) else "")
+        name = NAMES[kind] + (str(what.step) if isinstance(what, Seen) else "")
         signed = self.sealed(attempt, what)
         self.offer(attempt, (name,), wire.encode(signed))
         attempt.later()
@@ -311,20 +319,20 @@ class Talk:
                     start(partial(hear, peer))
         return {peer: self.opened(attempt, held[peer], kind, peer) for peer in attempt.roster.peers}
 
-    def opened(self, attempt: Attempt, signed: Signed, kind: type[S], author: PeerId) -> S:
+    def opened(self, attempt: BtardAttempt, signed: Signed, kind: type[S], author: PeerId) -> S:
         """What a member said under this attempt. Raises PartsMissing."""
         try:
             return opened(signed, kind, author, attempt.id, self._verify)
         except wire.WireError as error:
             raise PartsMissing((author,)) from error
 
-    def with_bytes(self, attempt: Attempt, what: Statement, raw: bytes) -> bytes:
+    def with_bytes(self, attempt: BtardAttempt, what: Statement, raw: bytes) -> bytes:
         """A statement of this node's with the bytes that it is about."""
         signed = wire.encode(self.sealed(attempt, what))
         return len(signed).to_bytes(4, "big") + signed + raw
 
     async def fetch_with_bytes(
-        self, attempt: Attempt, peer: PeerId, name: tuple[str | int, ...], size: int
+        self, attempt: BtardAttempt, peer: PeerId, name: tuple[str | int, ...], size: int
     ) -> tuple[Signed, bytes]:
         """A statement and the `size` bytes that it is about."""
         whole = await self.fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
@@ -336,7 +344,7 @@ class Talk:
         except wire.WireError as error:
             raise PartsMissing((peer,)) from error
 
-    async def fetch(self, attempt: Attempt, peer: PeerId, name: tuple[str | int, ...], most: int) -> bytes:
+    async def fetch(self, attempt: BtardAttempt, peer: PeerId, name: tuple[str | int, ...], most: int) -> bytes:
         """What a peer offers under a name, or what this node does. Raises PartsMissing."""
         key = self._key(attempt.roster, *name)
         if peer == self._me:
@@ -357,7 +365,7 @@ class Talk:
             raise PartsMissing((peer,)) from failure
         return raw
 
-    def offer(self, attempt: Attempt, name: tuple[str | int, ...], raw: bytes) -> None:
+    def offer(self, attempt: BtardAttempt, name: tuple[str | int, ...], raw: bytes) -> None:
         """Let the other seats fetch this under a name."""
         key = self._key(attempt.roster, *name)
         self._own[key] = raw
@@ -365,12 +373,12 @@ class Talk:
         if peers:
             self._bulk.offer(key, raw, to=peers)
 
-    def withdraw(self, which: Callable[[Roster], bool]) -> None:
+    def withdraw(self, which: Callable[[RoundRoster], bool]) -> None:
         """Offer nothing more of these attempts."""
         for old in [roster for roster in self.offered if which(roster)]:
             self._bulk.withdraw(self._key(old))
             self._own = {key: raw for key, raw in self._own.items() if key[: len(self._key(old))] != self._key(old)}
             self.offered.remove(old)
 
-    def _key(self, roster: Roster, *name: str | int) -> Key:
+    def _key(self, roster: RoundRoster, *name: str | int) -> Key:
         return ("btard", self._run_id, roster.roster_id, *name)

@@ -1,10 +1,10 @@
 """Where a node stands in a run, and what it answers to others who ask about rounds.
 
 `Acceptor` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
-who asked to join, who said goodbye, and the open *desks*, one for each ballot that others want this node to lead. Its
+who asked to join, who said goodbye, and the open *boxes*, one for each ballot that others want this node to lead. Its
 request handlers only note and answer; `agreement.py` acts on what they noted, woken by `changed`.
 
-What a peer can make a node remember is bounded: it waits at one desk at a time, and joiners are counted.
+What a peer can make a node remember is bounded: it waits at one box at a time, and joiners are counted.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from swarmnode.protocols.methods.known.messages import (
     Accepted,
     Decision,
     Goodbye,
-    Head,
     HeadQuery,
     Join,
     Noted,
     Owner,
+    Proposal,
     Ready,
     Report,
-    Roster,
+    RoundHead,
+    RoundRoster,
+    RoundStep,
     Ruling,
-    Step,
     Summon,
-    Verdict,
     leader_order,
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 
 HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
-SHOWN_HISTORY = 16  # of them in a Head
+SHOWN_HISTORY = 16  # of them in a RoundHead
 JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgotten
 MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
 LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
@@ -63,18 +63,18 @@ class Position:
 
 
 @dataclass
-class Desk:
+class BallotBox:
     """What the leader of one ballot collects."""
 
     readies: dict[PeerId, Ready] = field(default_factory=dict)
-    verdict: Verdict | None = None
+    verdict: Proposal | None = None
     closed: trio.Event = field(default_factory=trio.Event)
     reports: dict[PeerId, Report] = field(default_factory=dict)
     ruling: Ruling | None = None
     ruled: trio.Event = field(default_factory=trio.Event)
     away: set[PeerId] = field(default_factory=set)  # candidates without whom this ballot goes on
 
-    def close(self, verdict: Verdict) -> None:
+    def close(self, verdict: Proposal) -> None:
         if self.verdict is None:
             self.verdict = verdict
             self.closed.set()
@@ -85,19 +85,19 @@ class Desk:
             self.ruled.set()
 
 
-def prefers(mine: Head, theirs: Head) -> bool:
+def prefers(mine: RoundHead, theirs: RoundHead) -> bool:
     """Whether a node at `mine` should give way to a node at `theirs` whose history differs.
 
     More seats in the last roster win, then the later round, then the lower hash: a total order, so both sides agree.
     """
 
-    def rank(head: Head) -> tuple[int, int, int]:
+    def rank(head: RoundHead) -> tuple[int, int, int]:
         return len(head.voters), head.round, -int(head.state_hash, 16)
 
     return rank(theirs) > rank(mine)
 
 
-def diverged(mine: Head, theirs: Head) -> bool:
+def diverged(mine: RoundHead, theirs: RoundHead) -> bool:
     """Whether the two histories contradict one another in some round that both remember."""
     known = {step.round: step.state_hash for step in mine.history}
     return any(known.get(step.round, step.state_hash) != step.state_hash for step in theirs.history)
@@ -127,12 +127,12 @@ class Acceptor:
         self.accepted: Accepted | None = None
         self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
         self.attempt = trio.CancelScope()  # of the ballot in hand
-        self.desks: dict[int, Desk] = {}  # by ballot, of this round
-        self._waits_at: dict[PeerId, int] = {}  # the ballot at whose desk a peer waits
+        self.boxes: dict[int, BallotBox] = {}  # by ballot, of this round
+        self._waits_at: dict[PeerId, int] = {}  # the ballot at whose box a peer waits
         self._joining: dict[PeerId, float] = {}  # and when each asked last, trio time
         self._excused: dict[PeerId, int] = {}  # the round in which a peer said goodbye
         self._decisions: deque[Decision] = deque(maxlen=4)
-        self._history: deque[Step] = deque(maxlen=HISTORY)
+        self._history: deque[RoundStep] = deque(maxlen=HISTORY)
         self.paused = False
         self.late_by = 0.0  # seconds that others were into the next round when this node learned how its own ended
         liveness.on_suspicion(self.ring)
@@ -156,28 +156,28 @@ class Acceptor:
         before, self._position = self._position, position
         self._began = trio.current_time() - elapsed
         if before is None or before.instance != position.instance:
-            for ballot, desk in self.desks.items():
+            for ballot, box in self.boxes.items():
                 past = before is not None and before.round < position.round
-                again = Verdict("again", ballot=ballot + 1)
-                desk.close(self._verdict_for_past(before.round) if before is not None and past else again)
-                desk.rule(Ruling("again", ballot=ballot + 1))
-            self.desks.clear()
+                again = Proposal("again", ballot=ballot + 1)
+                box.close(self._verdict_for_past(before.round) if before is not None and past else again)
+                box.rule(Ruling("again", ballot=ballot + 1))
+            self.boxes.clear()
             self._waits_at.clear()
             self.ballot = 0
             self.accepted = None
             self.cut_by = ()
             if before is not None and position.round != before.round + 1:
                 self._history.clear()  # rounds are missing in between, or another history was adopted
-            self._history.append(Step(position.round - 1, position.parent))
+            self._history.append(RoundStep(position.round - 1, position.parent))
         self._excused = {p: r for p, r in self._excused.items() if r >= position.round}
         self._moved.set()
         self._moved = trio.Event()
         self.ring()
 
-    def head(self) -> Head:
+    def head(self) -> RoundHead:
         """What this node tells others about where it stands."""
         here = self.position
-        return Head(
+        return RoundHead(
             self.run_id,
             here.round,
             here.parent,
@@ -199,15 +199,15 @@ class Acceptor:
         return leader_order(self.run_id, here.round, here.voters, here.joiners)
 
     def raise_ballot(self, ballot: int) -> None:
-        """Go to a later ballot of this round; desks of earlier ones are of no use any more."""
+        """Go to a later ballot of this round; boxes of earlier ones are of no use any more."""
         self.ballot = max(self.ballot, min(ballot, self.ballot + MAX_JUMP))
-        for old in [b for b in self.desks if b < self.ballot]:
-            desk = self.desks.pop(old)
-            desk.close(Verdict("again", ballot=self.ballot))
-            desk.rule(Ruling("again", ballot=self.ballot))
+        for old in [b for b in self.boxes if b < self.ballot]:
+            box = self.boxes.pop(old)
+            box.close(Proposal("again", ballot=self.ballot))
+            box.rule(Ruling("again", ballot=self.ballot))
 
-    def desk(self, ballot: int) -> Desk:
-        return self.desks.setdefault(ballot, Desk())
+    def box(self, ballot: int) -> BallotBox:
+        return self.boxes.setdefault(ballot, BallotBox())
 
     def said_goodbye(self, peer: PeerId) -> bool:
         """Whether a candidate itself told that it takes no part in this round."""
@@ -221,7 +221,7 @@ class Acceptor:
         """Remember how the present round ended, for those who ask later."""
         self._decisions.append(decision)
 
-    def note_lateness(self, head: Head | None) -> None:
+    def note_lateness(self, head: RoundHead | None) -> None:
         """A decision that was known to a peer at `head` already: how far into the round after it that peer is."""
         here = self.position
         if head is not None and head.round > here.round:
@@ -246,19 +246,19 @@ class Acceptor:
 
     # --- what of others' messages fits here -------------------------------------------------------------------------
 
-    def should_follow(self, head: Head) -> bool:
+    def should_follow(self, head: RoundHead) -> bool:
         """Whether a member at `head` is where this node ought to be: further, or on a better history."""
         here = self.position
         if head.run_id != self.run_id or head.round < here.round:
             return False
         return head.round > here.round or (head.state_hash != here.parent and prefers(self.head(), head))
 
-    def continues(self, roster: Roster) -> bool:
+    def continues(self, roster: RoundRoster) -> bool:
         """Whether a roster starts from where this node stands."""
         here = self.position
         return (roster.run_id, roster.round, roster.parent) == (self.run_id, here.round, here.parent)
 
-    def is_for(self, roster: Roster, ballot: int) -> bool:
+    def is_for(self, roster: RoundRoster, ballot: int) -> bool:
         """Whether a roster is one that the leader of this ballot may have made."""
         known = set(self.candidates())
         return (
@@ -282,11 +282,11 @@ class Acceptor:
         if self._position is None:
             raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
 
-    async def _on_head(self, peer: PeerId, query: HeadQuery) -> Head:
+    async def _on_head(self, peer: PeerId, query: HeadQuery) -> RoundHead:
         self._check(query.run_id, peer)
         return self.head()
 
-    async def _on_join(self, peer: PeerId, join: Join) -> Head:
+    async def _on_join(self, peer: PeerId, join: Join) -> RoundHead:
         self._check(join.run_id, peer)
         self._wishes_to_join(peer)
         return self.head()
@@ -308,7 +308,7 @@ class Acceptor:
             self.ring()
         return Noted()
 
-    async def _on_summon(self, peer: PeerId, summon: Summon) -> Head:
+    async def _on_summon(self, peer: PeerId, summon: Summon) -> RoundHead:
         self._check(summon.run_id, peer)
         if summon.round == self.position.round and summon.ballot > self.ballot:
             candidates = self.candidates()
@@ -317,7 +317,7 @@ class Acceptor:
                 self.attempt.cancel()
         return self.head()
 
-    async def _on_ready(self, peer: PeerId, ready: Ready) -> Verdict:
+    async def _on_ready(self, peer: PeerId, ready: Ready) -> Proposal:
         self._check(ready.run_id, peer)
         with trio.move_on_after(LAG):
             while ready.round == self.position.round + 1:
@@ -328,56 +328,56 @@ class Acceptor:
         if ready.round < here.round:
             return self._verdict_for_past(ready.round)
         if ready.round > here.round or ready.parent != here.parent:
-            return Verdict("elsewhere", head=self.head())
+            return Proposal("elsewhere", head=self.head())
         candidates = self.candidates()
         if candidates[ready.ballot % len(candidates)] != self._me:
             raise Refuse("not-leader", "this ballot belongs to another candidate")
-        if self.paused and ready.ballot not in self.desks:
+        if self.paused and ready.ballot not in self.boxes:
             raise Refuse("paused", "this node is paused and leads nobody")
         if ready.ballot < self.ballot:
-            return Verdict("again", ballot=self.ballot)
+            return Proposal("again", ballot=self.ballot)
         if ready.ballot > self.ballot + MAX_JUMP:
             raise Refuse("far-ahead", "no member is at such a ballot")
         if ready.accepted is not None and not self.continues(ready.accepted.roster):
             ready = replace(ready, accepted=None)
-        return await self._wait_at_desk(peer, ready)
+        return await self._wait_at_box(peer, ready)
 
-    async def _wait_at_desk(self, peer: PeerId, ready: Ready) -> Verdict:
-        self._leave_other_desk(peer, ready.ballot)
-        desk = self.desk(ready.ballot)
-        if desk.verdict is not None:
-            return Verdict("late") if desk.verdict.kind in ("roster", "adopt") else desk.verdict
+    async def _wait_at_box(self, peer: PeerId, ready: Ready) -> Proposal:
+        self._leave_other_box(peer, ready.ballot)
+        box = self.box(ready.ballot)
+        if box.verdict is not None:
+            return Proposal("late") if box.verdict.kind in ("roster", "adopt") else box.verdict
         self._excused.pop(peer, None)
         self._waits_at[peer] = ready.ballot
-        desk.readies[peer] = ready
+        box.readies[peer] = ready
         self.ring()
         self._take_over(ready.ballot)
         try:
-            await desk.closed.wait()
+            await box.closed.wait()
         finally:
-            if desk.verdict is None and desk.readies.get(peer) is ready:
-                del desk.readies[peer]
-        if desk.verdict is None:
-            raise RuntimeError("a desk was closed without a verdict")
-        return desk.verdict
+            if box.verdict is None and box.readies.get(peer) is ready:
+                del box.readies[peer]
+        if box.verdict is None:
+            raise RuntimeError("a box was closed without a verdict")
+        return box.verdict
 
-    def _leave_other_desk(self, peer: PeerId, ballot: int) -> None:
-        """Who comes to one desk waits at no other: a peer has one place in a node's memory."""
+    def _leave_other_box(self, peer: PeerId, ballot: int) -> None:
+        """Who comes to one box waits at no other: a peer has one place in a node's memory."""
         before = self._waits_at.get(peer)
-        desk = self.desks.get(before) if before is not None and before != ballot else None
-        if before is None or desk is None or desk.verdict is not None:
+        box = self.boxes.get(before) if before is not None and before != ballot else None
+        if before is None or box is None or box.verdict is not None:
             return
-        desk.readies.pop(peer, None)
-        if not desk.readies:
-            desk.close(Verdict("again", ballot=ballot))
-            del self.desks[before]
+        box.readies.pop(peer, None)
+        if not box.readies:
+            box.close(Proposal("again", ballot=ballot))
+            del self.boxes[before]
 
     def _take_over(self, ballot: int) -> None:
         """Leave the present ballot for a later one that others want this node to lead, when most of them do."""
         if ballot <= self.ballot:
             return
         candidates = self.candidates()
-        waiting = [p for p in candidates if p in self.desk(ballot).readies]
+        waiting = [p for p in candidates if p in self.box(ballot).readies]
         if 2 * len(waiting) >= len([p for p in candidates if not self.is_absent(p)]) - 1:
             self.raise_ballot(ballot)
             self.attempt.cancel()
@@ -387,17 +387,17 @@ class Acceptor:
         for decision in reversed(self._decisions):
             if decision.round == report.round:
                 return Ruling("decided", decision=decision)
-        desk = self.desks.get(report.ballot) if report.round == self.position.round else None
-        if desk is None or desk.verdict is None:
+        box = self.boxes.get(report.ballot) if report.round == self.position.round else None
+        if box is None or box.verdict is None:
             return Ruling("again", ballot=self.ballot)
-        if peer in desk.readies:
-            desk.reports[peer] = report
+        if peer in box.readies:
+            box.reports[peer] = report
             self.ring()
-        await desk.ruled.wait()
-        if desk.ruling is None:
-            raise RuntimeError("a desk was done without a ruling")
-        return desk.ruling
+        await box.ruled.wait()
+        if box.ruling is None:
+            raise RuntimeError("a box was done without a ruling")
+        return box.ruling
 
-    def _verdict_for_past(self, round: int) -> Verdict:
+    def _verdict_for_past(self, round: int) -> Proposal:
         decided = next((d for d in reversed(self._decisions) if d.round == round), None)
-        return Verdict("ahead", decision=decided, head=self.head())
+        return Proposal("ahead", decision=decided, head=self.head())

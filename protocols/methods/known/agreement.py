@@ -47,26 +47,26 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.known.acceptor import Acceptor, Desk, Position
+from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Position
 from swarmnode.protocols.methods.known.messages import (
     MAX_SEATS,
     Accepted,
     Behind,
     Decision,
     Goodbye,
-    Head,
     HeadQuery,
     Join,
     LeftOut,
     Noted,
     PartsMissing,
+    Proposal,
     Ready,
     Report,
-    Roster,
+    RoundHead,
+    RoundRoster,
     Ruling,
     Seat,
     Summon,
-    Verdict,
     capped_weights,
     majority,
     shares_by_rate,
@@ -196,7 +196,7 @@ MANY = 16  # others from which on a leader pings each of them less often, and no
 class Exchange(Protocol):
     """What a member does in a ballot beside agreeing."""
 
-    async def reduce(self, roster: Roster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float) -> str:
         """Exchange parts with the seats of `roster`; the hash of the next state, which is kept.
 
         Raises PartsMissing after `within` seconds of waiting for somebody.
@@ -251,13 +251,13 @@ class Agreement:
         """Raises RuntimeError before the first `advance`."""
         return self.acceptor.position
 
-    async def ask_head(self, peer: PeerId, *, timeout: float) -> Head:
+    async def ask_head(self, peer: PeerId, *, timeout: float) -> RoundHead:
         """Where `peer` stands in this run. Raises CallError."""
-        return await self._rpc.call(peer, "round.head", HeadQuery(self._run_id), Head, timeout=timeout)
+        return await self._rpc.call(peer, "round.head", HeadQuery(self._run_id), RoundHead, timeout=timeout)
 
-    async def ask_to_join(self, peer: PeerId, *, timeout: float) -> Head:
+    async def ask_to_join(self, peer: PeerId, *, timeout: float) -> RoundHead:
         """Ask `peer` to have this node named in the next roster. Raises CallError."""
-        return await self._rpc.call(peer, "round.join", Join(self._run_id), Head, timeout=timeout)
+        return await self._rpc.call(peer, "round.join", Join(self._run_id), RoundHead, timeout=timeout)
 
     async def say_goodbye(self) -> None:
         """Tell the other candidates, in parallel and within a second, not to wait for this node in this round."""
@@ -330,20 +330,20 @@ class Agreement:
         try:
             verdict = await self._liveness.unless_gone(
                 leader,
-                lambda: self._rpc.call(leader, "round.ready", ready, Verdict, timeout=patience),
+                lambda: self._rpc.call(leader, "round.ready", ready, Proposal, timeout=patience),
                 within=silence,
             )
             match verdict:
-                case Verdict(kind="ahead", decision=Decision() as decision) if acceptor.ends(decision):
+                case Proposal(kind="ahead", decision=Decision() as decision) if acceptor.ends(decision):
                     acceptor.note_lateness(verdict.head)
                     return decision
-                case Verdict(kind="ahead" | "elsewhere", head=Head() as head) if acceptor.should_follow(head):
+                case Proposal(kind="ahead" | "elsewhere", head=RoundHead() as head) if acceptor.should_follow(head):
                     raise Behind(head, leader)
-                case Verdict(kind="adopt", accepted=Accepted() as accepted) if acceptor.continues(accepted.roster):
+                case Proposal(kind="adopt", accepted=Accepted() as accepted) if acceptor.continues(accepted.roster):
                     report = await self._adopt(accepted, verdict.holders, ready, exchange)
-                case Verdict(kind="roster", roster=Roster() as roster) if acceptor.is_for(roster, ready.ballot):
+                case Proposal(kind="roster", roster=RoundRoster() as roster) if acceptor.is_for(roster, ready.ballot):
                     report = await self._reduce(roster, ready, exchange)
-                case Verdict(kind="late"):
+                case Proposal(kind="late"):
                     report = self._report(ready)
                 case _:
                     acceptor.raise_ballot(verdict.ballot)
@@ -365,7 +365,7 @@ class Agreement:
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
 
-    async def _reduce(self, roster: Roster, ready: Ready, exchange: Exchange) -> Report:
+    async def _reduce(self, roster: RoundRoster, ready: Ready, exchange: Exchange) -> Report:
         self.acceptor.cut_by = roster.cutters
         if self._me not in roster.peers:
             return self._report(ready)
@@ -400,41 +400,41 @@ class Agreement:
         """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
 
         `silence`: for how many seconds one may give no sign of life while others wait for it. However this ends, by an
-        error or cancelled too, whoever waits at the desk is answered. Raises Behind when the others are elsewhere.
+        error or cancelled too, whoever waits at the box is answered. Raises Behind when the others are elsewhere.
         """
         within = self._reducing.seconds()  # that a reduction may wait for somebody
-        desk = self.acceptor.desk(ready.ballot)
-        desk.readies[self._me] = ready
+        box = self.acceptor.box(ready.ballot)
+        box.readies[self._me] = ready
         others = [peer for peer in candidates if peer != self._me]
         found: list[Decision | Behind] = []  # what others say that makes this ballot pointless
         decision: Decision | None = None
         try:
             with self._liveness.watching(others):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._probe, ready, others, desk, found)
-                    await self._gather(desk, candidates, found, silence)
+                    nursery.start_soon(self._probe, ready, others, box, found)
+                    await self._gather(box, candidates, found, silence)
                     if not found:
-                        verdict = self._close_roster(desk, candidates, ready.ballot)
-                        desk.close(verdict)
-                        nursery.start_soon(self._take_part, desk, verdict, ready, exchange)
+                        verdict = self._close_roster(box, candidates, ready.ballot)
+                        box.close(verdict)
+                        nursery.start_soon(self._take_part, box, verdict, ready, exchange)
                         with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
-                            decision = await self._collect(desk, verdict, within)
+                            decision = await self._collect(box, verdict, within)
                     nursery.cancel_scope.cancel()
             match found:
                 case [Behind() as behind, *_]:
                     raise behind
                 case [Decision() as known, *_]:
                     decision = known
-                    desk.close(Verdict("ahead", decision=decision, head=self.acceptor.head()))
+                    box.close(Proposal("ahead", decision=decision, head=self.acceptor.head()))
             if decision is None:
                 self.acceptor.raise_ballot(self._next_ballot(ready.ballot, candidates))
             else:
-                desk.rule(Ruling("decided", decision=decision))
+                box.rule(Ruling("decided", decision=decision))
             return decision
         finally:
             following = max(self.acceptor.ballot, ready.ballot + 1)
-            desk.close(Verdict("again", ballot=following))
-            desk.rule(Ruling("again", ballot=following))
+            box.close(Proposal("again", ballot=following))
+            box.rule(Ruling("again", ballot=following))
 
     def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
         """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
@@ -444,7 +444,7 @@ class Agreement:
             return ballot + 1
         return ballot + len(candidates)
 
-    async def _take_part(self, desk: Desk, verdict: Verdict, ready: Ready, exchange: Exchange) -> None:
+    async def _take_part(self, box: BallotBox, verdict: Proposal, ready: Ready, exchange: Exchange) -> None:
         """What this node does as a member of a ballot that it leads itself."""
         if verdict.accepted is not None:
             report = await self._adopt(verdict.accepted, verdict.holders, ready, exchange)
@@ -452,12 +452,12 @@ class Agreement:
             report = await self._reduce(verdict.roster, ready, exchange)
         else:
             report = self._report(ready)
-        desk.reports[self._me] = report
+        box.reports[self._me] = report
         self.acceptor.ring()
 
     async def _gather(
         self,
-        desk: Desk,
+        box: BallotBox,
         candidates: tuple[PeerId, ...],
         found: list[Decision | Behind],
         silence: float | None,
@@ -474,38 +474,38 @@ class Agreement:
         voters = acceptor.position.voters
         began = latest = trio.current_time()
         patience = max(0.0, acceptor.position.window - acceptor.elapsed()) + settings.deadline_ceiling
-        half_at, present = math.inf, len(desk.readies)
+        half_at, present = math.inf, len(box.readies)
         usable = without_broken_links(candidates, self._broken)  # the others would have no place in the roster
         while not found:
             now = trio.current_time()
-            if len(desk.readies) > present:
-                latest, present = now, len(desk.readies)
+            if len(box.readies) > present:
+                latest, present = now, len(box.readies)
             waited_for = [
                 p
                 for p in usable
-                if p not in desk.readies and p not in desk.away and not acceptor.is_absent(p) and self._admits(p)
+                if p not in box.readies and p not in box.away and not acceptor.is_absent(p) and self._admits(p)
             ]
-            if half_at == math.inf and len(desk.readies) >= len(waited_for):
+            if half_at == math.inf and len(box.readies) >= len(waited_for):
                 half_at = now
-            if sum(p in desk.readies for p in voters) >= majority(voters):
+            if sum(p in box.readies for p in voters) >= majority(voters):
                 enough = min(began + settings.deadline_ceiling, half_at + self._straggling.seconds())
                 give_up = enough if waited_for else now
             elif waited_for:
                 give_up = began + patience
-            elif all(p in desk.readies or acceptor.said_goodbye(p) for p in voters):
+            elif all(p in box.readies or acceptor.said_goodbye(p) for p in voters):
                 give_up = now  # nobody vanished: those who are missing left in order
             else:
                 give_up = began + settings.deadline_floor
             if now >= give_up:
-                if sum(p in desk.readies for p in voters) < majority(voters):
-                    desk.away.update(waited_for)
+                if sum(p in box.readies for p in voters) < majority(voters):
+                    box.away.update(waited_for)
                 break
             with self._liveness.watching(waited_for if half_at < math.inf else (), within=silence):
                 await acceptor.changed(until=give_up)
         if half_at < math.inf:
             self._straggling.observe(max(0.0, latest - half_at))
 
-    async def _probe(self, ready: Ready, others: list[PeerId], desk: Desk, found: list[Decision | Behind]) -> None:
+    async def _probe(self, ready: Ready, others: list[PeerId], box: BallotBox, found: list[Decision | Behind]) -> None:
         """Summon candidates to a later ballot, and look where those stand who should be ready and are not.
 
         A leader that was frozen, or cut off, learns in this way that the swarm went on without it.
@@ -514,7 +514,7 @@ class Agreement:
 
         async def look(peer: PeerId) -> None:
             try:
-                head = await self._rpc.call(peer, "round.summon", message, Head, timeout=PROBE_EVERY)
+                head = await self._rpc.call(peer, "round.summon", message, RoundHead, timeout=PROBE_EVERY)
                 if self.acceptor.should_follow(head):
                     found.append(await self._decision_of(peer, ready) or Behind(head, peer))
                     self.acceptor.note_lateness(head)
@@ -522,15 +522,15 @@ class Agreement:
                 logger.debug("summons to %s failed: %s", peer, error)
                 return
             if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
-                desk.away.add(peer)
+                box.away.add(peer)
             self.acceptor.ring()
 
         if ready.ballot == 0:
             await trio.sleep(PROBE_EVERY)
-        while desk.verdict is None:
+        while box.verdict is None:
             async with trio.open_nursery() as nursery:
                 for peer in others:
-                    if peer not in desk.readies:
+                    if peer not in box.readies:
                         nursery.start_soon(look, peer)
             await trio.sleep(PROBE_EVERY)
 
@@ -541,22 +541,22 @@ class Agreement:
         decision = ruling.decision
         return decision if decision is not None and self.acceptor.ends(decision) else None
 
-    def _close_roster(self, desk: Desk, candidates: tuple[PeerId, ...], ballot: int) -> Verdict:
+    def _close_roster(self, box: BallotBox, candidates: tuple[PeerId, ...], ballot: int) -> Proposal:
         """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
         acceptor, settings = self.acceptor, self._settings
         here = acceptor.position
         distrusted = [p for reporter, p in self._broken if reporter == self._me]
-        adopted = result_to_adopt(desk.readies, here.voters, distrusted=distrusted)
+        adopted = result_to_adopt(box.readies, here.voters, distrusted=distrusted)
         if adopted is not None:
             accepted, holders = adopted
-            return Verdict("adopt", ballot=ballot, accepted=accepted, holders=holders)
-        present = [p for p in candidates if p in desk.readies and (p == self._me or self._admits(p))]
+            return Proposal("adopt", ballot=ballot, accepted=accepted, holders=holders)
+        present = [p for p in candidates if p in box.readies and (p == self._me or self._admits(p))]
         able = without_broken_links(present, self._broken)
         if self._me not in able:
             able = (self._me,)
-        desk.away.update(set(present) - set(able))
+        box.away.update(set(present) - set(able))
         members = able[:MAX_SEATS]
-        readies = {p: desk.readies[p] for p in members}
+        readies = {p: box.readies[p] for p in members}
         window = next_window(
             readies.values(), floor=settings.deadline_floor, present=here.window, elapsed=acceptor.elapsed()
         )
@@ -565,21 +565,22 @@ class Agreement:
         joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)
         cut_by = cut_to_keep(acceptor.cut_by, seats)
-        return Verdict(
-            "roster", roster=Roster(acceptor.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by)
+        return Proposal(
+            "roster",
+            roster=RoundRoster(acceptor.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by),
         )
 
-    async def _collect(self, desk: Desk, verdict: Verdict, within: float) -> Decision | None:
+    async def _collect(self, box: BallotBox, verdict: Proposal, within: float) -> Decision | None:
         """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
         here, acceptor = self.acceptor.position, self.acceptor
         roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
         if roster is None:
             raise ValueError(f"a leader closed its roster with the verdict {verdict.kind!r}")
-        expected = set(roster.peers if verdict.roster else desk.readies)
+        expected = set(roster.peers if verdict.roster else box.readies)
         # whoever waits for parts gives up after `within` or twice that, and reports whose they were
         deadline = trio.current_time() + 2 * within + REPORT_MARGIN
         while True:
-            reports = {p: r for p, r in desk.reports.items() if p in expected}
+            reports = {p: r for p, r in box.reports.items() if p in expected}
             hashes = {p: r.state_hash for p, r in reports.items() if r.state_hash is not None}
             mine = hashes.get(self._me)
             holders = {p for p, hash in hashes.items() if hash == mine}
@@ -587,7 +588,7 @@ class Agreement:
             late = trio.current_time() >= deadline
             failed = any(r.missing for r in reports.values())
             if failed or late or not outstanding:
-                reachable = [p for p in here.voters if p not in desk.away and not acceptor.is_absent(p)]
+                reachable = [p for p in here.voters if p not in box.away and not acceptor.is_absent(p)]
                 if mine is not None and is_safe(holders, here.voters, reachable):
                     absent = (set(here.voters) | expected) - holders
                     return Decision(acceptor.run_id, here.round, mine, roster, tuple(sorted(absent)))

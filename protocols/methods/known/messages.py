@@ -76,7 +76,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Roster:
+class RoundRoster:
     """What a round's result rests on. Two rosters with equal `roster_id` are equal."""
 
     run_id: str
@@ -89,19 +89,19 @@ class Roster:
     cut_by: tuple[Owner, ...] = ()  # those of an earlier attempt whose cut stays (`partition.py`); none in a first one
 
     def __post_init__(self) -> None:
-        check_range("Roster.round", self.round, 0, MAX_ROUND)
-        check_range("Roster.ballot", self.ballot, 0, MAX_ROUND)
-        check_hash("Roster.parent", self.parent)
-        check_peers("Roster.seats", self.peers)
-        check_peers("Roster.joiners", self.joiners)
-        check_seconds("Roster.window", self.window)
+        check_range("RoundRoster.round", self.round, 0, MAX_ROUND)
+        check_range("RoundRoster.ballot", self.ballot, 0, MAX_ROUND)
+        check_hash("RoundRoster.parent", self.parent)
+        check_peers("RoundRoster.seats", self.peers)
+        check_peers("RoundRoster.joiners", self.joiners)
+        check_seconds("RoundRoster.window", self.window)
         for seat in self.seats:
             check_range("Seat.weight", seat.weight, 0, MAX_WEIGHT)
             check_range("Seat.share", seat.share, 0, MAX_SHARE)
         if not any(seat.share for seat in self.seats):
-            raise wire.WireError("Roster.seats has nobody who reduces a part")
-        check_peers("Roster.cut_by", tuple(owner.peer for owner in self.cut_by))
-        check_range("Roster.cut_by", len(self.cut_by), 0, MAX_SEATS)
+            raise wire.WireError("RoundRoster.seats has nobody who reduces a part")
+        check_peers("RoundRoster.cut_by", tuple(owner.peer for owner in self.cut_by))
+        check_range("RoundRoster.cut_by", len(self.cut_by), 0, MAX_SEATS)
         for owner in self.cut_by:
             check_range("Owner.share", owner.share, 1, MAX_SHARE)
 
@@ -183,7 +183,7 @@ def shares_by_rate(rates: Mapping[PeerId, float | None]) -> dict[PeerId, int]:
     return {peer: share(rate) for peer, rate in rates.items()}
 
 
-def parts(roster: Roster, parameters: int) -> tuple[Part, ...]:
+def parts(roster: RoundRoster, parameters: int) -> tuple[Part, ...]:
     """Cut `parameters` elements into one part per seat that owns any, sized by share, at multiples of PART_ALIGNMENT.
 
     Parts follow the order of peer ids, not of seats, so that they stay where they are while membership does. What was
@@ -212,25 +212,25 @@ def cut(owners: Sequence[Seat | Owner], start: int, stop: int) -> tuple[Part, ..
     return tuple(Part(seat.peer, a, b) for seat, (a, b) in zip(owners, pairwise(edges), strict=True) if b > a)
 
 
-MAX_HISTORY = 64  # steps in a Head
+MAX_HISTORY = 64  # steps in a RoundHead
 MAX_SAMPLES = 1 << 53  # more would not be exact in a float64
 MAX_RATE = 1e15  # bytes per second
 
 
 @dataclass(frozen=True)
-class Step:
+class RoundStep:
     """One link of a node's recent history: the state hash after `round`."""
 
     round: int
     state_hash: str
 
     def __post_init__(self) -> None:
-        check_range("Step.round", self.round, -1, MAX_ROUND)
-        check_hash("Step.state_hash", self.state_hash)
+        check_range("RoundStep.round", self.round, -1, MAX_ROUND)
+        check_hash("RoundStep.state_hash", self.state_hash)
 
 
 @dataclass(frozen=True)
-class Head:
+class RoundHead:
     """Where a node stands in a run. What a joiner needs to take part in `round`."""
 
     run_id: str
@@ -238,19 +238,19 @@ class Head:
     state_hash: str  # of the state at its start
     voters: tuple[PeerId, ...]  # the seats of the last roster
     joiners: tuple[PeerId, ...]  # those admitted by it
-    history: tuple[Step, ...]  # recent rounds, oldest first
+    history: tuple[RoundStep, ...]  # recent rounds, oldest first
     elapsed: float  # seconds since the round began on this node
     window: float  # seconds that members train in it at the most
     paused: bool
 
     def __post_init__(self) -> None:
-        check_range("Head.round", self.round, 0, MAX_ROUND)
-        check_hash("Head.state_hash", self.state_hash)
-        check_peers("Head.voters", self.voters)
-        check_peers("Head.joiners", self.joiners)
-        check_range("Head.history", len(self.history), 0, MAX_HISTORY)
-        check_seconds("Head.elapsed", self.elapsed)
-        check_seconds("Head.window", self.window)
+        check_range("RoundHead.round", self.round, 0, MAX_ROUND)
+        check_hash("RoundHead.state_hash", self.state_hash)
+        check_peers("RoundHead.voters", self.voters)
+        check_peers("RoundHead.joiners", self.joiners)
+        check_range("RoundHead.history", len(self.history), 0, MAX_HISTORY)
+        check_seconds("RoundHead.elapsed", self.elapsed)
+        check_seconds("RoundHead.window", self.window)
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class HeadQuery:
 
 @dataclass(frozen=True)
 class Join:
-    """`round.join`: name me in the next roster. Repeated every second until it happened; answered with a Head."""
+    """`round.join`: name me in the next roster. Repeated every second until it happened; answered with a RoundHead."""
 
     run_id: str
 
@@ -271,7 +271,7 @@ class Accepted:
 
     ballot: int
     state_hash: str
-    roster: Roster
+    roster: RoundRoster
 
     def __post_init__(self) -> None:
         check_range("Accepted.ballot", self.ballot, 0, MAX_ROUND)
@@ -280,7 +280,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Ready:
-    """`round.ready`, member to leader: I have trained. Answered with a Verdict when the roster is closed."""
+    """`round.ready`, member to leader: I have trained. Answered with a Proposal when the roster is closed."""
 
     run_id: str
     round: int
@@ -313,7 +313,7 @@ class Decision:
     run_id: str
     round: int
     state_hash: str  # after the round
-    roster: Roster
+    roster: RoundRoster
     missing: tuple[PeerId, ...]  # voters without a seat, or seats that had not reported
 
     def __post_init__(self) -> None:
@@ -323,7 +323,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Proposal:
     """The leader's answer to a Ready, and the member's guide to what to do next.
 
     `roster`: exchange with these, or wait for the decision when not among them; `adopt`: an earlier ballot's result
@@ -334,15 +334,15 @@ class Verdict:
 
     kind: str
     ballot: int = 0
-    roster: Roster | None = None
+    roster: RoundRoster | None = None
     accepted: Accepted | None = None
     holders: tuple[PeerId, ...] = ()
     decision: Decision | None = None
-    head: Head | None = None
+    head: RoundHead | None = None
 
     def __post_init__(self) -> None:
-        check_range("Verdict.ballot", self.ballot, 0, MAX_ROUND)
-        check_peers("Verdict.holders", self.holders)
+        check_range("Proposal.ballot", self.ballot, 0, MAX_ROUND)
+        check_peers("Proposal.holders", self.holders)
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ class Ruling:
 
 @dataclass(frozen=True)
 class Summon:
-    """`round.summon`, leader to all candidates: I lead this ballot now. Answered with a Head."""
+    """`round.summon`, leader to all candidates: I lead this ballot now. Answered with a RoundHead."""
 
     run_id: str
     round: int
@@ -407,7 +407,7 @@ class Noted:
 class Behind(Exception):
     """The round was decided elsewhere, or others stand on another state: catch up with `head` before going on."""
 
-    def __init__(self, head: Head, source: PeerId) -> None:
+    def __init__(self, head: RoundHead, source: PeerId) -> None:
         super().__init__(f"{source} is at round {head.round}")
         self.head = head
         self.source = source

@@ -25,7 +25,7 @@ from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Behind, Head, LeftOut
+from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHead
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
@@ -97,7 +97,7 @@ class DilocoPlace:
         finally:
             self.phase = None
 
-    async def go_to(self, head: Head, source: PeerId) -> bool:
+    async def go_to(self, head: RoundHead, source: PeerId) -> bool:
         """Fetch the state at `head` and stand there. False where that failed for now; nothing is then changed."""
         phase, self.phase = self.phase, "catching-up"
         before = self._agreement.position.parent if self._rounds.stands else None
@@ -177,10 +177,10 @@ class DilocoPlace:
             await self.go_to(*heads[0])
         return False
 
-    async def _heads(self, *, join: bool) -> list[tuple[Head, PeerId]]:
+    async def _heads(self, *, join: bool) -> list[tuple[RoundHead, PeerId]]:
         """Where members stand, the best first; with `join` they are asked to name this node as well."""
         peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
-        heads: list[tuple[Head, PeerId]] = []
+        heads: list[tuple[RoundHead, PeerId]] = []
         ask = self._agreement.ask_to_join if join else self._agreement.ask_head
 
         async def look(peer: PeerId) -> None:
@@ -192,7 +192,7 @@ class DilocoPlace:
         async with trio.open_nursery() as nursery:
             for peer in peers[:ASK_AT_ONCE]:
                 nursery.start_soon(look, peer)
-        best: list[tuple[Head, PeerId]] = []
+        best: list[tuple[RoundHead, PeerId]] = []
         for head, peer in heads:
             position = next((i for i, (other, _) in enumerate(best) if prefers(other, head)), len(best))
             best.insert(position, (head, peer))
@@ -217,7 +217,7 @@ class DilocoPlace:
                     return
             await trio.sleep(ASK_TO_JOIN_EVERY)
 
-    def _named_in(self, head: Head) -> bool:
+    def _named_in(self, head: RoundHead) -> bool:
         return self._me in head.voters or self._me in head.joiners
 
 

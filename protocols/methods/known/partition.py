@@ -6,13 +6,13 @@ all of that.
 
 **Re-partition.** In an attempt that failed, most values were encoded, and have reached the owners of their parts. A new
 partition would move every part and spoil all of it. So the next roster says by whom the vector was cut before
-(`Roster.cut_by`), and only what belonged to those who are gone is cut anew, among all owners of the new roster:
+(`RoundRoster.cut_by`), and only what belonged to those who are gone is cut anew, among all owners of the new roster:
 
     before      a a a a a a   b b b b b b   c c c c c c
     without b   a a a a a a   a a a c c c   c c c c c c     a: its own part, and behind it the first half of b's
 
 An owner then has several ranges, its old part first: what was sent to it before is the head of what is sent now
-(`Cells.begins_like`). Old parts are cut between their chunks, so that every chunk is what it was.
+(`Chunks.begins_like`). Old parts are cut between their chunks, so that every chunk is what it was.
 
 **The grid.** Up to `group_size` seats are one group: each owner of a part takes the mean of it from all the others.
 More seats make a grid (as Moshpit, 2103.03239, does), but the mean is exact, and one for all:
@@ -45,32 +45,32 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.protocols.methods.known.messages import Owner, Part, Roster, Seat, cut, owners_of
+from swarmnode.protocols.methods.known.messages import Owner, Part, RoundRoster, Seat, cut, owners_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.base import STEP
 
-CELL = STEP  # elements; the blocks of all codecs divide it
-BATCH = 8  # cells that are worth waking a thread for: about 2 ms of work
+CHUNK = STEP  # elements; the blocks of all codecs divide it
+BATCH = 8  # chunks that are worth waking a thread for: about 2 ms of work
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Stretches of the vector, one after another, each cut into cells of CELL elements; its last may be shorter."""
+class Chunks:
+    """Stretches of the vector, one after another, each cut into chunks of CHUNK elements; its last may be shorter."""
 
     stretches: tuple[tuple[int, int], ...]  # elements from and to which each goes
     codec: Codec
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
-        """The elements at which each cell begins and ends."""
+        """The elements at which each chunk begins and ends."""
         return [
-            (first, min(first + CELL, stop)) for start, stop in self.stretches for first in range(start, stop, CELL)
+            (first, min(first + CHUNK, stop)) for start, stop in self.stretches for first in range(start, stop, CHUNK)
         ]
 
     @cached_property
     def _offsets(self) -> list[int]:
-        """The bytes at which encoded cells begin, and `size`."""
+        """The bytes at which encoded chunks begin, and `size`."""
         return [0, *accumulate(self.codec.encoded_size(stop - start) for start, stop in self._places)]
 
     @property
@@ -82,30 +82,30 @@ class Cells:
         """Bytes of the encoded part."""
         return self._offsets[-1]
 
-    def bytes_until(self, cell: int) -> int:
-        """Bytes of the first `cell` cells."""
-        return self._offsets[cell]
+    def bytes_until(self, chunk: int) -> int:
+        """Bytes of the first `chunk` chunks."""
+        return self._offsets[chunk]
 
     def whole_in(self, ready: int) -> int:
-        """How many whole cells the first `ready` bytes hold."""
+        """How many whole chunks the first `ready` bytes hold."""
         return bisect_right(self._offsets, ready) - 1
 
-    def elements(self, cell: int) -> slice:
-        """The elements of a cell, in the vector."""
-        return slice(*self._places[cell])
+    def elements(self, chunk: int) -> slice:
+        """The elements of a chunk, in the vector."""
+        return slice(*self._places[chunk])
 
-    def raw(self, cell: int, encoded: memoryview) -> memoryview:
-        """The bytes of a cell within those of the part."""
-        return encoded[self._offsets[cell] : self._offsets[cell + 1]]
+    def raw(self, chunk: int, encoded: memoryview) -> memoryview:
+        """The bytes of a chunk within those of the part."""
+        return encoded[self._offsets[chunk] : self._offsets[chunk + 1]]
 
-    def begins_like(self, other: Cells) -> int:
-        """How many bytes hold the cells with which both begin."""
+    def begins_like(self, other: Chunks) -> int:
+        """How many bytes hold the chunks with which both begin."""
         pairs = enumerate(zip(self._places, other._places, strict=False))
-        alike = next((cell for cell, (one, two) in pairs if one != two), min(self.count, other.count))
+        alike = next((chunk for chunk, (one, two) in pairs if one != two), min(self.count, other.count))
         return self.bytes_until(alike)
 
 
-class Pool:
+class BufferPool:
     """Memory that is used again: the system takes longer to hand out fresh pages than a codec to fill them.
 
     It keeps what was used in the last two rounds, and no more.
@@ -154,7 +154,7 @@ def cut_to_keep(before: tuple[Owner, ...], seats: Iterable[Seat]) -> tuple[Owner
     return before if 2 * stay >= max(len(before), len(owners)) else ()
 
 
-def parts_by_owner(roster: Roster, parameters: int) -> tuple[tuple[Part, ...], ...]:
+def parts_by_owner(roster: RoundRoster, parameters: int) -> tuple[tuple[Part, ...], ...]:
     """What each owner reduces, in the order of their ids: its part, or its old one and a share of what is orphaned.
 
     The parts of all cover the vector, and there are at the most as many as owners now and before.
@@ -166,24 +166,24 @@ def parts_by_owner(roster: Roster, parameters: int) -> tuple[tuple[Part, ...], .
     orphaned: list[Part] = []
     for part in cut(sorted(roster.cut_by, key=lambda owner: owner.peer), 0, parameters):
         owned.get(part.owner, orphaned).append(part)
-    cells = sum(-(-(part.stop - part.start) // CELL) for part in orphaned)
+    chunks = sum(-(-(part.stop - part.start) // CHUNK) for part in orphaned)
     total, taken, first = sum(owner.share for owner in owners), 0, 0
     for owner in owners:
         taken += owner.share
-        last = cells * taken // total
-        owned[owner.peer] += _cells_between(orphaned, first, last, owner.peer)
+        last = chunks * taken // total
+        owned[owner.peer] += _chunks_between(orphaned, first, last, owner.peer)
         first = last
     return tuple(tuple(parts) for parts in owned.values() if parts)
 
 
-def _cells_between(parts: Iterable[Part], first: int, last: int, owner: str) -> list[Part]:
-    """The cells of `parts`, counted through, from `first` to before `last`, as parts of `owner`."""
+def _chunks_between(parts: Iterable[Part], first: int, last: int, owner: str) -> list[Part]:
+    """The chunks of `parts`, counted through, from `first` to before `last`, as parts of `owner`."""
     found, before = [], 0
     for part in parts:
-        count = -(-(part.stop - part.start) // CELL)
+        count = -(-(part.stop - part.start) // CHUNK)
         low, high = max(first - before, 0), min(last - before, count)
         if low < high:
-            found.append(Part(owner, part.start + low * CELL, min(part.start + high * CELL, part.stop)))
+            found.append(Part(owner, part.start + low * CHUNK, min(part.start + high * CHUNK, part.stop)))
         before += count
     return found
 
@@ -216,7 +216,7 @@ class Grid:
         raise ValueError(f"{peer} has no seat in the round")
 
 
-def grid_of(roster: Roster, parameters: int, group_size: int) -> Grid:
+def grid_of(roster: RoundRoster, parameters: int, group_size: int) -> Grid:
     """How the seats of a roster reduce `parameters` elements in groups of at most `group_size`.
 
     Groups are larger where too few own anything to have one owner each. Where all are one group, owners keep the parts
@@ -248,7 +248,7 @@ def grid_of(roster: Roster, parameters: int, group_size: int) -> Grid:
     )
 
 
-def _drawn(roster: Roster, seats: Sequence[Seat]) -> list[Seat]:
+def _drawn(roster: RoundRoster, seats: Sequence[Seat]) -> list[Seat]:
     """The seats in an order that belongs to the round; that of its attempts is the same."""
     return sorted(
         seats, key=lambda s: hashlib.sha256(f"{roster.run_id}/{roster.round}/group/{s.peer}".encode()).digest()

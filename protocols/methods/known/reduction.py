@@ -1,6 +1,6 @@
-"""What a member computes in an all-reduce (`allreduce.py`), a batch of cells at a time, in threads.
+"""What a member computes in an all-reduce (`allreduce.py`), a batch of chunks at a time, in threads.
 
-Every cell goes through it while a core's cache holds it, and no step takes new memory.
+Every chunk goes through it while a core's cache holds it, and no step takes new memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from swarmnode.protocols.methods.known.messages import PartsMissing, Roster
-from swarmnode.protocols.methods.known.partition import BATCH, CELL, Cells
+from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
+from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, Chunks
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 from swarmnode.training.codecs import Codec, CodecError
@@ -61,15 +61,15 @@ class Arrivals:
 logger = logging.getLogger(__name__)
 
 
-async def next_batch(cells: Cells, done: int, sources: Sequence[StreamingBuffer], *, at: int = 0) -> range:
-    """The cells after the first `done` that all sources have, BATCH of them or the rest, as soon as they do.
+async def next_batch(chunks: Chunks, done: int, sources: Sequence[StreamingBuffer], *, at: int = 0) -> range:
+    """The chunks after the first `done` that all sources have, BATCH of them or the rest, as soon as they do.
 
     The part begins `at` bytes into each of the sources.
     """
-    goal = at + cells.bytes_until(min(done + BATCH, cells.count))
+    goal = at + chunks.bytes_until(min(done + BATCH, chunks.count))
     for source in sources:
         await source.reach(goal)
-    return range(done, min(cells.whole_in(source.ready - at) for source in sources))
+    return range(done, min(chunks.whole_in(source.ready - at) for source in sources))
 
 
 async def pass_on(pieces: Sequence[StreamingBuffer], whole: StreamingBuffer, *, step: int) -> None:
@@ -111,13 +111,13 @@ class Reducer(Protocol):
     sent: ErrorFeedback  # the residual of this node's own work
     rates: dict[PeerId, float]  # bytes per second measured when fetching from each peer
 
-    async def reduce(self, roster: Roster, values: Vector, *, within: float | None = None) -> Vector:
+    async def reduce(self, roster: RoundRoster, values: Vector, *, within: float | None = None) -> Vector:
         """Of all seats' `values`, float32 (P,): bit-identical on every seat that gets it. Raises PartsMissing.
 
         Until `commit(roster)`, the attempt has left no trace but offers to others.
         """
 
-    def commit(self, roster: Roster) -> bool:
+    def commit(self, roster: RoundRoster) -> bool:
         """The round of `roster` was decided; whether this node's values are in that result."""
 
     def rollback(self) -> None:
@@ -142,7 +142,7 @@ class Summing:
         self._codec = codec
         self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
         self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
-        self._scratch = np.empty((2, min(CELL, parameters)), np.float32)
+        self._scratch = np.empty((2, min(CHUNK, parameters)), np.float32)
 
     def own(self, *ranges: tuple[int, int]) -> None:
         """This node sums these elements now: of its residual, what lies elsewhere is dropped."""
@@ -153,7 +153,7 @@ class Summing:
 
     def sum(
         self,
-        cells: Cells,
+        chunks: Chunks,
         batch: range,
         contributions: Sequence[memoryview],
         shares: Sequence[np.float32],
@@ -162,23 +162,23 @@ class Summing:
     ) -> int:
         """Encode the sum of share · contribution, in their order, into the part's bytes `out`; decode it `into` (P,).
 
-        Returns how many cells have a sum that cannot be encoded and counts as zeros. Raises Undecodable.
+        Returns how many chunks have a sum that cannot be encoded and counts as zeros. Raises Undecodable.
         """
         lost = 0
-        for cell in batch:
-            place = cells.elements(cell)
+        for chunk in batch:
+            place = chunks.elements(chunk)
             size = place.stop - place.start
             total, decoded = self._scratch[:, :size]
             total.fill(0)
             for index, (share, raw) in enumerate(zip(shares, contributions, strict=True)):
                 try:
-                    self._codec.decode(cells.raw(cell, raw), size, decoded)
+                    self._codec.decode(chunks.raw(chunk, raw), size, decoded)
                 except CodecError as error:
                     raise Undecodable(index) from error
                 fold_in(total, share, decoded, decoded)
-            lost += not encoded(self._codec, self.residual, place, total, cells.raw(cell, out))
+            lost += not encoded(self._codec, self.residual, place, total, chunks.raw(chunk, out))
             if into is not None:
-                self._codec.decode(cells.raw(cell, out), size, into[place])
+                self._codec.decode(chunks.raw(chunk, out), size, into[place])
         return lost
 
 
@@ -194,22 +194,22 @@ class Reduction:
         self.sums = Summing(codec, parameters)  # of a group's values
         self.means = Summing(codec, parameters)  # of all values, or of the sums of groups
 
-    def encode(self, cells: Cells, batch: range, values: Vector, out: memoryview) -> int:
+    def encode(self, chunks: Chunks, batch: range, values: Vector, out: memoryview) -> int:
         """Encode this node's `values`, float32 (P,), into the part's bytes `out`.
 
-        Returns how many cells could not be encoded and are sent as zeros.
+        Returns how many chunks could not be encoded and are sent as zeros.
         """
         lost = 0
-        for cell in batch:
-            place = cells.elements(cell)
-            lost += not encoded(self._codec, self.sent, place, values[place], cells.raw(cell, out))
+        for chunk in batch:
+            place = chunks.elements(chunk)
+            lost += not encoded(self._codec, self.sent, place, values[place], chunks.raw(chunk, out))
         return lost
 
-    def decode(self, cells: Cells, batch: range, raw: memoryview, mean: Vector) -> None:
-        """Decode cells of a part into `mean` (P,). Raises CodecError."""
-        for cell in batch:
-            place = cells.elements(cell)
-            self._codec.decode(cells.raw(cell, raw), place.stop - place.start, mean[place])
+    def decode(self, chunks: Chunks, batch: range, raw: memoryview, mean: Vector) -> None:
+        """Decode chunks of a part into `mean` (P,). Raises CodecError."""
+        for chunk in batch:
+            place = chunks.elements(chunk)
+            self._codec.decode(chunks.raw(chunk, raw), place.stop - place.start, mean[place])
 
     def commit(self) -> None:
         """The round counted: what its encodings left out is sent with the next."""

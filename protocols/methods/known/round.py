@@ -26,7 +26,7 @@ import trio
 from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import LONGEST_WINDOW, WINDOW_SLACK, Agreement
-from swarmnode.protocols.methods.known.messages import Decision, Head, PartsMissing, Roster
+from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
@@ -97,7 +97,7 @@ class DilocoRounds:
         return hash
 
     async def catch_up(
-        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None = None
+        self, head: RoundHead, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None = None
     ) -> str:
         """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
 
@@ -118,7 +118,7 @@ class DilocoRounds:
         return hash
 
     async def _state_at(
-        self, head: Head, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None
+        self, head: RoundHead, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None
     ) -> OuterState:
         """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
         layout = self._trainer.layout
@@ -200,7 +200,7 @@ class DilocoRounds:
 
         return await self._runner(difference)
 
-    async def reduce(self, roster: Roster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float) -> str:
         """As in `Exchange`: the state that follows from this roster; kept until the round is decided."""
         self._offered = self._gradient
         mean = await self._allreduce.reduce(roster, self._gradient, within=within)

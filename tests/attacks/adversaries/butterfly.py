@@ -15,7 +15,16 @@ from undefended_btard import ANY_NONCE, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATC
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.btard.method import Btard
-from swarmnode.protocols.methods.btard.statements import Audit, Centre, Commitment, Opening, Sent, Signed, Sums
+from swarmnode.protocols.methods.btard.statements import (
+    NAMES,
+    Centre,
+    Commitment,
+    Opening,
+    PartAudit,
+    Sent,
+    Signed,
+    Sums,
+)
 from swarmnode.protocols.methods.known.method import Diloco
 
 
@@ -137,7 +146,7 @@ class UnequalStatements(ButterflyLie):
         reduction._talk.offer, bulk._offered = lying, unequal  # type: ignore[method-assign]
 
     def _changed(self, reduction: Any, attempt: Any, name: Any, raw: bytes) -> bytes | None:
-        if name[0] != self.kind.__name__.lower():
+        if name[0] != NAMES[self.kind]:
             return None
         signed = wire.decode(Signed, raw)
         what = self.other(wire.decode(self.kind, signed.body))
@@ -205,7 +214,7 @@ class FalseAccusation(ButterflyLie):
         tell = reduction._talk.tell
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
-            return await tell(attempt, Audit((0,)) if isinstance(what, Audit) else what, kind)
+            return await tell(attempt, PartAudit((0,)) if isinstance(what, PartAudit) else what, kind)
 
         reduction._talk.tell = lying  # type: ignore[method-assign]
 

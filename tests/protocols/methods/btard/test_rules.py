@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.btard.statements import (
-    Audit,
     Centre,
     Commitment,
-    Evidence,
+    LieEvidence,
     Opening,
+    PartAudit,
     Seen,
     Sent,
     Signed,
@@ -59,7 +59,7 @@ def honest(author: str = "a", attempt: bytes = ATTEMPT, life: bytes = LIFE) -> l
         Opening(NONCE),
         Sums((0.5,) * 48, (1.0,) * 3),
         Seen(1, hash_of(b"more")),
-        Audit(()),
+        PartAudit(()),
     ]
     return [seal(what, author, attempt, life, sign_as(author)) for what in said]  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ def test_nothing_that_an_honest_member_says_convicts_it() -> None:
     everything = honest() + honest(attempt=attempt_of("run", "another roster")) + honest(life=b"after a restart")
     for one in everything:
         for other in everything:
-            assert convicts(Evidence(one, other), verify) is None, (one.kind, other.kind)
+            assert convicts(LieEvidence(one, other), verify) is None, (one.kind, other.kind)
 
 
 LIES: list[tuple[Any, Any]] = [
@@ -81,15 +81,15 @@ LIES: list[tuple[Any, Any]] = [
     (Commitment((), hash_of(b"1")), Opening(b"2")),
     (Sums((0.0,), (1.0,)), Sums((0.1,), (1.0,))),
     (Seen(0, b"x"), Seen(0, b"y")),
-    (Audit(()), Audit((1,))),
+    (PartAudit(()), PartAudit((1,))),
 ]
 
 
 @pytest.mark.parametrize(("one", "other"), LIES)
 def test_what_contradicts_itself_convicts_its_author_to_anybody(one: Any, other: Any) -> None:
     first, second = (seal(what, "liar", ATTEMPT, LIFE, sign_as("liar")) for what in (one, other))
-    assert convicts(Evidence(first, second), verify) == "liar"
-    assert convicts(Evidence(second, first), verify) == "liar"
+    assert convicts(LieEvidence(first, second), verify) == "liar"
+    assert convicts(LieEvidence(second, first), verify) == "liar"
 
 
 @pytest.mark.parametrize(("one", "other"), LIES)
@@ -97,22 +97,22 @@ def test_nobody_can_forge_a_proof(one: Any, other: Any) -> None:
     """With one statement of the victim's, and whatever a liar signs in its name."""
     mine = seal(one, "victim", ATTEMPT, LIFE, sign_as("victim"))
     forged = seal(other, "victim", ATTEMPT, LIFE, sign_as("liar"))
-    assert convicts(Evidence(mine, forged), verify) is None
+    assert convicts(LieEvidence(mine, forged), verify) is None
     by_liar = seal(other, "liar", ATTEMPT, LIFE, sign_as("liar"))
-    assert convicts(Evidence(mine, by_liar), verify) is None
+    assert convicts(LieEvidence(mine, by_liar), verify) is None
 
 
 def test_statements_of_other_attempts_and_of_other_lives_prove_nothing() -> None:
     one, other = Centre(0, b"x", 1.0, 0.0), Centre(0, b"y", 1.0, 0.0)
     first = seal(one, "a", ATTEMPT, LIFE, sign_as("a"))
-    assert convicts(Evidence(first, seal(other, "a", attempt_of("run", "next"), LIFE, sign_as("a"))), verify) is None
-    assert convicts(Evidence(first, seal(other, "a", ATTEMPT, b"next life", sign_as("a"))), verify) is None
+    assert convicts(LieEvidence(first, seal(other, "a", attempt_of("run", "next"), LIFE, sign_as("a"))), verify) is None
+    assert convicts(LieEvidence(first, seal(other, "a", ATTEMPT, b"next life", sign_as("a"))), verify) is None
 
 
 def test_parts_and_steps_are_different_things() -> None:
     for one, other in ((Centre(0, b"x", 1.0, 0.0), Centre(1, b"y", 1.0, 0.0)), (Seen(0, b"x"), Seen(1, b"y"))):
         first, second = (seal(what, "a", ATTEMPT, LIFE, sign_as("a")) for what in (one, other))  # type: ignore[arg-type]
-        assert convicts(Evidence(first, second), verify) is None
+        assert convicts(LieEvidence(first, second), verify) is None
 
 
 def test_members_who_were_told_different_things_find_the_proof() -> None:
@@ -130,8 +130,8 @@ def test_what_a_restarted_member_says_again_is_noticed_and_proves_nothing() -> N
 
 
 def test_what_somebody_made_up_is_passed_over_in_a_comparison() -> None:
-    mine = seal(Audit(()), "a", ATTEMPT, LIFE, sign_as("a"))
-    made_up = seal(Audit((1,)), "a", ATTEMPT, LIFE, sign_as("liar"))
+    mine = seal(PartAudit(()), "a", ATTEMPT, LIFE, sign_as("a"))
+    made_up = seal(PartAudit((1,)), "a", ATTEMPT, LIFE, sign_as("liar"))
     assert compare([mine], [made_up], verify) == ((), ())
 
 
@@ -139,15 +139,19 @@ def test_what_somebody_made_up_is_passed_over_in_a_comparison() -> None:
 def test_bytes_that_are_no_statement_convict_nobody(body: bytes, kind: str) -> None:
     made = []
     for raw in (body, body + b"\0"):
-        empty = seal(Audit(()), "a", ATTEMPT, LIFE, sign_as("a"))
+        empty = seal(PartAudit(()), "a", ATTEMPT, LIFE, sign_as("a"))
         made.append(Signed(empty.author, empty.attempt, empty.life, kind, raw, empty.signature))
-    assert convicts(Evidence(*made), verify) is None
+    assert convicts(LieEvidence(*made), verify) is None
 
 
 def test_a_statement_is_read_as_what_it_was_signed_as() -> None:
-    signed = seal(Audit((2,)), "a", ATTEMPT, LIFE, sign_as("a"))
-    assert opened(signed, Audit, "a", ATTEMPT, verify) == Audit((2,))
-    for kind, author, attempt in ((Sent, "a", ATTEMPT), (Audit, "b", ATTEMPT), (Audit, "a", b"other")):
+    signed = seal(PartAudit((2,)), "a", ATTEMPT, LIFE, sign_as("a"))
+    assert opened(signed, PartAudit, "a", ATTEMPT, verify) == PartAudit((2,))
+    for kind, author, attempt in (
+        (Sent, "a", ATTEMPT),
+        (PartAudit, "b", ATTEMPT),
+        (PartAudit, "a", b"other"),
+    ):
         with pytest.raises(wire.WireError):
             opened(signed, kind, author, attempt, verify)
 

@@ -17,19 +17,19 @@ from swarmnode.protocols.methods.known.messages import (
     Behind,
     Decision,
     Goodbye,
-    Head,
     LeftOut,
     Noted,
     Owner,
     PartsMissing,
+    Proposal,
     Ready,
     Report,
-    Roster,
+    RoundHead,
+    RoundRoster,
+    RoundStep,
     Ruling,
     Seat,
-    Step,
     Summon,
-    Verdict,
     leader_order,
 )
 from swarmnode.protocols.network import PeerId
@@ -54,7 +54,7 @@ class Member:
         self.cannot_reach: set[PeerId] = set()
         self.obtained: list[str] = []
 
-    async def reduce(self, roster: Roster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float) -> str:
         await trio.sleep(0.1)
         missing = self.cannot_reach & set(roster.peers)
         if missing:
@@ -284,7 +284,7 @@ def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -
         swarm.begin(*ahead)
         decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
         assert decision.round == 5 and not swarm.errors
-        older = Head(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
+        older = RoundHead(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
         assert not ahead[0].agreement.acceptor.should_follow(older)
 
     simulate(simulated, body)
@@ -343,8 +343,8 @@ def test_no_ballot_is_so_high_that_a_round_cannot_end(simulated: Simulated) -> N
         for member in honest:
             for ballot in range(1 << 40, (1 << 40) + 3):
                 with pytest.raises(Refused):
-                    await liar.rpc.call(member.me, "round.ready", a_ready(ballot), Verdict, timeout=1)
-                await liar.rpc.call(member.me, "round.summon", Summon(RUN, 0, ballot), Head, timeout=1)
+                    await liar.rpc.call(member.me, "round.ready", a_ready(ballot), Proposal, timeout=1)
+                await liar.rpc.call(member.me, "round.summon", Summon(RUN, 0, ballot), RoundHead, timeout=1)
             assert member.agreement.acceptor.ballot <= 3 * 4096
         swarm.begin()
         await swarm.decided(within=30)
@@ -358,12 +358,12 @@ def test_one_peer_holds_one_desk(simulated: Simulated) -> None:
         leader, liar, *_ = swarm.members
 
         async def ask(ballot: int) -> None:
-            await liar.rpc.call(leader.me, "round.ready", a_ready(ballot), Verdict, timeout=5)
+            await liar.rpc.call(leader.me, "round.ready", a_ready(ballot), Proposal, timeout=5)
 
         for turn in range(40):
             swarm.nursery.start_soon(ask, 5 * (turn + 1))
         await trio.sleep(1)
-        assert len(leader.agreement.acceptor.desks) <= 1
+        assert len(leader.agreement.acceptor.boxes) <= 1
 
     simulate(simulated, body)
 
@@ -386,7 +386,7 @@ def test_a_vector_is_cut_by_candidates_only(simulated: Simulated) -> None:
         seats = tuple(Seat(m.me, 1, 4) for m in swarm.members[:2])
         gone = Owner(swarm.members[2].me, 4)
         for cut_by, fits in (((), True), ((gone,), True), ((gone, Owner("a stranger", 4)), False)):
-            assert standing.is_for(Roster(RUN, 0, 1, PARENT, seats, (), 1.0, cut_by), 1) is fits
+            assert standing.is_for(RoundRoster(RUN, 0, 1, PARENT, seats, (), 1.0, cut_by), 1) is fits
 
     simulate(simulated, body)
 
@@ -395,7 +395,7 @@ def test_a_forged_claim_of_an_accepted_result_stalls_nobody(simulated: Simulated
     async def body(swarm: Swarm) -> None:
         await swarm.start(3)
         liar = swarm.members[2]
-        roster = Roster(RUN, 0, 0, PARENT, (Seat(liar.me, 1, 4),), (), 1.0)
+        roster = RoundRoster(RUN, 0, 0, PARENT, (Seat(liar.me, 1, 4),), (), 1.0)
         liar.agreement.acceptor.accepted = Accepted(7, "ee" * 32, roster)
         for member in swarm.members[:2]:
             member.cannot_reach = set()
@@ -411,7 +411,7 @@ def test_a_member_that_reports_another_state_is_left_out(simulated: Simulated) -
         await swarm.start(4)
         liar = swarm.members[3]
 
-        async def lie(roster: Roster, within: float) -> str:
+        async def lie(roster: RoundRoster, within: float) -> str:
             return "ee" * 32
 
         liar.reduce = lie  # type: ignore[method-assign]
@@ -440,7 +440,7 @@ def test_a_member_that_says_it_missed_nobody_who_could_be_left_out_is_left_out(s
         await swarm.start(4)
         liar = swarm.members[3]
 
-        async def blame(roster: Roster, within: float) -> str:
+        async def blame(roster: RoundRoster, within: float) -> str:
             raise PartsMissing((liar.me if whom == "itself" else liar.me[::-1],))
 
         liar.reduce = blame  # type: ignore[method-assign]
@@ -478,7 +478,7 @@ def test_calls_for_another_run_or_before_a_position_are_refused(simulated: Simul
         await swarm.start(2)
         one, other = swarm.members
         with pytest.raises(Refused) as refusal:
-            await one.rpc.call(other.me, "round.summon", Summon("cd" * 32, 0, 1), Head, timeout=1)
+            await one.rpc.call(other.me, "round.summon", Summon("cd" * 32, 0, 1), RoundHead, timeout=1)
         assert refusal.value.code == "unknown-run"
         swarm.world.kill(other.me)
         with pytest.raises(PeerGone):
@@ -489,7 +489,9 @@ def test_calls_for_another_run_or_before_a_position_are_refused(simulated: Simul
 
 def test_of_two_histories_exactly_one_gives_way() -> None:
     heads = [
-        Head(RUN, round, f"{n:064x}", tuple("abcd"[:voters]), (), (Step(round - 1, f"{n:064x}"),), 0.0, 1.0, False)
+        RoundHead(
+            RUN, round, f"{n:064x}", tuple("abcd"[:voters]), (), (RoundStep(round - 1, f"{n:064x}"),), 0.0, 1.0, False
+        )
         for round in (3, 4)
         for voters in (2, 3)
         for n in (1, 2)

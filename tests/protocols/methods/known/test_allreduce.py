@@ -11,7 +11,7 @@ from reducing import P, a_roster, peers, reduce_all
 
 from swarmnode.protocols.methods.known.allreduce import Vector
 from swarmnode.protocols.methods.known.messages import PartsMissing, parts
-from swarmnode.protocols.methods.known.partition import BATCH, CELL, Cells, Pool, grid_of
+from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, BufferPool, Chunks, grid_of
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import CODECS, codec
 from swarmnode.training.outer import weighted_sum
@@ -103,7 +103,7 @@ def test_whoever_dies_in_a_grid_is_named_by_those_who_need_it(simulated: Simulat
 
 @pytest.mark.parametrize("codec_name", CODECS)
 def test_a_vector_of_many_cells_is_reduced_as_the_definition_says(simulated: Simulated, codec_name: str) -> None:
-    size, weights = 3 * CELL + 12_345, (1, 2, 4)
+    size, weights = 3 * CHUNK + 12_345, (1, 2, 4)
     chosen = codec(codec_name)
 
     def through(values: Vector) -> Vector:
@@ -114,8 +114,8 @@ def test_a_vector_of_many_cells_is_reduced_as_the_definition_says(simulated: Sim
         roster = a_roster(members, weights=weights)
         exact = np.empty(size, np.float32)
         for part in parts(roster, size):
-            cells = Cells(((part.start, part.stop),), chosen)
-            for place in map(cells.elements, range(cells.count)):
+            chunks = Chunks(((part.start, part.stop),), chosen)
+            for place in map(chunks.elements, range(chunks.count)):
                 exact[place] = through(weighted_sum([through(m.values[place]) for m in members], weights))
         for result in (await reduce_all(members, roster)).values():
             assert isinstance(result, np.ndarray) and result.tobytes() == exact.tobytes()
@@ -124,7 +124,7 @@ def test_a_vector_of_many_cells_is_reduced_as_the_definition_says(simulated: Sim
 
 
 def test_the_mean_of_the_first_cells_comes_back_while_the_last_are_sent(simulated: Simulated) -> None:
-    size, bandwidth = 8 * BATCH * CELL, 10_000_000
+    size, bandwidth = 8 * BATCH * CHUNK, 10_000_000
 
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         members = await peers(world, nursery, 2, "int8", size)
@@ -149,7 +149,7 @@ def test_the_mean_of_the_first_cells_comes_back_while_the_last_are_sent(simulate
 
 
 def test_rounds_use_the_memory_of_those_before_and_let_go_of_what_no_round_needs() -> None:
-    pool = Pool()
+    pool = BufferPool()
     first = pool.take(1000)
     pool.give(first)
     assert pool.take(1400).obj is first.obj  # as when a part grows because its neighbour is gone

@@ -11,14 +11,14 @@ from reducing import Peer, a_roster, peers, reduce_all
 from tripwire import Tripwire, spread
 
 from swarmnode.protocols.methods.known.allreduce import Vector
-from swarmnode.protocols.methods.known.messages import PartsMissing, Roster
-from swarmnode.protocols.methods.known.partition import CELL, Cells, Pool, grid_of
+from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
+from swarmnode.protocols.methods.known.partition import CHUNK, BufferPool, Chunks, grid_of
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum
 
 Simulated = Callable[..., None]
-SIZE = 13 * CELL + 4321  # four parts of some cells each, the last shorter
+SIZE = 13 * CHUNK + 4321  # four parts of some chunks each, the last shorter
 BANDWIDTH = 10_000_000
 WEIGHTS = (1, 2, 4, 3)
 
@@ -28,19 +28,19 @@ def through(values: Vector, codec_name: str) -> Vector:
     return chosen.decode(chosen.encode(values), values.size)
 
 
-def mean_by_definition(members: list[Peer], roster: Roster, codec_name: str) -> Vector:
-    """What a swarm without residuals comes to by `roster`, cell by cell."""
+def mean_by_definition(members: list[Peer], roster: RoundRoster, codec_name: str) -> Vector:
+    """What a swarm without residuals comes to by `roster`, chunk by chunk."""
     weights, exact = [seat.weight for seat in roster.seats], np.empty(SIZE, np.float32)
     for column in grid_of(roster, SIZE, 16).columns:
-        cells = Cells(column.stretches, codec(codec_name))
-        for place in map(cells.elements, range(cells.count)):
+        chunks = Chunks(column.stretches, codec(codec_name))
+        for place in map(chunks.elements, range(chunks.count)):
             exact[place] = through(
                 weighted_sum([through(m.values[place], codec_name) for m in members], weights), codec_name
             )
     return exact
 
 
-def outcome(members: list[Peer], results: dict[str, Vector | PartsMissing], roster: Roster) -> list[bytes]:
+def outcome(members: list[Peer], results: dict[str, Vector | PartsMissing], roster: RoundRoster) -> list[bytes]:
     """The mean, and what each member carries into the next round; all are at the end of the round."""
     means = [np.asarray(results[m.me]).tobytes() for m in members]
     assert len(set(means)) == 1
@@ -274,7 +274,7 @@ def test_rounds_that_are_tried_again_take_no_more_memory_from_round_to_round(sim
     simulated(main, bandwidth=BANDWIDTH)
 
 
-def count_what_is_out(pool: Pool, taken: list[int]) -> None:
+def count_what_is_out(pool: BufferPool, taken: list[int]) -> None:
     """Keep in `taken` one entry for each piece of memory that the pool handed out and did not get back."""
     take, give = pool.take, pool.give
 

@@ -16,14 +16,14 @@ from swarmnode.protocols.methods.known.agreement import (
     seats_of,
     without_broken_links,
 )
-from swarmnode.protocols.methods.known.messages import Accepted, Ready, Roster, Seat, majority
+from swarmnode.protocols.methods.known.messages import Accepted, Ready, RoundRoster, Seat, majority
 
 RUN, PARENT, X, Y = "ab" * 32, "00" * 32, "11" * 32, "22" * 32
 VOTERS = ("a", "b", "c", "d", "e")
 
 
 def accepted(ballot: int, hash: str) -> Accepted:
-    return Accepted(ballot, hash, Roster(RUN, 1, ballot, PARENT, (Seat("a", 1, 4),), (), 1.0))
+    return Accepted(ballot, hash, RoundRoster(RUN, 1, ballot, PARENT, (Seat("a", 1, 4),), (), 1.0))
 
 
 def ready(claim: Accepted | None = None) -> Ready:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.messages import PART_ALIGNMENT, Roster, Seat, parts
+from swarmnode.protocols.methods.known.messages import PART_ALIGNMENT, RoundRoster, Seat, parts
 from swarmnode.protocols.methods.known.partition import Grid, grid_of
 
 RUN, PARENT = "ab" * 32, "cd" * 32
 SHARES = st.lists(st.sampled_from([0, 1, 2, 4, 4, 4, 8, 16]), min_size=1, max_size=40).filter(any)
 
 
-def a_roster(shares: list[int], round: int = 3) -> Roster:
+def a_roster(shares: list[int], round: int = 3) -> RoundRoster:
     seats = tuple(Seat(f"peer{number:03}", 1, share) for number, share in enumerate(shares))
-    return Roster(RUN, round, 0, PARENT, seats, (), 1.0)
+    return RoundRoster(RUN, round, 0, PARENT, seats, (), 1.0)
 
 
 @given(SHARES, st.integers(1, 40), st.integers(0, 99), st.integers(1, 200_000))

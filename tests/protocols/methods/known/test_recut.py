@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.messages import Owner, Part, Roster, Seat, cut, parts
-from swarmnode.protocols.methods.known.partition import CELL, Cells, cut_to_keep, parts_by_owner
+from swarmnode.protocols.methods.known.messages import Owner, Part, RoundRoster, Seat, cut, parts
+from swarmnode.protocols.methods.known.partition import CHUNK, Chunks, cut_to_keep, parts_by_owner
 from swarmnode.protocols.wire import WireError, decode, encode
 from swarmnode.training.codecs import codec
 
@@ -21,16 +21,18 @@ OWNERS = st.dictionaries(st.sampled_from("abcdefgh"), SHARES, min_size=1).map(
 SEATS = st.dictionaries(st.sampled_from("abcdefghij"), st.just(0) | SHARES, min_size=1).filter(
     lambda shares: any(shares.values())
 )
-SIZES = st.integers(1, 40 * CELL) | st.integers(1, 5000)
+SIZES = st.integers(1, 40 * CHUNK) | st.integers(1, 5000)
 
 
-def a_roster(shares: dict[str, int], cut_by: tuple[Owner, ...] = ()) -> Roster:
-    return Roster(RUN, 3, 1, PARENT, tuple(Seat(peer, 1, share) for peer, share in shares.items()), (), 1.0, cut_by)
+def a_roster(shares: dict[str, int], cut_by: tuple[Owner, ...] = ()) -> RoundRoster:
+    return RoundRoster(
+        RUN, 3, 1, PARENT, tuple(Seat(peer, 1, share) for peer, share in shares.items()), (), 1.0, cut_by
+    )
 
 
 def cells_of(pieces: tuple[Part, ...]) -> list[slice]:
-    cells = Cells(tuple((part.start, part.stop) for part in pieces), codec("int8"))
-    return [cells.elements(cell) for cell in range(cells.count)]
+    chunks = Chunks(tuple((part.start, part.stop) for part in pieces), codec("int8"))
+    return [chunks.elements(chunk) for chunk in range(chunks.count)]
 
 
 @given(SEATS, SIZES)
@@ -52,8 +54,8 @@ def test_every_element_has_one_owner_and_every_cell_is_one_of_before(
     assert all(len({part.owner for part in pieces}) == 1 for pieces in owned)
     assert [pieces[0].owner for pieces in owned] == sorted({part.owner for part in flat})
     assert all(shares[part.owner] for part in flat)
-    known = {(cell.start, cell.stop) for part in before for cell in cells_of((part,))}
-    assert {(cell.start, cell.stop) for pieces in owned for cell in cells_of(pieces)} == known
+    known = {(chunk.start, chunk.stop) for part in before for chunk in cells_of((part,))}
+    assert {(chunk.start, chunk.stop) for pieces in owned for chunk in cells_of(pieces)} == known
 
 
 @given(SEATS, OWNERS, SIZES)
@@ -68,11 +70,11 @@ def test_who_owned_a_part_has_it_still_and_first(
 
 def test_what_is_orphaned_goes_to_all_owners_by_their_shares() -> None:
     roster = a_roster({"a": 4, "c": 4, "new": 8, "listens": 0}, tuple(Owner(peer, 4) for peer in "abcd"))
-    owned = parts_by_owner(roster, 32 * CELL)
+    owned = parts_by_owner(roster, 32 * CHUNK)
     assert owned == (
-        (Part("a", 0, 8 * CELL), Part("a", 8 * CELL, 12 * CELL)),
-        (Part("c", 16 * CELL, 24 * CELL), Part("c", 12 * CELL, 16 * CELL)),
-        (Part("new", 24 * CELL, 32 * CELL),),
+        (Part("a", 0, 8 * CHUNK), Part("a", 8 * CHUNK, 12 * CHUNK)),
+        (Part("c", 16 * CHUNK, 24 * CHUNK), Part("c", 12 * CHUNK, 16 * CHUNK)),
+        (Part("new", 24 * CHUNK, 32 * CHUNK),),
     )
 
 
@@ -117,10 +119,10 @@ def test_a_roster_is_cut_by_owners_that_there_can_be(cut_by: tuple[Owner, ...]) 
     roster = a_roster({"a": 4})
     object.__setattr__(roster, "cut_by", cut_by)
     with pytest.raises(WireError):
-        decode(Roster, encode(roster))
+        decode(RoundRoster, encode(roster))
 
 
 def test_rosters_that_differ_in_their_cut_are_different_rosters() -> None:
     first, again = a_roster({"a": 4}), a_roster({"a": 4}, (Owner("b", 4),))
     assert first.roster_id != again.roster_id
-    assert decode(Roster, encode(again)) == again
+    assert decode(RoundRoster, encode(again)) == again

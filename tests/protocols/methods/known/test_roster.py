@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from swarmnode.protocols.methods.known.messages import (
     PART_ALIGNMENT,
-    Head,
     Ready,
-    Roster,
+    RoundHead,
+    RoundRoster,
+    RoundStep,
     Seat,
-    Step,
     capped_weights,
     leader_order,
     parts,
@@ -28,9 +28,9 @@ RUN, PARENT = "ab" * 32, "cd" * 32
 PEERS = st.lists(st.text("abcdefgh", min_size=1, max_size=6), unique=True, min_size=1, max_size=9)
 
 
-def a_roster(**changes: Any) -> Roster:
+def a_roster(**changes: Any) -> RoundRoster:
     fields = {"run_id": RUN, "round": 3, "ballot": 0, "parent": PARENT, "seats": (Seat("a", 1, 4),), "joiners": ()}
-    return Roster(**{**fields, "window": 1.0, **changes})
+    return RoundRoster(**{**fields, "window": 1.0, **changes})
 
 
 @given(PEERS, st.lists(st.integers(0, 16), min_size=9, max_size=9), st.integers(1, 50_000))
@@ -152,11 +152,11 @@ def test_a_ready_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> 
         {"window": math.inf},
         {"round": 1 << 62},
         {"voters": ("a", "a")},
-        {"history": tuple(Step(i, PARENT) for i in range(100))},
+        {"history": tuple(RoundStep(i, PARENT) for i in range(100))},
     ],
     ids=lambda c: str(c)[:40],
 )
 def test_a_head_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> None:
-    raw = unchecked(Head(RUN, 1, PARENT, ("a",), (), (), 1.0, 1.0, False), **changes)
+    raw = unchecked(RoundHead(RUN, 1, PARENT, ("a",), (), (), 1.0, 1.0, False), **changes)
     with pytest.raises(WireError):
-        decode(Head, raw)
+        decode(RoundHead, raw)
