@@ -54,6 +54,12 @@ def encode(message: Any) -> bytes:
     return raw
 
 
+def plain(message: Any) -> dict[str, Any]:
+    """What `encode` packs: the fields that do not equal their defaults, as plain values; for what is signed, see
+    `crdt.envelope`. Raises WireError where a value does not fit its field's type."""
+    return _pack_message(message)
+
+
 def decode(kind: type[M], raw: bytes | bytearray | memoryview, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
     if isinstance(raw, memoryview):

@@ -28,17 +28,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
-from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 
@@ -51,20 +51,17 @@ LONGEST_WAIT = 60.0  # seconds that a peer may ask to be left alone
 
 Sealed = tuple[bytes, bytes]  # a header's bytes and its signature
 
-TAG = b"swarmnode/rollout/1\0"  # no other kind of message that a node signs begins so
 INLINE = 4096  # bytes of content in a header; with more, a batch of headers would be what an offer is to avoid
 MAX_HEADER = INLINE + 2048  # bytes
+HEADERS = Domain("rollout", 2, MAX_HEADER)  # what authors sign; 1 was not canonical
 MAX_CONTENT = 1 << 20  # bytes: 64 answers of 4096 tokens do not fit with 5 bytes each, 51 do
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 MAX_COUNTER = (1 << 53) - 1
-SIGNATURE = 64  # bytes, Ed25519
 LOGPROB = 2  # bytes of a log-probability
 LOWEST = 64.0  # nats: no token is that unlikely and sampled; what is lower travels as −64
 _STEPS = 65535
 
 V = TypeVar("V")
-Sign = Callable[[bytes], bytes]
-Verify = Callable[[PeerId, bytes, bytes], bool]  # (author, message, signature)
 
 
 class InvalidGroup(ValueError):
@@ -135,7 +132,7 @@ class SignedHeader:
     @property
     def size(self) -> int:
         """Bytes that header, signature and content take, here and on the wire."""
-        return len(self.payload) + SIGNATURE + (self.header.size if self.header.shard else 0)
+        return len(self.payload) + SIGNATURE_SIZE + (self.header.size if self.header.shard else 0)
 
     @property
     def complete_here(self) -> bool:
@@ -236,10 +233,7 @@ def seal(
         )
     except WireError as error:
         raise InvalidGroup(f"a group of {len(content)} bytes cannot be shared: {error}") from error
-    payload = encode(header)
-    message = _message(run_id, payload)
-    signed = SignedHeader(hashlib.sha256(message).digest(), header, payload, sign(message))
-    return signed.complete(content)
+    return _signed_header(header, HEADERS.seal(plain(header), sign, run_id), run_id).complete(content)
 
 
 def open_header(payload: bytes, signature: bytes, *, run_id: str, verify: Verify) -> SignedHeader:
@@ -248,10 +242,17 @@ def open_header(payload: bytes, signature: bytes, *, run_id: str, verify: Verify
         header = decode(GroupHeader, payload, limit=MAX_HEADER)
     except WireError as error:
         raise InvalidGroup(f"no header of a rollout group: {error}") from error
-    message = _message(run_id, payload)
-    if len(signature) != SIGNATURE or not verify(header.author, message, signature):
-        raise InvalidGroup(f"a rollout group is not signed by its author {header.author}", forged=True)
-    return SignedHeader(hashlib.sha256(message).digest(), header, payload, signature)
+    envelope = Envelope(payload, signature)
+    try:
+        HEADERS.open(envelope, header.author, verify, run_id)
+    except InvalidEnvelope as error:
+        raise InvalidGroup(f"a header of a rollout group is refused: {error}", forged=error.forged) from error
+    return _signed_header(header, envelope, run_id)
+
+
+def _signed_header(header: GroupHeader, envelope: Envelope, run_id: str) -> SignedHeader:
+    id = hashlib.sha256(HEADERS.message(envelope.payload, run_id)).digest()
+    return SignedHeader(id, header, envelope.payload, envelope.signature)
 
 
 def content_id(content: bytes) -> bytes:
@@ -271,10 +272,6 @@ def dequantised(steps: NDArray[np.uint16]) -> NDArray[np.float64]:
     """What `quantised` made, in nats, float64."""
     roots: NDArray[np.float64] = np.asarray(steps, np.float64) / _STEPS
     return np.negative(LOWEST * np.square(roots))
-
-
-def _message(run_id: str, payload: bytes) -> bytes:
-    return TAG + run_id.encode() + b"\0" + payload
 
 
 def _require(holds: bool, what: str) -> None:
@@ -339,7 +336,7 @@ class OfferedGroup:
     def __post_init__(self) -> None:
         if len(self.id) != 32 or not 0 < len(self.author) <= MAX_AUTHOR:
             raise WireError("OfferedGroup: no id and author of a group")
-        if not 0 < self.size <= MAX_CONTENT + MAX_HEADER + SIGNATURE or not 0 < self.copies <= MAX_COPIES:
+        if not 0 < self.size <= MAX_CONTENT + MAX_HEADER + SIGNATURE_SIZE or not 0 < self.copies <= MAX_COPIES:
             raise WireError(f"OfferedGroup: {self.copies} copies of {self.size} bytes")
 
 

@@ -22,8 +22,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from swarmnode.crdt.envelope import SIGNATURE_SIZE
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts.messages import MAX_CONTENT, MAX_HEADER, SIGNATURE, SignedGroup, SignedHeader
+from swarmnode.protocols.methods.rollouts.messages import MAX_CONTENT, MAX_HEADER, SignedGroup, SignedHeader
 from swarmnode.protocols.network import PeerId
 
 MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
@@ -32,7 +33,7 @@ MAX_REASONS = 64  # that are told apart: they come from our own code
 AHEAD = 60_000  # ms that a date may lie ahead, as of records
 ESTABLISHED = 0.5  # standing from which on an author has a share of its own
 
-LARGEST = MAX_CONTENT + MAX_HEADER + SIGNATURE  # bytes of a group
+LARGEST = MAX_CONTENT + MAX_HEADER + SIGNATURE_SIZE  # bytes of a group
 
 
 @dataclass(frozen=True)

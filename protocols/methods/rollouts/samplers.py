@@ -38,25 +38,23 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.rollouts.messages import (
     MAX_AUTHOR,
     MAX_COUNTER,
-    SIGNATURE,
     TIMEOUT,
-    Sign,
     SignedGroup,
     Thanks,
-    Verify,
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
-from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
 from swarmnode.training.runspec import RolloutsSection
 
@@ -69,8 +67,8 @@ WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets g
 AUTHORS = 256  # that are remembered; the one silent longest is forgotten first, liars last
 LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
 WEIGHTS, FRESH = "rollouts.weights", "rollouts.fresh"
-TAG = b"swarmnode/weights/1\0"  # no other kind of message that a node signs begins so
 MAX_SIGNED = 1024  # bytes of Weights
+OFFERS = Domain("weights", 2, MAX_SIGNED)  # what trainers sign; 1 was not canonical
 ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
 MAX_SAMPLERS = 256  # that are told of new weights
 QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
@@ -335,10 +333,9 @@ def hash_of(parameters: Vector) -> str:
     return hashlib.sha256(parameters.astype("<f4").tobytes()).hexdigest()
 
 
-def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> tuple[bytes, bytes]:
-    """The bytes that travel and their signature."""
-    payload = encode(weights)
-    return payload, sign(_message(run_id, payload))
+def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> Envelope:
+    """What travels of weights of this node's own."""
+    return OFFERS.seal(plain(weights), sign, run_id)
 
 
 def open_weights(payload: bytes, signature: bytes, *, run_id: str, trainer: PeerId, verify: Verify) -> Weights:
@@ -347,10 +344,12 @@ def open_weights(payload: bytes, signature: bytes, *, run_id: str, trainer: Peer
         weights = decode(Weights, payload, limit=MAX_SIGNED)
     except WireError as error:
         raise NoWeights(f"{trainer} names no weights: {error}") from error
-    if weights.trainer != trainer or len(signature) != SIGNATURE:
+    if weights.trainer != trainer:
         raise NoWeights(f"{trainer} names weights that are not its own")
-    if not verify(trainer, _message(run_id, payload), signature):
-        raise NoWeights(f"weights are not signed by {trainer}")
+    try:
+        OFFERS.open(Envelope(payload, signature), trainer, verify, run_id)
+    except InvalidEnvelope as error:
+        raise NoWeights(f"weights of {trainer} are refused: {error}") from error
     return weights
 
 
@@ -368,10 +367,6 @@ async def fetch_weights(weights: Weights, *, shards: Shards, runner: Runner) -> 
         return parameters
 
     return await runner(checked)
-
-
-def _message(run_id: str, payload: bytes) -> bytes:
-    return TAG + run_id.encode() + b"\0" + payload
 
 
 class WeightsBroadcast:

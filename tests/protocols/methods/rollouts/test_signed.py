@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rolloutnodes import RUN, group
 
+from swarmnode.crdt import encoding
 from swarmnode.protocols.methods.rollouts.messages import (
     INLINE,
     MAX_CONTENT,
@@ -25,7 +26,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
     quantised,
     seal,
 )
-from swarmnode.protocols.wire import WireError, encode
+from swarmnode.protocols.wire import WireError, encode, plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -176,7 +177,7 @@ HEADER = sealed(group(1)).signed.header
 def test_headers_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(WireError):
         replace(HEADER, **change)
-    payload = msgpack.packb(vars(HEADER) | change)
+    payload = msgpack.packb(dict(sorted((vars(HEADER) | change).items())))
     with pytest.raises(InvalidGroup):
         open_header(payload, ALICE.sign(payload), run_id=RUN, verify=lambda *_: True)
 
@@ -185,10 +186,17 @@ def test_headers_beyond_their_limits_are_refused(change: dict[str, Any]) -> None
     "change", [{"task": ("", 0, 0)}, {"task": ("t", -1, 0)}, {"task": ("t", 0, 1 << 60)}, {"version": -1}]
 )
 def test_a_header_that_names_no_group_is_refused_when_it_is_complete(change: dict[str, Any]) -> None:
-    payload = encode(replace(HEADER, **change))
+    payload = encoding.encode(plain(replace(HEADER, **change)))
     header = open_header(payload, bytes(64), run_id=RUN, verify=lambda *_: True)
     with pytest.raises(InvalidGroup):
         header.complete()
+
+
+def test_a_header_that_is_not_in_canonical_form_is_refused() -> None:
+    payload = encode(HEADER)
+    assert payload != encoding.encode(plain(HEADER))
+    with pytest.raises(InvalidGroup, match="canonical"):
+        open_header(payload, bytes(64), run_id=RUN, verify=lambda *_: True)
 
 
 @pytest.mark.parametrize("logprobs", [True, False])
