@@ -46,8 +46,7 @@ def swarmnode_node(chosen: argparse.Namespace) -> None:
     from swarmnode.protocols.runner import in_thread
     from swarmnode.protocols.transfer.bulk import Bulk
     from swarmnode.protocols.transfer.catchup import CatchUp
-    from swarmnode.training.layout import Layout
-    from swarmnode.training.outer import OuterState, state_hash
+    from swarmnode.training.outer import Layout, OuterState, state_hash
 
     layout = Layout.of([("weights", (chosen.parameters,))])
 

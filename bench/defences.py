@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from swarmnode.protocols.methods.trainer import Capabilities, Trainer
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "attacks")]

@@ -59,9 +59,8 @@ from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend
-from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
 
 FORMAT = 2  # 1 was signed over JSON

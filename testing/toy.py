@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.judging import SEQUENCES
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 
 Vector = NDArray[np.float32]
 

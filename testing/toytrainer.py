@@ -21,7 +21,7 @@ from swarmnode.protocols.methods.trainer import (
     Vector,
 )
 from swarmnode.testing.toy import ToyModel
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.verify.recorder import Recorder, room
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State

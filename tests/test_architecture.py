@@ -29,7 +29,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
         "swarmnode.training.judging",
-        "swarmnode.training.layout",
         "swarmnode.training.open_step",
         "swarmnode.training.options",
         "swarmnode.training.outer",

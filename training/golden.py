@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.codecs import CODECS, codec, codec_in
-from swarmnode.training.layout import Layout
 from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
-from swarmnode.training.outer import OuterState, outer_step, state_hash, weighted_sum
+from swarmnode.training.outer import Layout, OuterState, outer_step, state_hash, weighted_sum
 
 Vector = NDArray[np.float32]
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Task
 from swarmnode.training.verify.trace import State

@@ -1,4 +1,5 @@
-"""The outer optimizer (DiLoCo, arXiv 2311.08105, algorithm 1) and the hash that proves that nodes agree.
+"""What members of a run share: the layout of a model in one flat vector, the outer optimizer (DiLoCo, arXiv 2311.08105,
+algorithm 1), and the hash that proves that nodes agree.
 
 Members of a round apply the same mean pseudo-gradient to the same state and must end bit-identical. So the arithmetic
 here is only float32 multiplication, addition and subtraction of single elements, each rounded on its own, in the
@@ -8,18 +9,63 @@ order that the docstrings write: nothing whose order or fusing a machine may cho
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
-
-from swarmnode.training.layout import Layout
 
 Vector = NDArray[np.float32]
 
 _STATE_TAG = b"swarmnode/state/1\0"
 _STEP = 64 << 10  # elements worked on at a time; temporaries stay in a core's cache and do not grow with the model
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor: `vector[offset : offset + size].reshape(shape)`; offset and size in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The table of all tensors, in the model's own order, without gaps; the same on every node."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, shapes: list[tuple[str, tuple[int, ...]]]) -> Layout:
+        """Lay tensors of these names and shapes one behind the other."""
+        slots, offset = [], 0
+        for name, shape in shapes:
+            slot = Slot(name, tuple(shape), offset)
+            slots.append(slot)
+            offset += slot.size
+        return cls(tuple(slots))
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the flat vector."""
+        return self.slots[-1].offset + self.slots[-1].size if self.slots else 0
+
+    def encode(self) -> bytes:
+        """Canonical bytes, part of every state hash."""
+        packed: bytes = msgpack.packb([[s.name, list(s.shape), s.offset] for s in self.slots])
+        return packed
+
+    @property
+    def digest(self) -> str:
+        """sha-256 of `encode()`, 64 hex digits."""
+        return hashlib.sha256(self.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

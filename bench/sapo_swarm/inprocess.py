@@ -12,7 +12,7 @@ import trio
 
 from swarmnode.protocols.methods.trainer import Answered, Capabilities, Learned, Trainer, TrainStats, Vector
 from swarmnode.training.inner import layout_of
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.trainee import DigitsRL

@@ -52,8 +52,7 @@ from swarmnode.node.storage.tensorfile import discard_unfinished, read_tensors, 
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 

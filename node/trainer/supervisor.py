@@ -38,7 +38,7 @@ from swarmnode.protocols.methods.trainer import (
     Vector,
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode, hf_model

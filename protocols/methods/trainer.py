@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.verify.replay import Distance

@@ -48,8 +48,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.protocols.transfer.catchup_fetch import CHUNK, Attempt, Errand, Holding, News, fetch_chunks
 from swarmnode.protocols.transfer.scheduler import Turns
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 

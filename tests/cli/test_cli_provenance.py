@@ -13,8 +13,7 @@ from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History, Pa
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSection, RunSpec
 
 LAYOUT = Layout.of([("w", (2, 4))])

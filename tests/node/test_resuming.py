@@ -12,8 +12,7 @@ from simswarm import RUN, SimSwarm
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.testing.simnet import run_simulation
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState
+from swarmnode.training.outer import Layout, OuterState
 
 
 def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:

@@ -17,9 +17,8 @@ from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import SimWorld, run_simulation
-from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import ExchangeSection, ModelSection, OuterSection, RunSection, RunSpec, decode, encode
 
 LAYOUT = Layout.of([("w", (20,))])

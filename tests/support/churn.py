@@ -32,8 +32,8 @@ from swarmnode.testing.simnode import SimNetwork
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs.topk import Places, TopK, Vector
 from swarmnode.training.judging import SEQUENCES
-from swarmnode.training.layout import Layout
 from swarmnode.training.open_step import exact_norm
+from swarmnode.training.outer import Layout
 
 REMEMBERED = 1 << 16  # verified signatures, and parsed elements
 TICK = 0.01  # seconds; things arrive at multiples of it

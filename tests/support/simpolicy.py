@@ -21,7 +21,7 @@ from swarmnode.protocols.methods.trainer import (
     TrainStats,
     Vector,
 )
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS

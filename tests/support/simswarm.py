@@ -39,7 +39,7 @@ from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 RUN = "ab" * 32

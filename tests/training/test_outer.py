@@ -8,8 +8,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState, outer_step, state_hash, weighted_sum
+from swarmnode.training.outer import Layout, OuterState, outer_step, state_hash, weighted_sum
 
 LAYOUT = Layout.of([("w", (2, 2)), ("b", (1,))])
 

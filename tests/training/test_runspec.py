@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS
-from swarmnode.training.layout import Layout
 from swarmnode.training.options import SettingError, option
+from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import decode, encode, load_runspec, parse_runspec, to_toml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "byte-lm.toml"

@@ -47,9 +47,8 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
 from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.layout import Layout
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)

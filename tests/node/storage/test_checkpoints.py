@@ -22,8 +22,7 @@ from swarmnode.node.storage.checkpoints import HOUR, Checkpoints, CheckpointWrit
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.runner import in_thread
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSection, RunSpec, decode, encode
 
 RUN, P = "ab" * 32, 20
@@ -193,7 +192,7 @@ from pathlib import Path
 import numpy as np
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.training.layout import Layout
+from swarmnode.training.outer import Layout
 from swarmnode.training.outer import OuterState
 size = 1 << 20
 layout = Layout.of([("w", (size,))])

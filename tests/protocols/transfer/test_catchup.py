@@ -15,8 +15,7 @@ from swarmnode.protocols.transfer import catchup
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.catchup import CHUNK, STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.layout import Layout
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import Layout, OuterState, state_hash
 
 Simulated = Callable[..., None]
 RUN = "ab" * 32
