@@ -97,8 +97,7 @@ class Conduct:
     def watch(self, *offences: Offences) -> None:
         """Judge peers by these offences too, and let those who count them know whom to refuse."""
         for each in offences:
-            each.tell(self.offended)
-            each.refuses = self.refusal
+            each.report_to(self)
 
     def on_ban(self, listener: Callable[[PeerId], None]) -> None:
         """Call `listener(peer)` when a peer becomes banned."""

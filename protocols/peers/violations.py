@@ -10,6 +10,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -32,6 +33,14 @@ class Kind(Enum):
 Listener = Callable[[PeerId, str, Kind], None]
 
 
+class Judge(Protocol):
+    """Who weighs offences (`scoring.Conduct`)."""
+
+    def offended(self, peer: PeerId, what: str, kind: Kind) -> None: ...
+
+    def refusal(self, peer: PeerId) -> str | None: ...
+
+
 class Offences:
     """Offences of peers against one protocol."""
 
@@ -40,7 +49,7 @@ class Offences:
         self._counts: OrderedDict[PeerId, Counter[Kind]] = OrderedDict()
         self._listeners: list[Listener] = []
         self.totals: Counter[Kind] = Counter()
-        self.refuses: Callable[[PeerId], str | None] = lambda peer: None  # why the peer is given nothing now
+        self._judge: Judge | None = None
 
     def note(self, peer: PeerId, what: str, kind: Kind = Kind.BREACH) -> None:
         """Count one offence; log it where it is the peer's first of its kind; tell the listeners."""
@@ -59,6 +68,15 @@ class Offences:
     def count(self, peer: PeerId) -> int:
         """Offences of `peer` of all kinds."""
         return self._counts[peer].total() if peer in self._counts else 0
+
+    def report_to(self, judge: Judge) -> None:
+        """Tell `judge` of each offence from now on, and ask it whom to refuse."""
+        self.tell(judge.offended)
+        self._judge = judge
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """Why the peer gets nothing now; None where it is served."""
+        return self._judge.refusal(peer) if self._judge is not None else None
 
     def tell(self, listener: Listener) -> None:
         """Call `listener(peer, what, kind)` for each offence from now on."""
