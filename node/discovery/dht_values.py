@@ -53,7 +53,7 @@ REFUSED = Metric("swarmnode_dht_records_refused_total", COUNTER, "DHT values tha
 
 @dataclass(frozen=True)
 class Stored:
-    """What became of a put: `nodes` of the `asked` keep the record now; none may."""
+    """The result of a put: how many `nodes` of those `asked` keep the record now; it may be none."""
 
     record: DhtRecord
     nodes: int
@@ -147,7 +147,7 @@ class DhtRecords:
         return Stored(record, kept, asked)
 
     async def _look_up(self, key: bytes) -> list[PeerId]:
-        """Ask around for `key`, remembering the best; returns who answered, closest first."""
+        """Look `key` up and remember the best record; returns the peers that answered, closest first."""
 
         async def ask(peer: PeerId) -> list[PeerId]:
             raw, closer = await self._kademlia.get(peer, key)
@@ -170,7 +170,7 @@ class DhtRecords:
             self._best.popitem(last=False)
 
     def _known(self, key: bytes) -> DhtRecord | None:
-        """The best of what was seen and what is kept for others, if it still lives."""
+        """The best live record of those seen and those kept for others."""
         now = self._now() * 1000
         candidates = [r for r in (self._best.get(key), self.store.held(key)) if r and r.expires > now]
         return max(candidates, key=rank, default=None)

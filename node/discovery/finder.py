@@ -261,7 +261,7 @@ class Discovery:
         return pause * self._random.uniform(0.75, 1.25)
 
     async def _meet(self) -> None:
-        """Announce the rendezvous key and dial who else did, often while there are few peers."""
+        """Announce the rendezvous key and dial the others that did; often, while there are few peers."""
         provided: bytes | None = None
         pause = 1.0
         while True:

@@ -141,7 +141,7 @@ class Kademlia(KadDHT):
         return spread(known, self._group_of)[: ANCHORS + 2 * CLOSER]
 
     def _group_of(self, peer: PeerId) -> Group:
-        """Where it connects from; of one that is not connected, where it says that it is."""
+        """Where a peer connects from; for one that is not connected, where it claims to be."""
         return self._connected_from(peer) or group_of_addresses(self._network.known_addresses(peer))
 
     async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
@@ -307,7 +307,7 @@ def _named(told: Any) -> tuple[PeerId, tuple[Address, ...]]:
 
 
 class BoundedProviderStore(ProviderStore):
-    """Who provides what, as others announced it. Whatever is new is left out where there is no room."""
+    """The providers that others announced. Where there is no room, new ones are left out."""
 
     def __init__(self, host: IHost, limits: DhtLimits) -> None:
         super().__init__(host)
@@ -346,7 +346,7 @@ class BoundedProviderStore(ProviderStore):
 
 
 class ContentRouting:
-    """`run()` keeps what was provided announced; both calls work while it runs."""
+    """Announces and finds providers. `run()` announces again what was provided; the calls work while it runs."""
 
     def __init__(self, host: IHost, network: Network, kademlia: Kademlia) -> None:
         self._host = host
@@ -377,7 +377,7 @@ class ContentRouting:
         self._changed.set()
 
     def addresses_changed(self) -> None:
-        """What was announced names addresses that are this node's no more, also what is being announced now."""
+        """This node's addresses changed: announce every key again, also those being announced now."""
         self._addresses += 1
         self._keys = dict.fromkeys(self._keys, -float("inf"))
         self._changed.set()
@@ -411,7 +411,7 @@ class ContentRouting:
         return tuple(found)[:limit]
 
     async def _look_up(self, key: bytes, found: FoundProviders, limit: int) -> list[PeerId]:
-        """Add to `found` whom others know to provide `key`; returns those that answered, closest first."""
+        """Add the providers of `key` that others know to `found`; returns the peers that answered, closest first."""
 
         async def ask(peer: PeerId) -> list[PeerId]:
             providers, closer = await self._kademlia.find_providers(peer, key)

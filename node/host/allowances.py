@@ -2,7 +2,7 @@
 
 Members of a run send and are sent to freely, strangers at a LAN's rate, the slowed slowly. Nothing is refused for its
 rate: a peer beyond it is not read from, so its TCP waits, and what it is sent waits here, in outboxes that have bounds.
-Whoever is slowed for what it did is served in the little that it is read and written.
+A peer that is slowed for its offences is still served, at that slow rate.
 
 A peer's connections have one `PeerShare` of streams and unread bytes, so that a second connection makes no second
 allowance; all shares draw on one `HostPool`. A connection starts with a share of its own, until its peer is known.
@@ -74,14 +74,14 @@ class Pacer:
         self.waited = dict.fromkeys((IN, OUT), 0.0)  # seconds
 
     def of(self, peer: PeerId) -> Pace:
-        """What all connections of `peer` go by."""
+        """The rates that all connections of `peer` share."""
         pace = self._paces.get(peer)
         if pace is None:
             pace = self._paces[peer] = Pace(self, peer)
         return pace
 
     def buckets(self, pace: Pace, direction: str) -> tuple[TokenBucket, ...]:
-        """What the peer's bytes must pass now."""
+        """The buckets that the peer's bytes must pass now."""
         own = pace.own[direction]
         member = self._is_member(pace.peer)
         own.rate = self._limits.member if member else self._limits.stranger
@@ -94,7 +94,7 @@ class Pacer:
 
 
 class Pace:
-    """One peer's, for the sockets."""
+    """The rates of one peer, for its sockets."""
 
     def __init__(self, pacer: Pacer, peer: PeerId) -> None:
         self.peer = peer
@@ -102,7 +102,7 @@ class Pace:
         self._pacer = pacer
 
     def piece(self) -> int:
-        """Bytes to read or write at once: little of who is slowed, so that it is not read in bursts a second apart."""
+        """Bytes to read or write at once: few for a slowed peer, so that it is not read in bursts a second apart."""
         return WIDE_PIECE if self._pacer.conduct.standing(self.peer) is Standing.GOOD else SLOW_PIECE
 
     def send_now(self, size: int) -> bool:

@@ -154,7 +154,7 @@ class Connections:
         return best.group if best is not None else None
 
     def _to_displace(self, newcomer: Group) -> PeerId | None:
-        """Who makes room for one more of a group: the newest that dialled in from the group that crowds the others.
+        """The peer that makes room for one more: the newest that dialled in from the group that crowds the others.
 
         None where no group has more than its share, or the newcomer's has as many: then there is no room for it.
         """
@@ -202,7 +202,7 @@ class Connections:
 
 
 def relay_in(conn: INetConn) -> PeerId | None:
-    """Whose circuit a relayed connection is."""
+    """The relay that carries a relayed connection."""
     parts = [str(address).split("/") for address in conn.get_transport_addresses()]
     return next((part[part.index("p2p") + 1] for part in parts if "p2p-circuit" in part and "p2p" in part), None)
 
@@ -235,7 +235,7 @@ class _Feed:
 
 
 class Watcher(INotifee):
-    """Hears from py-libp2p which connections open and close."""
+    """Receives from py-libp2p which connections open and close."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections

@@ -94,7 +94,7 @@ class Dialler:
                 raise
 
     async def dial_whoever(self, place: Address) -> PeerId:
-        """Connect to whoever answers at `place`, a multiaddr without a peer; who it was. Raises Unreachable."""
+        """Connect to whoever answers at `place`, a multiaddr without a peer; returns the peer. Raises Unreachable."""
         return await self._share(place, partial(self._reach_whoever, place))
 
     async def _share(self, target: PeerId | Address, reach: Callable[[], Awaitable[PeerId]]) -> PeerId:

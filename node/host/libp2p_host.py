@@ -111,7 +111,7 @@ def make_host(
 
 
 def _quiet_libp2p() -> None:
-    """What peers do wrong is logged here, with the peer; upstream logs it as errors, a traceback each."""
+    """This project logs what peers do wrong, with the peer; upstream logs each as an error with a traceback."""
     if not log.isEnabledFor(logging.DEBUG):
         logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
@@ -136,7 +136,7 @@ def check_free(address: Multiaddr) -> None:
 
 
 class _NoAutoConnector:
-    """Stands where py-libp2p re-dials known peers by itself; `node.discovery` decides that here."""
+    """Takes the place of py-libp2p's own re-dialling of known peers, which `node.discovery` decides here."""
 
     async def start(self) -> None: ...
 

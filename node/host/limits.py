@@ -24,7 +24,7 @@ WANT = 4 * KIB  # bytes of a bulk or shard request
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Connections and what is on them."""
+    """Connections, their streams and unread bytes."""
 
     peers: int = 64  # connected at once; a seat for each in the default swarm, 2 % of a core for their pings
     per_peer: int = 4  # connections: both sides may dial at once, and again when one side lost its end

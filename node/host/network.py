@@ -189,7 +189,7 @@ class Libp2pNetwork:
         return bool(connections) and all(c.inbound and not c.direct for c in connections)
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
-        """Whose circuit `peer` is reached through; None where there is a direct connection, or none at all."""
+        """The relay through which `peer` is reached; None where there is a direct connection, or none at all."""
         best = self.connections.best(peer)
         if best is None or best.direct:
             return None

@@ -120,13 +120,13 @@ async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHI
 
 
 def peer_bytes(peer: PeerId) -> bytes:
-    """As relays and AutoNAT name a peer."""
+    """A peer id as relays and AutoNAT encode it."""
     raw: bytes = ID.from_string(peer).to_bytes()
     return raw
 
 
 def peer_in(raw: bytes) -> PeerId:
-    """Raises BadMessage for what is no peer id."""
+    """The peer id that relays and AutoNAT encode so. Raises BadMessage for what is none."""
     if not 0 < len(raw) <= 64:
         raise BadMessage("a peer id is missing or too long")
     return str(ID(raw))

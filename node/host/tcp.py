@@ -74,7 +74,7 @@ class MeteredStream(ReadWriteCloser):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
 
     def settled(self, pace: Pace) -> None:
-        """The peer is known now, and how fast it may be."""
+        """The peer is known: from now on its rates hold, and its place among the handshakes is free."""
         self._pace = pace
         if self.handshake is not None:
             self.handshake.settle()
@@ -257,7 +257,7 @@ class MeteredTCP(TCP):
 
 
 class Handshake:
-    """One connection's place."""
+    """The place of one inbound connection."""
 
     def __init__(self, among: Handshakes, network: str, displace: Callable[[], None]) -> None:
         self._among = among
@@ -273,7 +273,7 @@ class Handshake:
 
 
 class Handshakes:
-    """All places of a host."""
+    """The places of a host's inbound connections whose peer is not known yet."""
 
     def __init__(self, most: int, patience: float) -> None:
         self._most = most

@@ -73,7 +73,7 @@ class HolePuncher:
         return failure is None or trio.current_time() >= failure.until
 
     def forget_failures(self) -> None:
-        """This node's own network changed, and with it what is possible."""
+        """Try all peers again: this node's own network changed."""
         self._failures.clear()
 
     async def punch(self, peer: PeerId) -> bool:

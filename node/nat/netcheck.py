@@ -24,7 +24,7 @@ OPEN, CLOSED = "open", "port-dependent"
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is not as it could be."""
+    """Something to improve, and how."""
 
     what: str
     do: str
@@ -73,7 +73,7 @@ def kind_of_nat(own: tuple[str, ...], nat: NatStatus) -> str:
 
 
 def filtering(nat: NatStatus) -> str:
-    """What the way in lets through (RFC 4787, section 5), as peers that dialled back found out.
+    """Which packets from outside come in (RFC 4787, section 5), as peers that dialled back found out.
 
     They dial from another port than the one that this node knows of them: where they got through, the way is open;
     where they did not, only answers from where this node sent something come in.

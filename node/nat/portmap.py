@@ -55,7 +55,7 @@ class MappingRefused(Exception):
 
 
 class PortMapping:
-    """Keeps one mapping while `run` runs. `state` is a text for a person."""
+    """Keeps one port mapping while `run` runs. `state` is a text for a person."""
 
     def __init__(
         self,

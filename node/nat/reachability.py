@@ -108,8 +108,8 @@ class Reachability:
         self.state = Reach.UNKNOWN
         self._verdicts: dict[str, DialVerdict] = {}  # by host
 
-    def heard(self, verdict: DialVerdict) -> None:
-        """Take a verdict into account for the next decision."""
+    def record(self, verdict: DialVerdict) -> None:
+        """Count a verdict in the next decision."""
         self._verdicts.pop(verdict.host, None)
         self._verdicts[verdict.host] = verdict
         while len(self._verdicts) > MAX_VERDICTS:
@@ -124,7 +124,7 @@ class Reachability:
         return self.state
 
     def disregard_local(self) -> None:
-        """Peers outside the local network can be asked now: what those inside it found says nothing."""
+        """Forget the verdicts of the local network: peers outside it can be asked now."""
         kept = {host: verdict for host, verdict in self._verdicts.items() if not is_local(host)}
         if self._verdicts and not kept:
             self.state = Reach.UNKNOWN
@@ -165,7 +165,7 @@ def is_local(host: str) -> bool:
 
 @dataclass(frozen=True)
 class DialBack:
-    """What came of one question."""
+    """A helper's answer to one question."""
 
     reached: bool | None  # None where the helper did not try
     place: Address | None = None  # where it got through, one of those asked about
@@ -322,7 +322,7 @@ class ObservedAddresses:
 
 
 async def seen_by(session: YamuxSession) -> Address | None:
-    """Where the other end of a connection sees it come from, /ip4/…/tcp/…; None where it does not say so usably.
+    """The address from which the other end sees the connection come, /ip4/…/tcp/…; None where it names none.
 
     Raises NetworkError where it does not answer.
     """

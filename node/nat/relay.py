@@ -102,12 +102,12 @@ class RelayServer:
 
     @property
     def reservations(self) -> tuple[PeerId, ...]:
-        """Who holds a place now."""
+        """The peers that hold a place now."""
         now = self._now()
         return tuple(peer for peer, until in self._reservations.items() if until > now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; forget who left."""
+        """Serve until cancelled; forget the peers that leave."""
         self._network.serve(HOP, self._serve)
         task_status.started()
         with self._network.watch_peers() as events:
@@ -155,13 +155,13 @@ class RelayServer:
                 await self._tell_displaced(leaves)
 
     def _who_leaves_for(self, peer: PeerId) -> PeerId | None:
-        """Whose place `peer` gets: that of the least standing, if it is less by enough."""
+        """The holder whose place `peer` gets: the one of the least standing, where `peer` is AHEAD of it."""
         held = {holder: self._standing(holder) for holder in self.reservations}
         least = min(held, key=held.__getitem__, default=None)
         return least if least is not None and held[least] + AHEAD <= self._standing(peer) else None
 
     async def _tell_displaced(self, peer: PeerId) -> None:
-        """Who knows that its place is gone announces it no longer, and looks for another relay."""
+        """Tell a holder that its place is gone, so that it announces it no longer and looks for another relay."""
         logger.info("%s has no place any more: one of more standing needs it", peer)
         try:
             stream = await self._network.open_stream(peer, STOP)
@@ -249,7 +249,7 @@ class RelayServer:
         await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=status))
 
     async def _admitted(self, peer: PeerId) -> bool:
-        """Whether this relay serves the peer; who has just connected may not have said yet what it is."""
+        """Whether this relay serves the peer; one that has just connected may still have to identify itself."""
         until = trio.current_time() + INTRODUCED_WITHIN
         while not self._admits(peer):
             if trio.current_time() >= until:
@@ -442,7 +442,7 @@ class RelayClient:
             await self._draw(self._nearest(found))
 
     async def _draw(self, candidates: list[PeerId]) -> None:
-        """Ask candidates, the nearest first and by draw, until there are places enough."""
+        """Ask candidates, drawn among the nearest, until there are enough places."""
         while candidates and len(self._held) < WANTED:
             relay = self._rng.choice(candidates[:DRAW_FROM])
             candidates.remove(relay)

@@ -184,13 +184,13 @@ class NatTraversal:
         heard.append(answer)
         now = trio.current_time()
         if answer.reached is not None:
-            self._reachability.heard(DialVerdict(host, answer.reached, now))
+            self._reachability.record(DialVerdict(host, answer.reached, now))
         if answer.place is not None:
             self._reached_at[answer.place] = now
             self._reached_at.move_to_end(answer.place)
 
     def _helpers(self) -> dict[str, PeerId]:
-        """Whom to ask, by host: those of the local network only where there are no others."""
+        """The peers to ask, by host: those of the local network only where there are no others."""
         direct = (v.peer for v in self._network.peers() if v.path == "direct")
         by_host = {
             host: peer
@@ -222,7 +222,7 @@ class NatTraversal:
                 self.observed.record(host, place)
 
     def _enter(self, nursery: trio.Nursery) -> None:
-        """Do what the new state asks for, and no more what the old one did."""
+        """End what the old state did, and start what the new one asks for."""
         self._doing.cancel()
         self._doing = trio.CancelScope()
         self._entered = self._state

@@ -135,7 +135,7 @@ class _Path:
         return of_all // max(1, self._search.live)
 
     def _next(self) -> PeerId | None:
-        """The nearer of the nearest unasked first-hand peer and the nearest unasked among those heard of."""
+        """The peer to ask next: the nearest that was not asked, first-hand or by hearsay."""
         heard = self._nearest_heard() if self._hearsay < self._share(self._search.limits.most) else None
         if self._known and (heard is None or self._distance(self._known[0]) <= self._distance(heard)):
             return self._known.pop(0)

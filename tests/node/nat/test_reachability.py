@@ -15,7 +15,7 @@ def after(*verdicts: tuple[str, bool], at: float = 0.0, others: int = 0) -> Reac
 
 def hear(machine: Reachability, *verdicts: tuple[str, bool], at: float = 0.0, others: int = 0) -> Reach:
     for host, reached in verdicts:
-        machine.heard(DialVerdict(host, reached, at))
+        machine.record(DialVerdict(host, reached, at))
     return machine.decide(at, others=others)
 
 
