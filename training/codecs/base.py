@@ -1,9 +1,9 @@
-"""What every codec promises, and the checks that all of them share."""
+"""What every codec promises, and what all of them share: the checks of what goes in and out, and its memory."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,12 @@ class CodecError(ValueError):
     """Values that cannot be encoded (NaN or infinity), or bytes that no encoder makes."""
 
 
-class Codec(Protocol):
-    """A stateless encoding of a vector whose length both sides know."""
+class Codec(ABC):
+    """A stateless encoding of a vector whose length both sides know. A codec says what `_encode` and `_decode` do."""
 
-    @property
-    def name(self) -> str:
-        """The name in `[exchange] codec`."""
+    name: str  # in `[exchange] codec`
 
+    @abstractmethod
     def encoded_size(self, elements: int) -> int:
         """Bytes that `encode` makes of `elements` values, exactly."""
 
@@ -34,8 +33,19 @@ class Codec(Protocol):
         """Encode `values`, float32 (n,), into the first `encoded_size(n)` bytes of `out` or of new memory.
 
         Raises CodecError where a value is NaN or infinite (`out` may then be partly written), ValueError for another
-        dtype or shape or an `out` that is too small.
+        dtype or shape or an `out` that is too small or read-only.
         """
+        if values.dtype != np.float32 or values.ndim != 1:
+            raise ValueError(f"a codec takes a float32 vector, not {values.dtype} of shape {values.shape}")
+        size = self.encoded_size(values.size)
+        if out is None:
+            out = np.empty(size, np.uint8).data
+        elif out.readonly or out.nbytes < size:
+            raise ValueError(f"encoding needs {size} writable bytes, the buffer has {out.nbytes}")
+        else:
+            out = out.cast("B")[:size]
+        self._encode(np.ascontiguousarray(values), out)
+        return out
 
     def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
         """The `elements` values that `raw` stands for, all finite: in `out`, float32 (elements,), or in new memory.
@@ -43,13 +53,32 @@ class Codec(Protocol):
         Raises CodecError for bytes that no encoder makes: another size, or anything that would decode to NaN or
         infinity; `out` may then be partly written.
         """
+        view = self._checked(raw, elements)
+        values = np.empty(elements, np.float32) if out is None else out
+        self._decode(view, values)
+        return values
 
+    def take_off(self, raw: memoryview, values: Vector, scratch: Vector | None) -> None:
+        """values <- values - decode(raw), in place: what an encoding left out. `scratch`: memory for as many values."""
+        np.subtract(values, self.decode(raw, values.size, scratch), out=values)
 
-def checked_values(values: Vector) -> Vector:
-    """`values` as a contiguous vector. Raises ValueError where it is not float32 (n,)."""
-    if values.dtype != np.float32 or values.ndim != 1:
-        raise ValueError(f"a codec takes a float32 vector, not {values.dtype} of shape {values.shape}")
-    return np.ascontiguousarray(values)
+    @abstractmethod
+    def _encode(self, values: Vector, target: memoryview) -> None:
+        """Encode `values`, contiguous, into `target`, which has their encoded size. Raises CodecError."""
+
+    @abstractmethod
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        """Write into `values` (elements,), contiguous or not, what `raw`, of their encoded size, stands for.
+
+        Raises CodecError.
+        """
+
+    def _checked(self, raw: bytes | bytearray | memoryview, elements: int) -> memoryview:
+        """`raw` as plain bytes. Raises CodecError where they are not as many as encode so many elements."""
+        view, size = memoryview(raw), self.encoded_size(elements)
+        if view.nbytes != size:
+            raise CodecError(f"{self.name}: {view.nbytes} bytes where {size} were expected")
+        return view.cast("B")
 
 
 def check_finite(values: Vector) -> float:
@@ -63,28 +92,3 @@ def check_finite(values: Vector) -> float:
     if not (math.isfinite(highest) and math.isfinite(lowest)):
         raise CodecError("values to encode or decoded values contain NaN or infinity")
     return max(highest, -lowest)
-
-
-def handed(values: Vector, out: Vector | None) -> Vector:
-    """`values`, copied into `out` where the caller gave one."""
-    if out is None:
-        return values
-    np.copyto(out, values)
-    return out
-
-
-def room(out: memoryview | None, size: int) -> memoryview:
-    """The first `size` bytes of `out`, or `size` new bytes. Raises ValueError where `out` is too small or read-only."""
-    if out is None:
-        return np.empty(size, np.uint8).data
-    if out.readonly or out.nbytes < size:
-        raise ValueError(f"encoding needs {size} writable bytes, the buffer has {out.nbytes}")
-    return out.cast("B")[:size]
-
-
-def checked_bytes(raw: bytes | bytearray | memoryview, size: int, name: str) -> memoryview:
-    """`raw` as plain bytes. Raises CodecError where it is not `size` bytes long."""
-    view = memoryview(raw)
-    if view.nbytes != size:
-        raise CodecError(f"{name}: {view.nbytes} bytes where {size} were expected")
-    return view.cast("B")

@@ -15,7 +15,6 @@ from bisect import bisect_left, insort
 import numpy as np
 
 from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector
-from swarmnode.training.codecs.topk import TopK
 
 
 class ErrorFeedback:
@@ -65,12 +64,8 @@ class ErrorFeedback:
         except CodecError:
             self._forget(start, stop)
             raise
-        if isinstance(self.codec, TopK):
-            for places, sent in self.codec.decode_steps(encoded, stop - start):
-                wanted[places] -= sent
-        else:
-            decoded = self._decoded[: stop - start] if stop - start <= self._decoded.size else None
-            np.subtract(wanted, self.codec.decode(encoded, stop - start, decoded), out=wanted)
+        fits = stop - start <= self._decoded.size
+        self.codec.take_off(encoded, wanted, self._decoded[: stop - start] if fits else None)
         if is_new:
             insort(self._pending, (start, stop))
         return encoded

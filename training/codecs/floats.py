@@ -21,62 +21,50 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, check_finite, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector, check_finite
 
 
-class Fp32:
-    """Implements `Codec`. `encode(decode(raw)) == raw` and `decode(encode(x))` is `x`, bit for bit."""
+class Fp32(Codec):
+    """`encode(decode(raw)) == raw` and `decode(encode(x))` is `x`, bit for bit."""
 
     name = "fp32"
 
     def encoded_size(self, elements: int) -> int:
         return 4 * elements
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
+    def _encode(self, values: Vector, target: memoryview) -> None:
         check_finite(values)
-        target = room(out, self.encoded_size(values.size))
         np.frombuffer(target, "<f4")[:] = values
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        values = np.empty(elements, np.float32) if out is None else out
-        np.copyto(values, np.frombuffer(view, "<f4"))
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        np.copyto(values, np.frombuffer(raw, "<f4"))
         check_finite(values)
-        return values
 
 
 _BF16_LARGEST = np.uint32(0x7F7F)  # 3.39e38, without its sign
 _BF16_SIGN = np.uint32(0x8000)
 
 
-class Bf16:
-    """Implements `Codec`. Stable: `encode(decode(raw)) == raw` for every `raw` that decodes."""
+class Bf16(Codec):
+    """Stable: `encode(decode(raw)) == raw` for every `raw` that decodes."""
 
     name = "bf16"
 
     def encoded_size(self, elements: int) -> int:
         return 2 * elements
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
-        target = room(out, self.encoded_size(values.size))
+    def _encode(self, values: Vector, target: memoryview) -> None:
         halves = np.frombuffer(target, "<u2")
         for start in range(0, values.size, STEP):
             step = values[start : start + STEP]
             check_finite(step)
             halves[start : start + STEP] = to_bf16(step)
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        values = np.empty(elements, np.float32) if out is None else out
+    def _decode(self, raw: memoryview, values: Vector) -> None:
         bits = values.view(np.uint32)
-        np.copyto(bits, np.frombuffer(view, "<u2"))
+        np.copyto(bits, np.frombuffer(raw, "<u2"))
         np.left_shift(bits, 16, out=bits)
         check_finite(values)
-        return values
 
 
 def to_bf16(values: Vector, *, up: bool = False) -> NDArray[np.uint32]:
@@ -107,17 +95,15 @@ _INFINITY = 0x7C00
 _SUBNORMAL = np.array([1 << _SHIFT], np.uint32).view(np.float32)
 
 
-class Fp16:
-    """Implements `Codec`. Stable: `encode(decode(raw)) == raw` for every `raw` that decodes."""
+class Fp16(Codec):
+    """Stable: `encode(decode(raw)) == raw` for every `raw` that decodes."""
 
     name = "fp16"
 
     def encoded_size(self, elements: int) -> int:
         return 2 * elements
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
-        target = room(out, self.encoded_size(values.size))
+    def _encode(self, values: Vector, target: memoryview) -> None:
         halves = np.frombuffer(target, "<u2")
         scratch = np.empty((4, min(STEP, values.size)), np.uint32)
         for start in range(0, values.size, STEP):
@@ -126,14 +112,11 @@ class Fp16:
             if check_finite(step) > LARGEST:
                 step = np.clip(step, -LARGEST, LARGEST, out=rows[3].view(np.float32))
             _to_halves(step, rows[:3], halves[start : start + STEP])
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        values = np.empty(elements, np.float32) if out is None else out
-        halves = np.frombuffer(view, "<i2")
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        halves = np.frombuffer(raw, "<i2")
         exact = (_SUBNORMAL * _UP)[0] > 0  # how this thread's processor goes about subnormal numbers
-        for start in range(0, elements, STEP):
+        for start in range(0, values.size, STEP):
             step, value = halves[start : start + STEP], values[start : start + STEP]
             # as integers, infinity and NaN are the greatest of either sign; negative ones begin at -0x8000
             if step.max() >= _INFINITY or (step.view("<u2")).max() >= _INFINITY | 0x8000:
@@ -146,7 +129,6 @@ class Fp16:
                 np.multiply(value, _UP, out=value)
             else:
                 np.copyto(value, step.view("<f2"))
-        return values
 
 
 def _to_halves(values: Vector, scratch: NDArray[np.uint32], halves: NDArray[np.uint16]) -> None:

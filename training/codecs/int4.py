@@ -11,12 +11,12 @@ nothing: every CPU gives the same bits.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector
 from swarmnode.training.codecs.floats import from_bf16, to_bf16
 
 BLOCK = 64  # elements that share a scale; divides STEP
@@ -26,7 +26,7 @@ _INFINITY = np.uint32(0x7F800000)  # magnitudes from here on are infinite or NaN
 _MINUS_ZERO = 8  # the one code that no encoder makes: bit 3 with nothing below it
 
 
-class Blockwise4(ABC):
+class Blockwise4(Codec):
     """What int4 and e3m0 share. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
 
     name: str
@@ -44,9 +44,7 @@ class Blockwise4(ABC):
     def encoded_size(self, elements: int) -> int:
         return 2 * _blocks(elements) + -(-elements // 2)
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
-        target = room(out, self.encoded_size(values.size))
+    def _encode(self, values: Vector, target: memoryview) -> None:
         scales, packed = _sections(target, values.size)
         scratch = np.empty(min(STEP, _blocks(values.size) * BLOCK), np.float32)
         for start in range(0, values.size, STEP):
@@ -60,18 +58,15 @@ class Blockwise4(ABC):
             pairs = self._codes(np.divide(blocks, scale[:, None], out=relative)).reshape(-1).view("<u2")
             taken = -(-step.size // 2)
             packed[start // 2 : start // 2 + taken] = (pairs | pairs >> 4).astype(np.uint8)[:taken]
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        halves, packed = _sections(view, elements)
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        halves, packed = _sections(raw, values.size)
         if np.any((halves != 0) & (halves < _SMALLEST) | (halves > self._largest)):
             raise CodecError(f"{self.name}: a scale is negative, not finite or out of range")
-        if elements % 2 and packed[-1] > 15:
+        if values.size % 2 and packed[-1] > 15:
             raise CodecError(f"{self.name}: a code that no encoder makes")
-        values = np.empty(elements, np.float32) if out is None else out
         index = np.empty(min(STEP // 2, packed.size), np.intp)
-        for start in range(0, elements, STEP):
+        for start in range(0, values.size, STEP):
             pairs = packed[start // 2 : (start + STEP) // 2]
             if ((pairs & 15 == _MINUS_ZERO) | (pairs >> 4 == _MINUS_ZERO)).any():
                 raise CodecError(f"{self.name}: a code that no encoder makes")
@@ -86,7 +81,6 @@ class Blockwise4(ABC):
             np.multiply(blocks, scale[:, None], out=blocks)
             if not whole:
                 step[:] = blocks.reshape(-1)[: step.size]
-        return values
 
     def _scales(self, magnitudes: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """bf16 bits of one scale for each row of float32 bits without their signs, (n, BLOCK) -> (n,).

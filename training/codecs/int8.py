@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, CodecError, Vector, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector
 
 # Elements that share a scale. RMS error at sigma 1 and bytes an element, measured: 256: 0.0070, 1.0156;
 # 512: 0.0074, 1.0078; 1024: 0.0079, 1.0039; 2048: 0.0083, 1.0020. The permitted 1.01 includes headers and frames:
@@ -29,8 +29,8 @@ _SMALLEST = int(np.float32(2.0**-120).view(np.uint32))
 _LARGEST = int((np.finfo(np.float32).max / STEPS).view(np.uint32) & ~_DROPPED_BITS)
 
 
-class Int8:
-    """Implements `Codec`. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made.
+class Int8(Codec):
+    """Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made.
 
     The error of an element is at most half a step: absmax of its block / 254 (plus 2^-16 of that); in a block whose
     absmax is below 127 * 2^-120 all elements become zero.
@@ -41,9 +41,7 @@ class Int8:
     def encoded_size(self, elements: int) -> int:
         return 4 * _blocks(elements) + elements
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
-        target = room(out, self.encoded_size(values.size))
+    def _encode(self, values: Vector, target: memoryview) -> None:
         scales, integers = _views(target, values.size)
         scratch = np.empty(min(STEP, values.size), np.float32)
         for start in range(0, values.size, STEP):
@@ -62,18 +60,15 @@ class Int8:
                 np.multiply(blocks, inverse[:, None], out=rounded)
                 np.rint(rounded, out=rounded)
                 integers[start + first : start + last].reshape(blocks.shape)[:] = rounded
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        scales, integers = _views(view, elements)
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        scales, integers = _views(raw, values.size)
         bits = scales.view("<u4")
         if np.any((bits & _DROPPED_BITS) | ((bits != 0) & (bits < _SMALLEST)) | (bits > _LARGEST)):
             raise CodecError("int8: a scale is negative, not finite, out of range or has more than 17 significant bits")
-        if elements and integers.min() < -STEPS:
+        if values.size and integers.min() < -STEPS:
             raise CodecError("int8: an integer is -128; the range is -127 to 127")
-        values = np.empty(elements, np.float32) if out is None else out
-        whole = elements - elements % BLOCK
+        whole = values.size - values.size % BLOCK
         np.multiply(
             integers[:whole].reshape(-1, BLOCK),
             scales[: whole // BLOCK, None],
@@ -81,7 +76,6 @@ class Int8:
             dtype=np.float32,
         )
         np.multiply(integers[whole:], scales[whole // BLOCK :], out=values[whole:], dtype=np.float32)
-        return values
 
 
 def _blocks(elements: int) -> int:

@@ -21,31 +21,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import (
-    STEP,
-    CodecError,
-    Vector,
-    check_finite,
-    checked_bytes,
-    checked_values,
-    handed,
-    room,
-)
+from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector, check_finite
 
 BLOCK = 1024  # elements that share a magnitude; divides STEP
 
 
-class Sign:
-    """Implements `Codec`. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
+class Sign(Codec):
+    """Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
 
     name = "sign"
 
     def encoded_size(self, elements: int) -> int:
         return 4 * _blocks(elements) + -(-elements // 8)
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
-        target = room(out, self.encoded_size(values.size))
+    def _encode(self, values: Vector, target: memoryview) -> None:
         end = 4 * _blocks(values.size)
         magnitudes, bits = np.frombuffer(target[:end], "<f4"), np.frombuffer(target[end:], np.uint8)
         for start in range(0, values.size, STEP):
@@ -61,19 +50,16 @@ class Sign:
             negative = (step < 0) & (np.repeat(means, BLOCK)[: step.size] > 0)
             packed = np.packbits(negative, bitorder="little")
             bits[start // 8 : start // 8 + packed.size] = packed
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        end = 4 * _blocks(elements)
-        magnitudes, packed = np.frombuffer(view[:end], "<f4"), np.frombuffer(view[end:], np.uint8)
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        end = 4 * _blocks(values.size)
+        magnitudes, packed = np.frombuffer(raw[:end], "<f4"), np.frombuffer(raw[end:], np.uint8)
         smallest = np.finfo(np.float32).tiny
         if not np.all((magnitudes >= smallest) & np.isfinite(magnitudes) | (magnitudes.view("<u4") == 0)):
             raise CodecError("sign: a magnitude is negative, not finite or subnormal")
-        if elements % 8 and packed[-1] >> elements % 8:
+        if values.size % 8 and packed[-1] >> values.size % 8:
             raise CodecError("sign: bits are set beyond the last element")
-        values = np.empty(elements, np.float32) if out is None else out
-        for start in range(0, elements, STEP):
+        for start in range(0, values.size, STEP):
             step = values[start : start + STEP]
             whole = step.size % BLOCK == 0 and step.flags.c_contiguous
             bits = (step if whole else np.empty(_blocks(step.size) * BLOCK, np.float32)).view(np.uint32)
@@ -83,7 +69,6 @@ class Sign:
             np.bitwise_or(bits.reshape(-1, BLOCK), magnitude[:, None], out=bits.reshape(-1, BLOCK))
             if not whole:
                 step[:] = bits.view(np.float32)[: step.size]
-        return values
 
 
 def _unpacked(packed: NDArray[np.uint8], size: int) -> NDArray[np.uint32]:
@@ -100,8 +85,8 @@ TURNS = 3
 _SIGN = Sign()
 
 
-class Sign3:
-    """Implements `Codec`. Stable: encoding a decoded vector in the same turn gives the same bytes."""
+class Sign3(Codec):
+    """Stable: encoding a decoded vector in the same turn gives the same bytes."""
 
     name = "sign3"
 
@@ -112,24 +97,20 @@ class Sign3:
     def encoded_size(self, elements: int) -> int:
         return 1 + max(_SIGN.encoded_size(_Cut(elements, turn).count) for turn in range(TURNS))
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
+    def _encode(self, values: Vector, target: memoryview) -> None:
         check_finite(values)
-        target = room(out, self.encoded_size(values.size))
         target[0] = self.turn
         used = 1 + len(_SIGN.encode(_Cut(values.size, self.turn).take(values), target[1:]))
         target[used:] = bytes(len(target) - used)
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
-        cut = _Cut(elements, turn_of(view))
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        cut = _Cut(values.size, turn_of(raw))
         used = 1 + _SIGN.encoded_size(cut.count)
-        if any(view[used:]):
+        if any(raw[used:]):
             raise CodecError("sign3: bits are set beyond the last element")
-        values = np.zeros(elements, np.float32)
-        cut.put(_SIGN.decode(view[1:used], cut.count), values)
-        return handed(values, out)
+        whole = np.zeros(values.size, np.float32)  # contiguous
+        cut.put(_SIGN.decode(raw[1:used], cut.count), whole)
+        np.copyto(values, whole)
 
 
 def turn_of(raw: bytes | bytearray | memoryview) -> int:

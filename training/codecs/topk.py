@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import CodecError, Vector, checked_bytes, checked_values, room
+from swarmnode.training.codecs.base import Codec, CodecError, Vector
 from swarmnode.training.codecs.floats import from_bf16, to_bf16
 
 LOW_BITS = 6
@@ -98,8 +98,8 @@ _STEP = 128  # chunks of which only the kept are looked at: 64 KiB of places
 Places = NDArray[np.int64]
 
 
-class TopK:
-    """Implements `Codec`. Stable in values: `decode(encode(decode(raw))) == decode(raw)` for `raw` from `encode`.
+class TopK(Codec):
+    """Stable in values: `decode(encode(decode(raw))) == decode(raw)` for `raw` from `encode`.
 
     Which of equal magnitudes are kept does not depend on the CPU: the ones that come first.
     """
@@ -112,9 +112,7 @@ class TopK:
         highs = elements // CHUNK * highs_size(KEEP) + highs_size(tail)
         return 4 * -(-elements // CHUNK) + -(-kept // 4) + lows_size(kept) + highs
 
-    def encode(self, values: Vector, out: memoryview | None = None) -> memoryview:
-        values = checked_values(values)
-        target = room(out, self.encoded_size(values.size))
+    def _encode(self, values: Vector, target: memoryview) -> None:
         levels, codes, lows, highs = _sections(target, values.size)
         for first, count, size, keep in _batches(values.size):
             chunks = values[first * CHUNK : first * CHUNK + count * size].reshape(count, size)
@@ -123,17 +121,15 @@ class TopK:
             levels[first : first + count], picked = _quantise(kept)
             _pack_codes(picked, codes[first * KEEP // 4 :])
             pack_places(chosen, lows[lows_size(first * KEEP) :], highs[first * highs_size(KEEP) :])
-        return target
 
-    def decode(self, raw: bytes | bytearray | memoryview, elements: int, out: Vector | None = None) -> Vector:
-        if out is None:
-            values = np.zeros(elements, np.float32)
-        else:
-            values = out
-            values.fill(0)
-        for places, kept in self.decode_steps(raw, elements):
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        values.fill(0)
+        for places, kept in self.decode_steps(raw, values.size):
             values[places] = kept
-        return values
+
+    def take_off(self, raw: memoryview, values: Vector, scratch: Vector | None) -> None:
+        for places, sent in self.decode_steps(raw, values.size):
+            values[places] -= sent
 
     def decode_sparse(self, raw: bytes | bytearray | memoryview, elements: int) -> tuple[Places, Vector]:
         """Places in the vector, ascending, and what stands there: int64 (k,) and float32 (k,), k = `kept_of(elements)`.
@@ -151,7 +147,7 @@ class TopK:
 
         Raises CodecError for bytes that no encoder makes, which may be after the first pieces.
         """
-        view = checked_bytes(raw, self.encoded_size(elements), self.name)
+        view = self._checked(raw, elements)
         halves, codes, lows, highs = _sections(view, elements)
         if np.any((halves != 0) & (halves < _SMALLEST) | (halves > _LARGEST)) or np.any(halves[:, 0] > halves[:, 1]):
             raise CodecError("topk: a level is negative, not finite, subnormal, or above the greater one")
