@@ -31,7 +31,7 @@ class Unverified(ExpectedError):
     exit_code = ERROR
 
 
-class NoRun(ExpectedError):
+class NothingToExport(ExpectedError):
     """The data directory holds no run."""
 
     exit_code = CONFIG
@@ -69,7 +69,7 @@ def export(
     home, passphrase = own_home(data_dir, passphrase_file)
     known = home.known_runs()
     if not known:
-        raise NoRun(f"{home.path}: no run is known here")
+        raise NothingToExport(f"{home.path}: no run is known here")
     chosen = one_run(known, run_id, home.path, "--run ")
     identity = load_or_create(home.identity, passphrase)
     target = file.expanduser().absolute()
