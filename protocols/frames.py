@@ -64,25 +64,29 @@ class FrameReader:
         """
         if not self._take_all(take):
             return True
-        push_to = getattr(self._stream, "push_to", None)
-        if push_to is not None:
-            if await push_to(lambda piece: self._take_piece(piece, take)):
-                return True
-        else:
-            while piece := await self._stream.receive_some(READ_SIZE):
-                if not self._take_piece(piece, take):
-                    return True
+        if await self._each_piece(lambda piece: self._take_piece(piece, take)):
+            return True
         self._check_end()
         return False
 
-    async def raw(self, max_bytes: int) -> bytes:
-        """At least one and at most `max_bytes` bytes that follow the last frame; b"" at the end."""
-        if self._ahead:
-            with memoryview(self._ahead) as view:
-                piece = bytes(view[:max_bytes])
-            del self._ahead[: len(piece)]
-            return piece
-        return await self._stream.receive_some(min(max_bytes, READ_SIZE))
+    async def fill(self, room: memoryview) -> bool:
+        """Fill `room` with the bytes that follow the last frame; False where the stream ends before it is full.
+
+        Where the stream has `push_to`, no task is woken for a piece. Raises StreamBroken.
+        """
+        filled = min(len(self._ahead), len(room))
+        room[:filled] = self._ahead[:filled]
+        del self._ahead[:filled]
+
+        def take(piece: bytes) -> bool:
+            nonlocal filled
+            more = min(len(piece), len(room) - filled)
+            room[filled : filled + more] = piece if more == len(piece) else memoryview(piece)[:more]
+            self._ahead += piece[more:]
+            filled += more
+            return filled < len(room)
+
+        return filled == len(room) or await self._each_piece(take)
 
     async def raw_each(self, take: Callable[[bytes], bool]) -> bool:
         """Call `take(piece)` for the bytes that follow the last frame, as they come, until it returns False.
@@ -95,6 +99,10 @@ class FrameReader:
             self._ahead.clear()
             if not take(ahead):
                 return True
+        return await self._each_piece(take)
+
+    async def _each_piece(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take(piece)` for what the stream brings, until it returns False: True then, and False at the end."""
         push_to = getattr(self._stream, "push_to", None)
         if push_to is not None:
             stopped: bool = await push_to(take)

@@ -232,13 +232,8 @@ class ShardChannel:
         """The next `size` bytes, at most RUN_BYTES, at the beginning of `room`."""
         if len(self.room) < size:
             self.room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there directly
-        filled = 0
-        while filled < size:
-            part = await self._reader.raw(size - filled)
-            if not part:
-                raise StreamBroken("the provider ended the stream in the middle of a chunk")
-            self.room[filled : filled + len(part)] = part
-            filled += len(part)
+        if not await self._reader.fill(self.room[:size]):
+            raise StreamBroken("the provider ended the stream in the middle of a chunk")
         return self.room[:size]
 
 

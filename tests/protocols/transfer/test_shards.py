@@ -355,10 +355,8 @@ def test_of_chunks_asked_for_in_a_row_those_that_are_here_come(nodes: Callable[.
             await stream.send_all(frame(encode(ShardWant(SHARD, first, count=RUN))))
             raw = await reader.frame()
             assert raw is not None and decode(Piece, raw).size == (count * CHUNK or -1)
-            got = b""
-            while len(got) < count * CHUNK:
-                got += await reader.raw(count * CHUNK - len(got))
-            assert got == chunk(first, count)
+            got = memoryview(bytearray(count * CHUNK))
+            assert await reader.fill(got) and got == chunk(first, count)
 
     nodes(main)
 
