@@ -44,19 +44,21 @@ def swarmnode_node(chosen: argparse.Namespace) -> None:
     from swarmnode.protocols.calls.rpc import Rpc
     from swarmnode.protocols.peers.liveness import Liveness
     from swarmnode.protocols.runner import in_thread
-    from swarmnode.protocols.transfer.bulk import Bulk
     from swarmnode.protocols.transfer.catchup import CatchUp
+    from swarmnode.protocols.transfer.shard_memory import MemoryShards
+    from swarmnode.protocols.transfer.shards import Shards
     from swarmnode.training.outer import Layout, OuterState, state_hash
 
     layout = Layout.of([("weights", (chosen.parameters,))])
 
     async def main() -> None:
         network = pair.swarmnode_network()
-        rpc, bulk = Rpc(network), Bulk(network, runner=in_thread)
+        rpc = Rpc(network)
+        shards = Shards(network, rpc, MemoryShards(), runner=in_thread)
         liveness = Liveness(rpc)
-        catch_up = CatchUp(run_id=RUN, rpc=rpc, bulk=bulk, liveness=liveness, runner=in_thread, layout=layout)
+        catch_up = CatchUp(run_id=RUN, rpc=rpc, shards=shards, liveness=liveness, runner=in_thread, layout=layout)
         async with trio.open_nursery() as nursery:
-            for part in (network, rpc, bulk, liveness):
+            for part in (network, rpc, shards, liveness):
                 await nursery.start(part.run)
             hash = ""
             if chosen.role == "member":

@@ -47,7 +47,7 @@ class Parts:
     membership: Membership
     state: StateBackend | None  # to read and watch records; None where a test has none
     sync: StateSync | None  # to write records: `sync.write` signs, keeps and pushes
-    shards: Shards | None
+    shards: Shards
     admits: Callable[[PeerId], bool]  # who may take part
     relayed: Callable[[], tuple[PeerId, ...]]  # whom this node reaches through relays only
     observer: Observer

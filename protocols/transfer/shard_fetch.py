@@ -30,6 +30,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import trio
 
@@ -40,9 +41,12 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
 from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_wire import (
+    HAVE,
     MANIFEST,
     NO_ROOM,
+    Have,
     Holding,
+    Holdings,
     Leaves,
     ShardChannel,
     ShardChannels,
@@ -60,7 +64,9 @@ log = logging.getLogger(__name__)
 
 Gave = Callable[[PeerId, ShardId, int, bool], None]  # a provider, its verified bytes, whether it had what it said
 
-COMPANIONS = 32  # peers remembered as fetching the same shard
+COMPANIONS = 32  # peers remembered that others named as fetching the same shard
+ASKED_LATELY = 60.0  # seconds for which a peer that asked for a shard is taken for one that fetches it
+ASKERS_KEPT = 1024
 EMPTY_PROMISES = 8  # chunks that a provider may lack although it said it had them
 LOOK_AGAIN = (0.05, 1.0)  # seconds, at least and at most, between two looks at whose chunks have become overdue
 BATCH = 2  # answers written at once; four gain nothing that could be measured, and take twice the memory
@@ -68,13 +74,64 @@ ROOMS = 2 * BATCH  # answers that wait or are being written; who brings one more
 GATHER = 0.01  # seconds that a verified answer waits for others
 
 
+class Askers:
+    """Who asked this node for which shard of late: they will have some of it soon."""
+
+    def __init__(self) -> None:
+        self._when: OrderedDict[tuple[ShardId, PeerId], float] = OrderedDict()  # trio time, the latest last
+
+    def note(self, shard: ShardId, peer: PeerId) -> None:
+        self._when[shard, peer] = trio.current_time()
+        self._when.move_to_end((shard, peer))
+        if len(self._when) > ASKERS_KEPT:
+            self._when.popitem(last=False)
+
+    def of(self, shard: ShardId) -> tuple[PeerId, ...]:
+        since = trio.current_time() - ASKED_LATELY
+        return tuple(peer for (asked, peer), at in self._when.items() if asked == shard and at > since)
+
+
+@dataclass(frozen=True)
+class FetchContext:
+    """What all fetches of a node share."""
+
+    network: Network
+    rpc: Rpc
+    runner: Runner
+    channels: ShardChannels
+    offences: Offences
+    counts: Counter[str]
+    limits: ShardLimits
+    gave: Gave
+    askers: Askers
+
+    async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
+        """What `peer` says it has of `shard`; None where it does not answer or makes no sense."""
+        try:
+            answer = await self.rpc.call(peer, HAVE, Have((shard,)), Holdings, timeout=self.limits.call)
+            if len(answer.shards) != 1:
+                raise ValueError(f"{len(answer.shards)} holdings for one shard")
+            answer.shards[0].bits()
+        except CallError as error:
+            log.debug("asking %s for a shard failed: %s", peer, error)
+            return None
+        except ValueError as error:
+            self.offences.note(peer, str(error))
+            return None
+        return answer.shards[0]
+
+
 class Job:
     """One fetch and those who wait for it."""
 
-    def __init__(self, shard: ShardId) -> None:
+    def __init__(self, shard: ShardId, store: Store, limits: ShardLimits, *, brief: bool) -> None:
+        """`brief`: the shard lives in memory for minutes, so that nobody announces it or is measured by it."""
         self.shard = shard
+        self.store = store
+        self.limits = limits
+        self.brief = brief
         self.hints: dict[PeerId, None] = {}  # named by the callers
-        self.companions: OrderedDict[PeerId, None] = OrderedDict()  # who asked for the shard: they will have it soon
+        self.companions: OrderedDict[PeerId, None] = OrderedDict()  # who asked others for it: they will have it soon
         self.listeners: list[Callable[[int, int], None]] = []
         self.callers = 0
         self.scope = trio.CancelScope()
@@ -90,59 +147,42 @@ class Job:
 class ShardFetch:
     """Runs once; `run` returns when the shard is complete in the store. Raises NoRoom or Unavailable."""
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        network: Network,
-        rpc: Rpc,
-        store: Store,
-        runner: Runner,
-        channels: ShardChannels,
-        ask_holding: Callable[[PeerId, ShardId], Awaitable[Holding | None]],
-        offences: Offences,
-        counts: Counter[str],
-        limits: ShardLimits,
-        seed: int,
-        gave: Gave,
-    ) -> None:
+    def __init__(self, job: Job, context: FetchContext, *, seed: int) -> None:
         self._job = job
-        self._shard = job.shard
-        self._network, self._rpc, self._store, self._runner = network, rpc, store, runner
-        self._channels, self._ask_holding = channels, ask_holding
-        self._offences, self._counts, self._limits = offences, counts, limits
-        self._seed, self._gave = seed, gave
+        self._shard, self._store, self._limits = job.shard, job.store, job.limits
+        self._context = context
+        self._seed = seed
         self._plan: Plan | None = None
         self._begun = trio.Event()  # the manifest is known, and the store has made room
         self._beginning = trio.Lock()
         self._done = trio.Event()
         self._failure: ShardError | None = None
         self._tried: set[PeerId] = set()  # being asked, or drawn from
-        self._asking = trio.Semaphore(limits.sources)
+        self._asking = trio.Semaphore(job.limits.sources)
         self._banned: set[PeerId] = set()
         self._search_now = trio.Event()
         self._write_buffer = WriteBuffer(
-            self._shard, store=store, runner=runner, written=self._written, failed=self._fail
+            self._shard, store=job.store, runner=context.runner, written=self._written, failed=self._fail
         )
         self._moved_at = trio.current_time()  # when the last chunk came
 
     async def run(self) -> None:
-        """ShardFetch until complete; in the end the store has finished the shard or suspended it."""
+        """Fetch until complete; in the end the store has finished the shard or suspended it."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_buffer.run)
                 nursery.start_soon(self._scout, nursery)
                 with suppress(ShardNotHeld):  # the manifest is here where an earlier fetch began
-                    await self._begin(await self._runner(lambda: self._store.manifest(self._shard)))
+                    await self._begin(await self._context.runner(lambda: self._store.manifest(self._shard)))
                 await self._done.wait()
                 nursery.cancel_scope.cancel()
             if self._failure is not None:
                 raise self._failure
-            await self._runner(lambda: self._store.finish(self._shard))
+            await self._context.runner(lambda: self._store.finish(self._shard))
         except BaseException:
             if self._begun.is_set():
                 with trio.CancelScope(shield=True):
-                    await self._runner(lambda: self._store.suspend(self._shard))
+                    await self._context.runner(lambda: self._store.suspend(self._shard))
             raise
 
     def _fail(self, error: ShardError) -> None:
@@ -152,19 +192,22 @@ class ShardFetch:
     # -- finding providers
 
     async def _scout(self, nursery: trio.Nursery) -> None:
-        next_search = -math.inf
+        next_search, looks = -math.inf, 0
         while True:
             sources = self._sources()
             if trio.current_time() >= next_search or self._search_now.is_set():
                 self._search_now = trio.Event()
                 next_search = trio.current_time() + self._limits.search
                 nursery.start_soon(self._search_known)
-                nursery.start_soon(self._search_dht)
+                if not self._job.brief:
+                    nursery.start_soon(self._search_dht)
             else:
-                for source in sources:
-                    if not source.complete:
+                looks += 1
+                whole = [source for source in sources if source.complete]
+                for source in sources:  # of those who have all, one after the other, for who else asked them
+                    if not source.complete or source is whole[looks % len(whole)]:
                         nursery.start_soon(self._refresh, source)
-                for peer in self._job.companions:
+                for peer in (*self._job.companions, *self._context.askers.of(self._shard)):
                     nursery.start_soon(self._try, peer)
                 if not sources:
                     nursery.start_soon(self._search_known)
@@ -187,13 +230,13 @@ class ShardFetch:
         )
 
     async def _search_known(self) -> None:
-        known = dict.fromkeys((*self._job.hints, *(view.peer for view in self._network.peers())))
+        known = dict.fromkeys((*self._job.hints, *(view.peer for view in self._context.network.peers())))
         async with trio.open_nursery() as nursery:
             for peer in known:
                 nursery.start_soon(self._try, peer)
 
     async def _search_dht(self) -> None:
-        found = await self._network.find_providers(self._shard)
+        found = await self._context.network.find_providers(self._shard)
         async with trio.open_nursery() as nursery:
             for peer in found:
                 nursery.start_soon(self._try, peer)
@@ -205,7 +248,7 @@ class ShardFetch:
         self._tried.add(peer)
         try:
             async with self._asking:
-                holding = await self._ask_holding(peer, self._shard)
+                holding = await self._ask(peer)
                 if holding is None or not (holding.complete or holding.bits()):
                     return
                 if not self._begun.is_set() and not await self._learn_manifest(peer):
@@ -217,29 +260,41 @@ class ShardFetch:
             elif len(self._plan.sources) < self._limits.sources:
                 source = Source(peer, self._plan.chunks_of(holding), self._limits)
                 await self._draw_from(self._plan, source)
-                if source.broken_promises >= EMPTY_PROMISES and await self._still_promises(peer):
-                    self._gave(peer, self._shard, 0, False)
+                if (
+                    source.broken_promises >= EMPTY_PROMISES
+                    and not self._job.brief
+                    and await self._still_promises(peer)
+                ):
+                    self._context.gave(peer, self._shard, 0, False)
         except WireError as error:
             self._lied(peer, str(error))
         except NetworkError as error:
-            self._counts["sources_lost"] += 1
+            self._context.counts["sources_lost"] += 1
             log.debug("a fetch goes on without %s: %s", peer, error)
         finally:
             self._tried.discard(peer)
 
+    async def _ask(self, peer: PeerId) -> Holding | None:
+        """What `peer` says it has, and whom it names as fetching the same."""
+        holding = await self._context.ask_holding(peer, self._shard)
+        for asker in holding.askers if holding is not None else ():
+            if asker != self._context.network.me:
+                self._job.note_companion(asker)
+        return holding
+
     async def _still_promises(self, peer: PeerId) -> bool:
         """Whether a provider that sends nothing says even now that it has the whole shard: it may have dropped it."""
-        holding = await self._ask_holding(peer, self._shard)
+        holding = await self._ask(peer)
         return holding is not None and holding.complete
 
     def _lied(self, peer: PeerId, what: str) -> None:
         self._banned.add(peer)
-        self._counts["lies"] += 1
-        self._offences.note(peer, what, Kind.LIE)
+        self._context.counts["lies"] += 1
+        self._context.offences.note(peer, what, Kind.LIE)
 
     async def _refresh(self, source: Source) -> None:
         """Learn which chunks a half-complete provider has by now."""
-        holding = await self._ask_holding(source.peer, self._shard)
+        holding = await self._ask(source.peer)
         plan = self._plan
         if plan is None or holding is None or plan.sources.get(source.peer) is not source:
             return
@@ -266,13 +321,15 @@ class ShardFetch:
 
     async def _manifest_of(self, peer: PeerId) -> ShardManifest | None:
         try:
-            answer = await self._rpc.call(peer, MANIFEST, WantManifest(self._shard), Leaves, timeout=self._limits.call)
+            answer = await self._context.rpc.call(
+                peer, MANIFEST, WantManifest(self._shard), Leaves, timeout=self._limits.call
+            )
             manifest = ShardManifest(answer.size, answer.leaves)
-            if await self._runner(lambda: manifest.id) == self._shard:
+            if await self._context.runner(lambda: manifest.id) == self._shard:
                 return manifest
             self._lied(peer, "sent a manifest of another shard")
         except CallError:
-            self._counts["sources_lost"] += 1
+            self._context.counts["sources_lost"] += 1
         except ValueError as error:
             self._lied(peer, str(error))
         return None
@@ -283,12 +340,12 @@ class ShardFetch:
                 return
             try:
                 with trio.CancelScope(shield=True):  # else the store might have begun, and nobody would suspend it
-                    here = await self._runner(lambda: self._store.begin(manifest))
+                    here = await self._context.runner(lambda: self._store.begin(manifest))
                     self._begun.set()
             except ShardError as error:
                 self._fail(error)
                 return
-            self._plan = Plan(manifest, here, self._seed)
+            self._plan = Plan(manifest, here, self._seed, spare=self._job.brief)
             self._tell(self._plan)
             if self._plan.complete:
                 self._done.set()
@@ -305,17 +362,18 @@ class ShardFetch:
         moved = True
         try:
             while moved:
-                channel = await self._channels.take(source.peer)
+                channel = await self._context.channels.take(source.peer)
                 try:
                     async with trio.open_nursery() as nursery:
-                        for job in (self._ask, self._receive):
+                        for job in (self._request, self._receive):
                             nursery.start_soon(self._until_over, job, plan, source, channel, nursery.cancel_scope)
                 finally:
-                    await self._channels.give_back(channel, good=not source.asked and source.failure is None)
+                    await self._context.channels.give_back(channel, good=not source.asked and source.failure is None)
                 moved = channel.left_behind and source.failure is None
         finally:
             plan.remove(source)
-            self._gave(source.peer, self._shard, source.delivered, True)
+            if not self._job.brief:
+                self._context.gave(source.peer, self._shard, source.delivered, True)
             if not plan.sources:
                 self._search_now.set()
         if source.failure is not None:
@@ -336,7 +394,7 @@ class ShardFetch:
         finally:
             scope.cancel()
 
-    async def _ask(self, plan: Plan, source: Source, channel: ShardChannel) -> None:
+    async def _request(self, plan: Plan, source: Source, channel: ShardChannel) -> None:
         """Keep the provider's window full, on a stream whose path is the best there is."""
         while source.asked or not channel.left_behind:
             source.look = trio.Event()
@@ -382,12 +440,16 @@ class ShardFetch:
             raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
         before = plan.in_hand
         new = plan.arrived(run)
-        self._counts["duplicates"] += run.count - new
+        self._context.counts["duplicates"] += run.count - new
         if new:
             self._moved_at = trio.current_time()
-            self._counts["chunks_fetched"] += new
-            self._counts["bytes_fetched"] += plan.in_hand - before
-            channel.room = await self._write_buffer.put(run.first, chunks, channel.room, last=plan.complete)
+            self._context.counts["chunks_fetched"] += new
+            self._context.counts["bytes_fetched"] += plan.in_hand - before
+            if self._job.brief:  # memory takes it at once
+                self._store.write(self._shard, [(run.first, chunks)])
+                self._written(0)
+            else:
+                channel.room = await self._write_buffer.put(run.first, chunks, channel.room, last=plan.complete)
             self._tell(plan)
 
     def _written(self, unwritten: int) -> None:

@@ -82,8 +82,10 @@ class Source:
 class Plan:
     """What is here, who has what, and who was asked for it."""
 
-    def __init__(self, manifest: ShardManifest, here: int, seed: int) -> None:
+    def __init__(self, manifest: ShardManifest, here: int, seed: int, *, spare: bool = False) -> None:
+        """With `spare`, who has all is asked for what others will not have soon, and for the rest one run at a time."""
         self.manifest = manifest
+        self._spare = spare
         self.here = _unpacked(here, manifest.chunks)
         self.in_hand = sum(chunk_length(manifest.size, int(i)) for i in np.flatnonzero(self.here))  # bytes
         self._missing = manifest.chunks - int(self.here.sum())
@@ -163,6 +165,9 @@ class Plan:
         free = source.has & ~self.here & (self._asked == 0)
         if free.any():
             first = int(np.where(free, self._rarity + self._order, np.inf).argmin())
+            whole = sum(other.complete for other in self.sources.values())
+            if self._spare and source.complete and source.asked and self._rarity[first] > whole:
+                return None
             count, most = 1, min(source.run_length(), window - under_way, len(free) - first)
             while count < most and free[first + count] and self._rarity[first + count] == self._rarity[first]:
                 count += 1

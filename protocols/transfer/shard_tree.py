@@ -89,9 +89,19 @@ class ShardManifest:
         if len(self.leaves) != HASH * chunk_count(self.size):
             raise ValueError(f"{len(self.leaves)} bytes of leaves for a shard of {self.size} bytes")
 
+    @classmethod
+    def of(cls, content: bytes | bytearray | memoryview) -> ShardManifest:
+        """What these bytes are as a shard; hashes them."""
+        view = memoryview(content)
+        return cls(len(view), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK)))
+
     @property
     def chunks(self) -> int:
         return chunk_count(self.size)
+
+    def leaf(self, index: int) -> bytes:
+        """The hash of chunk `index`."""
+        return self.leaves[index * HASH : (index + 1) * HASH]
 
     @cached_property
     def id(self) -> ShardId:
@@ -103,7 +113,7 @@ class ShardManifest:
         return (
             0 <= index < self.chunks
             and len(chunk) == chunk_length(self.size, index)
-            and leaf(chunk) == self.leaves[index * HASH : (index + 1) * HASH]
+            and leaf(chunk) == self.leaf(index)
         )
 
     def fit(self, first: int, chunks: memoryview) -> bool:

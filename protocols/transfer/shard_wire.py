@@ -33,6 +33,7 @@ MANIFEST = "shards.manifest"
 MAX_MESSAGE = 4096  # bytes of a ShardWant or a Piece
 RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
 RUN_BYTES = RUN * CHUNK
+ASKERS_TOLD = 16  # peers that a holding names
 NO_ROOM = memoryview(b"")
 
 
@@ -98,11 +99,12 @@ class Holding:
     size: int = 0
     complete: bool = False
     chunks: bytes = b""  # one bit a chunk, the first in the lowest bit of the first byte; empty where complete
+    askers: tuple[str, ...] = ()  # peers that asked for it of late, some of them: they will have it soon
 
     def bits(self) -> int:
         """The chunks as a bit set. Raises ValueError for what no shard can be."""
         count = chunk_count(self.size)
-        if self.size < 0 or count > MAX_CHUNKS or len(self.chunks) > (count + 7) // 8:
+        if self.size < 0 or count > MAX_CHUNKS or len(self.chunks) > (count + 7) // 8 or len(self.askers) > ASKERS_TOLD:
             raise ValueError(f"a holding of {len(self.chunks)} bytes for a shard of {self.size}")
         everything = (1 << count) - 1
         return everything if self.complete else int.from_bytes(self.chunks, "little") & everything

@@ -32,21 +32,24 @@ import logging
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_fetch import Gave, Job, ShardFetch
+from swarmnode.protocols.transfer.scheduler import EASED_FOR, Turns
+from swarmnode.protocols.transfer.shard_fetch import Askers, FetchContext, Gave, Job, ShardFetch
+from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
 from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
 from swarmnode.protocols.transfer.shard_wire import (
+    ASKERS_TOLD,
     HAVE,
     LIMITS,
     MANIFEST,
@@ -80,35 +83,31 @@ log = logging.getLogger(__name__)
 MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
 HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
 AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of another that is being served
+SERVED_AT_ONCE = 8  # answers from memory; a round's own exchange finds the line and the processor half free
+SERVED_EACH = 4  # answers of those for one peer
+TURN = 20.0  # seconds after which a peer that reads slowly keeps nobody else out
+BRIEF_REFRESH = 0.5  # seconds between looks at what others have, in a fetch into memory: many begin it together
+BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: others have their turn there
 SPARE_ROOMS = 4  # answers' memory kept for the next ones: fresh memory costs more than reading into it
 
 
 class ShardServer:
     """Answers questions about what the store holds, and serves chunks of it while `serving`."""
 
-    def __init__(
-        self,
-        network: Network,
-        rpc: Rpc,
-        store: Store,
-        *,
-        runner: Runner,
-        limits: ShardLimits,
-        offences: Offences,
-        counts: Counter[str],
-        asked: Callable[[ShardId, PeerId], None],
-    ) -> None:
-        """`counts` gets chunks_served, bytes_served, misses; `asked` is told of each shard that a peer asks about."""
-        self._store, self._runner, self._limits = store, runner, limits
-        self._offences, self._counts, self._asked = offences, counts, asked
-        self._allowance = _Allowance(limits)
+    def __init__(self, context: FetchContext, stores: ShardStores, rng: random.Random) -> None:
+        """`context.counts` gets chunks_served, bytes_served and misses; `rng` draws whom askers hear of."""
+        self._stores, self._runner, self._limits = stores, context.runner, context.limits
+        self._offences, self._counts, self._random = context.offences, context.counts, rng
+        self.turns = Turns(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
+        self._askers = context.askers
+        self._allowance = _Allowance(self._limits)
         self._served: OrderedDict[_ServedStream, None] = OrderedDict()  # the one used longest ago first
         self._rooms: list[memoryview] = []  # for answers, not in use now
         self._open = False
         self._standing: Callable[[PeerId], float] = lambda peer: 1.0
-        rpc.serve(HAVE, Have, self._on_have)
-        rpc.serve(MANIFEST, WantManifest, self._on_manifest)
-        network.serve(PROTOCOL, self._serve_stream)
+        context.rpc.serve(HAVE, Have, self._on_have)
+        context.rpc.serve(MANIFEST, WantManifest, self._on_manifest)
+        context.network.serve(PROTOCOL, self._serve_stream)
 
     @property
     def streams(self) -> int:
@@ -134,18 +133,22 @@ class ShardServer:
         if len(request.shards) > self._limits.asked or any(len(shard) != HASH for shard in request.shards):
             self._offences.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
             raise Refuse("malformed", f"at most {self._limits.asked} shard ids of {HASH} bytes")
-        for shard in request.shards:
-            self._asked(shard, peer)
-        found = tuple(self._store.holding(shard) for shard in request.shards)
+        found = [self._stores.of(shard).holding(shard) for shard in request.shards]
         missing = sum(not holding.size and not holding.complete for holding in found)
         if not self._may_miss(peer, missing):
             raise Refuse("busy", "asked too often for what is not here")
-        return Holdings(found)
+        if len(found) == 1:  # who asks for many looks around, who asks for one fetches it
+            (shard,) = request.shards
+            self._askers.note(shard, peer)
+            if missing == 0:
+                others = [asker for asker in self._askers.of(shard) if asker != peer]
+                found[0] = replace(found[0], askers=tuple(self._random.sample(others, min(ASKERS_TOLD, len(others)))))
+        return Holdings(tuple(found))
 
     async def _on_manifest(self, peer: PeerId, request: WantManifest) -> Leaves:
         if len(request.shard) == HASH:
             try:
-                manifest = await self._runner(lambda: self._store.manifest(request.shard))
+                manifest = await self._runner(lambda: self._stores.of(request.shard).manifest(request.shard))
                 return Leaves(manifest.size, manifest.leaves)
             except ShardNotHeld:
                 pass
@@ -206,9 +209,11 @@ class ShardServer:
             self._served.move_to_end(served)
             room = self._rooms.pop() if self._rooms else memoryview(bytearray(HEAD + RUN_BYTES))
             try:
-                answer = await self._answer(served.stream.peer, want, room)
-                with trio.move_on_after(self._limits.serve_stall) as scope:
-                    await served.stream.send_all(answer)
+                peer = served.stream.peer
+                async with self.turns.turn(peer) if want.shard in self._stores.memory else nullcontext():
+                    answer = await self._answer(peer, want, room)
+                    with trio.move_on_after(self._limits.serve_stall) as scope:
+                        await served.stream.send_all(answer)
             finally:
                 if len(self._rooms) < SPARE_ROOMS:
                     self._rooms.append(room)
@@ -219,7 +224,7 @@ class ShardServer:
     async def _answer(self, peer: PeerId, want: ShardWant, room: memoryview) -> memoryview | bytes:
         """The bytes to send: read into `room`, with the message right before them, so that nothing is moved again."""
         chunks = room[HEAD : HEAD + want.count * CHUNK]
-        size = 0 if want.prove else self._store.read_now(want.shard, want.index, chunks)
+        size = 0 if want.prove else self._stores.of(want.shard).read_now(want.shard, want.index, chunks)
         try:
             piece = Piece(size) if size else await self._runner(lambda: self._piece(want, chunks))
         except ShardNotHeld:
@@ -233,10 +238,11 @@ class ShardServer:
         return room[HEAD - len(head) : HEAD + piece.size]
 
     def _piece(self, want: ShardWant, room: memoryview) -> Piece:
-        size = self._store.read(want.shard, want.index, room)
+        store = self._stores.of(want.shard)
+        size = store.read(want.shard, want.index, room)
         if not want.prove:
             return Piece(size)
-        manifest = self._store.manifest(want.shard)
+        manifest = store.manifest(want.shard)
         return Piece(size, manifest.size, manifest.proof(want.index))
 
 
@@ -294,13 +300,12 @@ class Shards:
     ) -> None:
         """`gave` is told what each provider of a fetch gave."""
         self._network = network
-        self._rpc = rpc
         self._store = store
         self._runner = runner
         self._limits = limits
         self._random = random.Random(seed)
-        self._gave = gave
         self._channels = ShardChannels(network, limits)
+        self.memory = MemoryShards()  # for those whose owner brings the memory
         self._fetches: dict[ShardId, Job] = {}
         self._slots = trio.Semaphore(limits.fetches)
         self._nursery: trio.Nursery | None = None
@@ -310,16 +315,10 @@ class Shards:
         self._news = trio.Event()
         self.offences = Offences(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
-        self.server = ShardServer(
-            network,
-            rpc,
-            store,
-            runner=runner,
-            limits=limits,
-            offences=self.offences,
-            counts=self.counts,
-            asked=self._note_companion,
-        )
+        self._stores = ShardStores(store, self.memory)
+        counted = (self.offences, self.counts)
+        self._context = FetchContext(network, rpc, runner, self._channels, *counted, limits, gave, Askers())
+        self.server = ShardServer(self._context, self._stores, self._random)
 
     # -- lifetime
 
@@ -355,19 +354,23 @@ class Shards:
         """Have `shard` in the store, complete and verified; several callers share one fetch.
 
         `providers` are asked beside those who are connected or found; `progress(bytes in hand, size)` is told of each
-        chunk. When the last caller is cancelled, what has arrived is kept for the next fetch. Raises NoRoom or
-        Unavailable.
+        chunk. When the last caller is cancelled, what has arrived is kept for the next fetch. What `memory` expects
+        goes there, and is not announced. Raises NoRoom or Unavailable.
         """
-        if self._store.holding(shard).complete:
+        store, brief = self._stores.of(shard), shard in self.memory
+        if store.holding(shard).complete:
             await trio.lowlevel.checkpoint()
             return
         job = self._fetches.get(shard)
         if job is None:
             if self._nursery is None:
                 raise Unavailable("this node fetches nothing before it has started or after it has stopped")
-            if not announce:
+            if brief or not announce:
                 self._quiet.add(shard)
-            job = self._fetches[shard] = Job(shard)
+            limits = self._limits
+            if brief:
+                limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT)
+            job = self._fetches[shard] = Job(shard, store, limits, brief=brief)
             self._nursery.start_soon(self._carry_out, job)
         job.hints.update(dict.fromkeys(providers))
         if progress is not None:
@@ -427,7 +430,7 @@ class Shards:
         asked: set[PeerId] = set()
 
         async def ask(peer: PeerId) -> None:
-            holding = await self.ask_holding(peer, shard)
+            holding = await self._context.ask_holding(peer, shard)
             if holding is not None and (bits := holding.bits()):
                 found[peer] = Provider(peer, bits.bit_count(), holding.complete)
 
@@ -457,54 +460,22 @@ class Shards:
 
     async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
         """What `peer` says it has of `shard`; None where it does not answer or makes no sense."""
-        try:
-            answer = await self._rpc.call(peer, HAVE, Have((shard,)), Holdings, timeout=self._limits.call)
-            if len(answer.shards) != 1:
-                raise ValueError(f"{len(answer.shards)} holdings for one shard")
-            answer.shards[0].bits()
-        except CallError as error:
-            log.debug("asking %s for a shard failed: %s", peer, error)
-            return None
-        except ValueError as error:
-            self.offences.note(peer, str(error))
-            return None
-        return answer.shards[0]
-
-    def _new_fetch(self, job: Job) -> ShardFetch:
-        return ShardFetch(
-            job,
-            network=self._network,
-            rpc=self._rpc,
-            store=self._store,
-            runner=self._runner,
-            channels=self._channels,
-            ask_holding=self.ask_holding,
-            offences=self.offences,
-            counts=self.counts,
-            limits=self._limits,
-            seed=self._random.getrandbits(32),
-            gave=self._gave,
-        )
+        return await self._context.ask_holding(peer, shard)
 
     async def _carry_out(self, job: Job) -> None:
         try:
             with job.scope:
-                async with self._slots:
-                    await self._new_fetch(job).run()
+                async with nullcontext() if job.brief else self._slots:
+                    await ShardFetch(job, self._context, seed=self._random.getrandbits(32)).run()
                 self._announce_soon(job.shard)
         except ShardError as error:
             job.error = error
         finally:
-            if not job.done.is_set() and job.error is None and not self._store.holding(job.shard).complete:
+            if not job.done.is_set() and job.error is None and not job.store.holding(job.shard).complete:
                 job.error = Unavailable("the fetch was ended; what has arrived is kept")
             job.done.set()
             if self._fetches.get(job.shard) is job:
                 del self._fetches[job.shard]
-
-    def _note_companion(self, shard: ShardId, peer: PeerId) -> None:
-        """A peer asks about a shard: if it is being fetched here, the peer may get chunks that this node lacks."""
-        if shard in self._fetches:
-            self._fetches[shard].note_companion(peer)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SHARDS, lambda: self.counts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from memoryshards import MemoryShards
+from memoryshards import UnboundedShards
 
 from swarmnode.crdt.record import Element
 from swarmnode.node.session import Session, SessionSettings
@@ -172,7 +172,7 @@ class SimSwarm:
         rpc = Rpc(network)
         bulk = Bulk(network, runner=inline)
         liveness = Liveness(rpc)
-        shards = Shards(network, rpc, MemoryShards(), runner=inline, seed=self._lives)
+        shards = Shards(network, rpc, UnboundedShards(), runner=inline, seed=self._lives)
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
         admitted = (lambda peer: True) if name in self.trusting else admits(self.spec)

@@ -55,7 +55,7 @@ class DilocoRounds:
         self._catch_up = CatchUp(
             run_id=parts.run_id,
             rpc=parts.rpc,
-            bulk=parts.bulk,
+            shards=parts.shards,
             liveness=parts.liveness,
             runner=parts.runner,
             layout=parts.trainer.layout,

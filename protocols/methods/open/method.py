@@ -78,7 +78,7 @@ class Open(Method):
         self.catch_up = CatchUp(
             run_id=run_id,
             rpc=parts.rpc,
-            bulk=parts.bulk,
+            shards=parts.shards,
             liveness=parts.liveness,
             runner=parts.runner,
             layout=layout,

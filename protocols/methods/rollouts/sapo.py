@@ -164,7 +164,7 @@ class Sapo(_ByRollouts):
         self._judged = self._settings.judge != "none"
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
-        self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers) if parts.shards is not None else None
+        self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers)
         if self.broadcast is not None:
             self.violations = (*self.violations, self.broadcast.offences)
         self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
@@ -303,8 +303,6 @@ class SapoSampler(_ByRollouts):
     """A node that only samples. `trainer` and `weights` are public, to be looked at."""
 
     def __init__(self, parts: Parts) -> None:
-        if parts.shards is None:
-            raise TypeError("without shards there are no weights")
         self.trainer: PeerId | None = None
         super().__init__(parts, limits=replace(parts.rollouts, copies=2), takes=False)  # this node's and the trainer's
         self._shards = parts.shards
