@@ -34,7 +34,7 @@ MAX_MESSAGE = 4096  # bytes of a ShardWant or a Piece
 RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
 RUN_BYTES = RUN * CHUNK
 ASKERS_TOLD = 16  # peers that a holding names
-NO_ROOM = memoryview(b"")
+NO_ROOM = memoryview(bytearray())
 
 
 class ShardError(Exception):
