@@ -165,8 +165,7 @@ class Sapo(_ByRollouts):
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
         self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers)
-        if self.broadcast is not None:
-            self.violations = (*self.violations, self.broadcast.offences)
+        self.violations = (*self.violations, self.broadcast.offences)
         self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
 
     def status(self) -> Mapping[str, Any]:
@@ -204,7 +203,7 @@ class Sapo(_ByRollouts):
         place, began = self._stands(), self._began
         self.phase = "training"
         try:
-            broadcast = self.broadcast is not None and self.broadcast.newest is not None
+            broadcast = self.broadcast.newest is not None
             groups, sampling = await self._trainer.rollouts(
                 version=place.round,
                 count=ASKED_ITSELF if self._is_sampled_for else None,
@@ -250,8 +249,7 @@ class Sapo(_ByRollouts):
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.rollouts.watch)
-            if self.broadcast is not None:
-                nursery.start_soon(self.broadcast.watch)
+            nursery.start_soon(self.broadcast.watch)
 
     def _teaches(self, group: RolloutGroup) -> bool:
         return score(self._parts.me, group, judged=self._judged).informative
@@ -284,7 +282,7 @@ class Sapo(_ByRollouts):
 
     async def _broadcast_weights(self, place: Place) -> None:
         """Put out the parameters that the trainer has, if somebody samples with them."""
-        if self.broadcast is None or not self.broadcast.wanted:
+        if not self.broadcast.wanted:
             return
         try:
             await self.broadcast.publish(self._trainer.parameters(), version=place.round, policy=place.state_hash)
