@@ -148,6 +148,17 @@ class ErrorFeedback:
         self._residual, self._next = total, self._residual
         self._used = (0, self.size)
 
+    def give_back(self, work: Vector, norm: float | None = None) -> bool:
+        """`add` work (size,) that is in no result, as long as its own norm, or `norm`, allows.
+
+        False for work that is zero or not finite: it is worth nothing. Raises as `add`.
+        """
+        norm = norm_in_float64(work) if norm is None else norm
+        if norm == 0 or not math.isfinite(norm):
+            return False
+        self.add(work, norm)
+        return True
+
     def keep_only(self, *ranges: tuple[int, int]) -> None:
         """Drop the residual outside these ranges, which are ascending: owners of parts do so when ownership moves."""
         low, high = self._used

@@ -32,7 +32,6 @@ from swarmnode.protocols.methods.method import Completed, Outcome, Partial, Roun
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
-from swarmnode.training.codecs.feedback import norm_in_float64
 from swarmnode.training.outer import OuterState, outer_step, state_hash
 
 logger = logging.getLogger(__name__)
@@ -271,12 +270,9 @@ class DilocoRounds:
         """Add unsettled work to the residual, which settles it; work that is not finite is worth nothing."""
 
         def add() -> None:
-            norm = norm_in_float64(gradient)
-            if norm == 0 or not np.isfinite(norm):
-                return
             self._allreduce.rollback()
-            self._allreduce.sent.add(gradient, norm)
-            self._settle(gradient)
+            if self._allreduce.sent.give_back(gradient):
+                self._settle(gradient)
 
         await self._runner(add)
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
@@ -243,9 +243,7 @@ class LocalTrainer:
         """Add work to the residual, which then has at most the norm beside it; what is not finite is worth nothing."""
 
         def add() -> None:
-            delta, norm = work()
-            if norm > 0 and np.isfinite(norm):
-                self.feedback.add(delta, norm)
+            self.feedback.give_back(*work())
 
         await self._runner(add)
 
@@ -264,10 +262,7 @@ class LocalTrainer:
             onwards = await self._runner(further)
             self._trainer.load(state.parameters)
             try:
-                loss = await self._trainer.evaluate(thorough=False, wait=False)
-            except TrainerDied as error:
-                logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
-                loss = float("nan")
+                loss = await loss_of(self._trainer)
             finally:
                 self._trainer.load(onwards)
                 self._stand(state, start)
