@@ -29,6 +29,7 @@ from typing import TypeVar
 import numpy as np
 import trio
 
+from swarmnode.crdt.envelope import Domain, Envelope, Sign, Verify
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
@@ -38,13 +39,12 @@ from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.training.btard import DIRECTIONS
 
-DOMAIN = b"swarmnode/btard/1\0"
 MAX_PARTS = 256
 MAX_STATEMENT = 1 << 19  # bytes: 256 parts of 16 directions, each a float of nine
+STATEMENTS = Domain("btard", 2, MAX_STATEMENT)
 HASH = 32  # bytes
 
 S = TypeVar("S")
-Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ def attempt_of(run_id: str, roster_id: str) -> bytes:
     return hashlib.sha256(f"{run_id}/{roster_id}".encode()).digest()
 
 
-def seal(what: Statement, author: PeerId, attempt: bytes, life: bytes, sign: Callable[[bytes], bytes]) -> Signed:
+def seal(what: Statement, author: PeerId, attempt: bytes, life: bytes, sign: Sign) -> Signed:
     """`what`, one of KINDS, signed."""
     kind, body = NAMES[type(what)], wire.encode(what)
-    return Signed(author, attempt, life, kind, body, sign(_signed_bytes(attempt, life, kind, body)))
+    return Signed(author, attempt, life, kind, body, sign(STATEMENTS.message(body, _about(attempt, life, kind))))
 
 
 def opened(signed: Signed, kind: type[S], author: PeerId, attempt: bytes, verify: Verify) -> S:
@@ -155,11 +155,13 @@ def opened(signed: Signed, kind: type[S], author: PeerId, attempt: bytes, verify
 
 def is_signed(signed: Signed, verify: Verify) -> bool:
     """Whether its author signed it."""
-    return verify(signed.author, _signed_bytes(signed.attempt, signed.life, signed.kind, signed.body), signed.signature)
+    about = _about(signed.attempt, signed.life, signed.kind)
+    return STATEMENTS.is_signed(Envelope(signed.body, signed.signature), signed.author, verify, about)
 
 
-def _signed_bytes(attempt: bytes, life: bytes, kind: str, body: bytes) -> bytes:
-    return DOMAIN + attempt + hashlib.sha256(life).digest() + kind.encode() + b"\0" + body
+def _about(attempt: bytes, life: bytes, kind: str) -> str:
+    """What a statement is bound to besides its body, which is no canonical value: a sum may be no finite number."""
+    return f"{attempt.hex()}/{life.hex()}/{kind}"
 
 
 def seen(step: int, statements: Iterable[Signed]) -> Seen:

@@ -42,11 +42,11 @@ def hash_of(raw: bytes) -> bytes:
 
 
 def sign_as(author: str) -> Any:
-    return lambda message: hash_of(author.encode() + message)
+    return lambda message: 2 * hash_of(author.encode() + message)  # as long as one of Ed25519
 
 
 def verify(author: str, message: bytes, signature: bytes) -> bool:
-    return signature == hash_of(author.encode() + message)
+    return signature == 2 * hash_of(author.encode() + message)
 
 
 def honest(author: str = "a", attempt: bytes = ATTEMPT, life: bytes = LIFE) -> list[Signed]:
