@@ -20,6 +20,7 @@ import numpy as np
 
 from swarmnode.crdt import encoding, record
 from swarmnode.crdt.encoding import EncodingError
+from swarmnode.crdt.envelope import Envelope
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, RangeReader, RangeWriter
@@ -172,8 +173,8 @@ _MESSAGES = _message_kinds(
 
 def _rollout_group(raw: bytes) -> None:
     """A header, as if it were signed; content outside it is made of its own bytes."""
-    signed = open_header(raw, bytes(64), run_id=RUN, verify=lambda *_: True)
-    if signed.complete_here:
+    signed = open_header(Envelope(raw, bytes(64)), run_id=RUN, verify=lambda *_: True)
+    if not signed.header.shard:
         group = signed.complete().group
         assert group == RolloutGroup.from_map(group.to_map())
         assert [len(answer) for answer in group.answers] == list(signed.header.lengths)
@@ -184,7 +185,7 @@ def _rollout_seed(tokens: int) -> bytes:
     logprobs = tuple(tuple(-0.5 for _ in answer) for answer in answers)
     group = RolloutGroup(TaskRef("digits/swap", 5, 7), answers, 3, "cd" * 32, "characters", logprobs)
     made = seal_group(group, run_id=RUN, author=PEER, counter=1, made_at=1 << 40, sign=lambda _: bytes(64))
-    return made.signed.payload
+    return made.envelope.payload
 
 
 def _canonical(raw: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import trio
 
+from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.rollouts.messages import (
@@ -294,7 +295,7 @@ class GroupIntake:
             self._pool.refuse(signed, reason)
             return None
         try:
-            content = b"" if signed.complete_here else await self._fetched(peer, signed)
+            content = b"" if not signed.header.shard else await self._fetched(peer, signed)
             group, reason = await self._runner(lambda: self._completed(signed, content))
         except NetworkError as error:
             self.counts["not_fetched"] += 1
@@ -323,7 +324,7 @@ class GroupIntake:
     def _completed(self, signed: SignedHeader, content: bytes) -> tuple[SignedGroup, str]:
         group = signed.complete(content)
         try:
-            return group, "" if group.signed.header.trainer else self._rules.check(group)
+            return group, "" if group.header.trainer else self._rules.check(group)
         except Exception:  # a stranger chose what is checked: a fault there costs the group, not the node
             log.exception("a rollout group of %s could not be checked", signed.author)
             return group, "check-failed"
@@ -343,9 +344,9 @@ class GroupIntake:
 
         def work() -> tuple[list[SignedHeader], InvalidGroup | None]:
             opened: list[SignedHeader] = []
-            for payload, signature in sealed:
+            for pair in sealed:
                 try:
-                    opened.append(open_header(payload, signature, run_id=run_id, verify=verify))
+                    opened.append(open_header(Envelope(*pair), run_id=run_id, verify=verify))
                 except InvalidGroup as error:
                     return opened, error
             return opened, None

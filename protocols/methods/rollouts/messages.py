@@ -64,12 +64,8 @@ _STEPS = 65535
 V = TypeVar("V")
 
 
-class InvalidGroup(ValueError):
+class InvalidGroup(InvalidEnvelope):
     """Bytes that are no rollout group of this run, or not their author's. `forged`: proved false, not just broken."""
-
-    def __init__(self, message: str, *, forged: bool = False) -> None:
-        super().__init__(message)
-        self.forged = forged
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,7 @@ class SignedHeader:
 
     id: bytes
     header: GroupHeader
-    payload: bytes = field(repr=False)  # the header's bytes as they were signed
-    signature: bytes = field(repr=False)
+    envelope: Envelope = field(repr=False)
 
     @property
     def author(self) -> PeerId:
@@ -127,17 +122,13 @@ class SignedHeader:
 
     @property
     def sealed(self) -> Sealed:
-        return self.payload, self.signature
+        """What travels of it."""
+        return self.envelope.payload, self.envelope.signature
 
     @property
     def size(self) -> int:
         """Bytes that header, signature and content take, here and on the wire."""
-        return len(self.payload) + SIGNATURE_SIZE + (self.header.size if self.header.shard else 0)
-
-    @property
-    def complete_here(self) -> bool:
-        """Whether the content stands in the header."""
-        return not self.header.shard
+        return sum(map(len, self.envelope)) + (self.header.size if self.header.shard else 0)
 
     def complete(self, content: bytes = b"") -> SignedGroup:
         """The group with its content, which is given where it is not in the header. Raises InvalidGroup."""
@@ -147,50 +138,28 @@ class SignedHeader:
         else:
             content = self.header.content
         _unpack(self.header, content)
-        return SignedGroup(self, content)
+        return SignedGroup(self.id, self.header, self.envelope, content)
 
 
 @dataclass(frozen=True)
-class SignedGroup:
+class SignedGroup(SignedHeader):
     """A rollout group, its author and what proves it. Made by `complete`, which has checked the content."""
 
-    signed: SignedHeader
     content: bytes = field(repr=False)
 
     @property
     def group(self) -> RolloutGroup:
         """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
-        return _unpack(self.signed.header, self.content)
-
-    @property
-    def id(self) -> bytes:
-        return self.signed.id
-
-    @property
-    def author(self) -> PeerId:
-        return self.signed.header.author
-
-    @property
-    def counter(self) -> int:
-        return self.signed.header.counter
+        return _unpack(self.header, self.content)
 
     @property
     def version(self) -> int:
-        return self.signed.header.version
-
-    @property
-    def policy(self) -> str:
-        return self.signed.header.policy
+        return self.header.version
 
     @property
     def made_at(self) -> int:
         """ms since the epoch by the author's clock."""
-        return self.signed.header.made_at
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes here and on the wire."""
-        return self.signed.size
+        return self.header.made_at
 
 
 def seal(
@@ -236,13 +205,12 @@ def seal(
     return _signed_header(header, HEADERS.seal(plain(header), sign, run_id), run_id).complete(content)
 
 
-def open_header(payload: bytes, signature: bytes, *, run_id: str, verify: Verify) -> SignedHeader:
+def open_header(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedHeader:
     """The header in bytes from a peer, signed by its author for this run. Raises InvalidGroup."""
     try:
-        header = decode(GroupHeader, payload, limit=MAX_HEADER)
+        header = decode(GroupHeader, envelope.payload, limit=MAX_HEADER)
     except WireError as error:
         raise InvalidGroup(f"no header of a rollout group: {error}") from error
-    envelope = Envelope(payload, signature)
     try:
         HEADERS.open(envelope, header.author, verify, run_id)
     except InvalidEnvelope as error:
@@ -252,7 +220,7 @@ def open_header(payload: bytes, signature: bytes, *, run_id: str, verify: Verify
 
 def _signed_header(header: GroupHeader, envelope: Envelope, run_id: str) -> SignedHeader:
     id = hashlib.sha256(HEADERS.message(envelope.payload, run_id)).digest()
-    return SignedHeader(id, header, envelope.payload, envelope.signature)
+    return SignedHeader(id, header, envelope)
 
 
 def content_id(content: bytes) -> bytes:

@@ -246,7 +246,7 @@ class RolloutPool:
         self.expire()
         by_author: dict[PeerId, list[SignedGroup]] = {}
         for held in self._held.values():
-            if (used or not held.used) and policy in (None, held.signed.policy):
+            if (used or not held.used) and policy in (None, held.signed.header.policy):
                 by_author.setdefault(held.signed.author, []).append(held.signed)
         most = max(1, int(count * share))
         established: list[list[SignedGroup]] = []

@@ -159,7 +159,7 @@ class Samplers:
         author = self._author(group.author)
         tally = author.tally
         tally.came += 1
-        reason = self._unfit(group, tally) or author.count(group.counter)
+        reason = self._unfit(group, tally) or author.count(group.header.counter)
         if reason:
             tally.refuse(reason)
             if reason in LIES:
@@ -175,7 +175,7 @@ class Samplers:
 
     def _unfit(self, signed: SignedGroup, tally: SamplerTally) -> str:
         group = signed.group
-        if signed.signed.header.trainer != self._me:
+        if signed.header.trainer != self._me:
             return "for-another"
         if tally.caught:
             return "no-standing"
@@ -186,7 +186,7 @@ class Samplers:
         if group.task != assigned_task(
             self._run_id,
             signed.author,
-            signed.counter,
+            signed.header.counter,
             version=group.version,
             policy=group.policy,
             tasks=self._tasks,
@@ -218,7 +218,7 @@ class Samplers:
         return tuple(chosen)
 
     def _is_fresh(self, group: SignedGroup, version: int) -> bool:
-        versions = self._versions.get(group.policy)
+        versions = self._versions.get(group.header.policy)
         return versions is not None and 0 <= version - versions[-1] <= self._settings.staleness
 
     def settle(
@@ -338,16 +338,16 @@ def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> Envelope:
     return OFFERS.seal(plain(weights), sign, run_id)
 
 
-def open_weights(payload: bytes, signature: bytes, *, run_id: str, trainer: PeerId, verify: Verify) -> Weights:
+def open_weights(envelope: Envelope, *, run_id: str, trainer: PeerId, verify: Verify) -> Weights:
     """What `trainer` signed for this run. Raises NoWeights."""
     try:
-        weights = decode(Weights, payload, limit=MAX_SIGNED)
+        weights = decode(Weights, envelope.payload, limit=MAX_SIGNED)
     except WireError as error:
         raise NoWeights(f"{trainer} names no weights: {error}") from error
     if weights.trainer != trainer:
         raise NoWeights(f"{trainer} names weights that are not its own")
     try:
-        OFFERS.open(Envelope(payload, signature), trainer, verify, run_id)
+        OFFERS.open(envelope, trainer, verify, run_id)
     except InvalidEnvelope as error:
         raise NoWeights(f"weights of {trainer} are refused: {error}") from error
     return weights
@@ -377,7 +377,7 @@ class WeightsBroadcast:
         self._shape = parts.policy or parts.spec.rollouts.policy
         self._kept = parts.spec.rollouts.staleness + 1  # versions whose shards stay for those who are late
         self.offences = Offences("weights")
-        self._newest: tuple[Weights, bytes, bytes] | None = None
+        self._newest: tuple[Weights, Envelope] | None = None
         self._out: deque[bytes] = deque()  # shards that are here, the oldest first
         self._counter = 0
         self._asked: OrderedDict[PeerId, tuple[float, bool]] = OrderedDict()  # trio time of the last question; push?
@@ -403,7 +403,7 @@ class WeightsBroadcast:
             self._out.append(shard)
         self._counter = max(self._counter + 1, self._parts.now())
         weights = Weights(self._parts.me, self._counter, version, policy, self._shape, shard, 4 * parameters.size)
-        self._newest = (weights, *seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.sign))
+        self._newest = (weights, seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.sign))
         self._samplers.know(policy, version)
         while len(self._out) > self._kept:
             gone = self._out.popleft()
@@ -432,11 +432,9 @@ class WeightsBroadcast:
 
     async def _tell(self, peer: PeerId) -> None:
         assert self._newest is not None
-        _, payload, signature = self._newest
+        envelope = self._newest[1]
         try:
-            await self._parts.rpc.call(
-                peer, FRESH, Fresh(self._parts.run_id, payload, signature), Thanks, timeout=TIMEOUT
-            )
+            await self._parts.rpc.call(peer, FRESH, Fresh(self._parts.run_id, *envelope), Thanks, timeout=TIMEOUT)
         except CallError as error:
             log.debug("%s is not told of new weights: %s", peer, error)
 
@@ -458,7 +456,7 @@ class WeightsBroadcast:
         while len(self._asked) > MAX_SAMPLERS:
             self._asked.popitem(last=False)
         tally = self._samplers.tally(peer)
-        _, payload, signature = self._newest or (None, b"", b"")
+        payload, signature = self._newest[1] if self._newest is not None else (b"", b"")
         return Newest(
             trains=True,
             shape=self._shape,

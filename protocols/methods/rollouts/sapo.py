@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.context import Parts
 from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
@@ -432,7 +433,7 @@ class SapoSampler(_ByRollouts):
         told = await self._told_by(self.trainer, samples=True)
         if told is not None:
             self._heard, self.told = trio.current_time(), told
-            self._name(self._opened(self.trainer, told.payload, told.signature))
+            self._name(self._opened(self.trainer, Envelope(told.payload, told.signature)))
             if told.expected > self._counter or 0 <= told.expected < self._counter - AGAIN:
                 self._counter = told.expected
         if told is not None and told.caught:
@@ -466,13 +467,11 @@ class SapoSampler(_ByRollouts):
             text = f"no {self._shape} is trained here, only {', '.join(shapes)}: start with --policy {shapes[0]}"
         self._parts.observer.warn("sampling", text)
 
-    def _opened(self, peer: PeerId, payload: bytes, signature: bytes) -> Weights | None:
-        if not payload:
+    def _opened(self, peer: PeerId, envelope: Envelope) -> Weights | None:
+        if not envelope.payload:
             return None
         try:
-            return open_weights(
-                payload, signature, run_id=self._parts.run_id, trainer=peer, verify=self._parts.network.verify
-            )
+            return open_weights(envelope, run_id=self._parts.run_id, trainer=peer, verify=self._parts.network.verify)
         except NoWeights as error:
             log.warning("%s", error)
             return None
@@ -480,7 +479,7 @@ class SapoSampler(_ByRollouts):
     async def _on_fresh(self, peer: PeerId, fresh: Fresh) -> Thanks:
         if fresh.run_id != self._parts.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
-        weights = self._opened(peer, fresh.payload, fresh.signature) if peer == self.trainer else None
+        weights = self._opened(peer, Envelope(fresh.payload, fresh.signature)) if peer == self.trainer else None
         if weights is not None:
             self._heard = trio.current_time()
             self._name(weights)

@@ -222,7 +222,7 @@ class Rollouts:
 
     def _hand_on(self, group: SignedGroup, copies: int, giver: PeerId | None = None) -> None:
         """Hand on `copies` − 1 of a group, beside what is on its way already; not to those who know it."""
-        if group.signed.header.shard:
+        if group.header.shard:
             self._parts.bulk.offer(content_key(self._parts.run_id, group.id), group.content)
             self._offered.add(group.id)
         known = {group.author, *([giver] if giver else [])}
@@ -304,7 +304,7 @@ class Rollouts:
         """Give as many as fit one message; the rest."""
         given = wanted[: len(_fitting([load.group for load in wanted], MAX_GIVEN))]
         handed = [(load, load.copies // 2) for load in given]
-        give = Give(self._parts.run_id, tuple(load.group.signed.sealed for load in given))
+        give = Give(self._parts.run_id, tuple(load.group.sealed for load in given))
         await self._parts.rpc.call(peer, GIVE, give, Thanks, timeout=TIMEOUT)
         for load, copies in handed:
             load.known.add(peer)
@@ -365,7 +365,7 @@ class Rollouts:
     async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
         self._admit(peer, give.run_id)
         for signed, copies in await self._intake.take(peer, give.groups):
-            if signed.complete_here:
+            if not signed.header.shard:
                 await self._take_in(peer, signed, copies)
             elif self._nursery is not None:
                 self._nursery.start_soon(self._take_in, peer, signed, copies)
@@ -395,11 +395,10 @@ def _fitting(groups: Iterable[SignedGroup], room: int) -> list[Sealed]:
     """Headers and signatures of the first of these groups, as many as have room in a message."""
     fitting: list[Sealed] = []
     for group in groups:
-        payload, signature = group.signed.sealed
-        room -= len(payload) + len(signature)
+        room -= sum(map(len, group.envelope))
         if room < 0:
             break
-        fitting.append((payload, signature))
+        fitting.append(group.sealed)
     return fitting
 
 

@@ -65,7 +65,7 @@ def test_a_full_pool_lets_go_of_the_oldest_of_whoever_has_most() -> None:
     for seed in range(8, 14):
         held.add(by("two", seed))
     assert {each.author: each.groups for each in held.by_author()} == {"one": 6, "two": 6}
-    assert sorted(kept.signed.counter for kept in held) == list(range(2, 14))
+    assert sorted(kept.signed.header.counter for kept in held) == list(range(2, 14))
     assert held.dropped == {"full": 2}
 
 
@@ -98,7 +98,7 @@ def test_groups_that_are_too_old_by_their_date_or_by_their_arrival_are_gone() ->
     assert held.add(by("one", 4, at=START + 61_000)) == "ahead"
     clock.ms += 11_000
     held.expire()
-    assert [kept.signed.counter for kept in held] == [3]
+    assert [kept.signed.header.counter for kept in held] == [3]
     clock.ms += 90_000
     assert held.candidates(5, random.Random(1)) == () and len(held) == 0
     assert held.refused == {"old": 1, "ahead": 1} and held.dropped == {"old": 2}
@@ -111,14 +111,14 @@ def test_groups_far_behind_their_authors_newest_version_are_gone_and_others_vers
     held.add(by("one", 3, version=6))
     assert held.add(by("one", 4, version=1)) == "stale"
     held.expire()
-    assert sorted(kept.signed.counter for kept in held) == [2, 3]
+    assert sorted(kept.signed.header.counter for kept in held) == [2, 3]
 
 
 def test_own_groups_are_kept_apart_and_bounded() -> None:
     held = pool(own_groups=3)
     for seed in range(5):
         held.keep(by("me", seed))
-    assert [own.counter for own in held.own()] == [2, 3, 4] and len(held) == 0
+    assert [own.header.counter for own in held.own()] == [2, 3, 4] and len(held) == 0
     assert held.candidates(9, random.Random(1)) == ()
     assert held.add(by("me", 9)) == "own"
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rolloutnodes import RUN, group
 
+from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
 from swarmnode.protocols.methods.rollouts.samplers import (
     MOST,
@@ -178,7 +179,7 @@ def test_weights_are_their_trainers_alone() -> None:
     payload, signature = seal_weights(WEIGHTS, run_id=RUN, sign=TRAINER.sign)
 
     def opened(payload: bytes, signature: bytes, *, run_id: str = RUN, trainer: str = TRAINER.me) -> Weights:
-        return open_weights(payload, signature, run_id=run_id, trainer=trainer, verify=ALICE.verify)
+        return open_weights(Envelope(payload, signature), run_id=run_id, trainer=trainer, verify=ALICE.verify)
 
     assert opened(payload, signature) == WEIGHTS
     forged, by_bob = seal_weights(WEIGHTS, run_id=RUN, sign=BOB.sign)
@@ -194,7 +195,7 @@ def test_weights_are_their_trainers_alone() -> None:
 @given(st.binary(max_size=300))
 def test_bytes_of_strangers_are_no_weights(raw: bytes) -> None:
     with pytest.raises(NoWeights):
-        open_weights(raw, bytes(64), run_id=RUN, trainer=TRAINER.me, verify=ALICE.verify)
+        open_weights(Envelope(raw, bytes(64)), run_id=RUN, trainer=TRAINER.me, verify=ALICE.verify)
 
 
 def test_only_what_an_audit_looked_at_is_proved_and_a_liar_proves_nothing() -> None:

@@ -49,7 +49,7 @@ def offer_of(*groups: SignedGroup, copies: int = 1) -> GroupOffer:
 
 
 def give_of(*groups: SignedGroup) -> Give:
-    return Give(RUN, tuple((each.signed.payload, each.signed.signature) for each in groups))
+    return Give(RUN, tuple(each.sealed for each in groups))
 
 
 @dataclass
@@ -163,7 +163,7 @@ def test_what_is_not_its_authors_is_neither_kept_nor_passed_on_and_costs_who_bro
         honest = made_by(node, 1)
         run, author = ("cd" * 32 if spoil == "run" else RUN), (victim.me if spoil == "author" else node.me)
         false = seal(group(1), run_id=run, author=author, counter=1, made_at=now(), sign=node.network.sign)
-        payload, signature = false.signed.payload, false.signed.signature
+        payload, signature = false.envelope
         if spoil == "signature":
             signature = bytes(64)
         if spoil == "bytes":
