@@ -21,8 +21,7 @@ Who may fail when, and what is then true:
   brought none, then StreamBroken. So a fetch outlives any number of relayed connections that end at their limit;
 - the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
   goes on there, idle streams on the old path are closed, and those in use are not used again;
-- the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again. An offer may make its fetchers
-  wait for their turn (`Turns`); they then allow for more;
+- the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again;
 - the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Not one
   byte of the buffer is read after `withdraw` returned, so its owner may use it again (a digest begun before may still
   read it; nobody sees that digest);
@@ -64,7 +63,6 @@ from swarmnode.protocols.transfer.bulk_client import (
     Stalled,
     StreamingBuffer,
 )
-from swarmnode.protocols.transfer.scheduler import Turns
 from swarmnode.protocols.wire import WireError, decode, encode
 
 __all__ = [
@@ -98,7 +96,6 @@ class _Offer:
     to: frozenset[PeerId] | None  # None: any
     growing: StreamingBuffer | None = None  # whose `buffer` it is; what is not ready yet is waited for
     digest: bytes | None = None
-    turns: Turns | None = None
     hashing: trio.Lock | None = None
     stands: bool = True
 
@@ -164,13 +161,6 @@ class BulkConnection:
 
     async def _serve(self, want: BulkWant) -> None:
         offer = await self._find(want.key, self.peer, min(want.wait, self._limits.longest_wait))
-        if offer is None or offer.turns is None:
-            await self._answer(want, offer)
-            return
-        async with offer.turns.turn(self.peer):
-            await self._answer(want, offer)
-
-    async def _answer(self, want: BulkWant, offer: _Offer | None) -> None:
         digest = b"" if offer is None else await offer.hash(self._runner)
         if offer is None or not offer.stands:
             await self._send(frame(encode(BulkHeader(found=False))), last=True)
@@ -228,13 +218,11 @@ class Bulk:
         dtype: str = "bytes",
         to: frozenset[PeerId] | None = None,
         digest: bytes | None = None,
-        turns: Turns | None = None,
     ) -> None:
         """Let peers (`to`, or any) fetch `buffer` under `key` until withdrawn, in place of what was offered there.
 
         The buffer is not copied: what is ready of it must not change before `withdraw`, which ends the growth of one
-        that grows. `digest` is its blake3 where that is known. With `turns` a peer waits for its turn before it is
-        served, which its fetch must allow for (`stall`).
+        that grows. `digest` is its blake3 where that is known.
         """
         if not 0 < len(key) <= MAX_KEY:
             raise ValueError(f"a key has 1 to {MAX_KEY} parts, not {len(key)}")
@@ -243,7 +231,7 @@ class Bulk:
         if isinstance(buffer, StreamingBuffer):
             self._offers[key] = _Offer(buffer.buffer, dtype, to, growing=buffer)
         else:
-            self._offers[key] = _Offer(memoryview(buffer).cast("B"), dtype, to, digest=digest, turns=turns)
+            self._offers[key] = _Offer(memoryview(buffer).cast("B"), dtype, to, digest=digest)
         self._new_offer.unpark_all()
 
     def withdraw(self, prefix: Key) -> None:
@@ -305,8 +293,8 @@ class Bulk:
     ) -> bytes | memoryview:
         """The bytes that `peer` offers under `key`, at most `max_size`; `into[:size]` where `into` is given.
 
-        The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones,
-        where many wait for their turn there. `digest` (blake3, 32 bytes) and `dtype`, where given, must be
+        The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones.
+        `digest` (blake3, 32 bytes) and `dtype`, where given, must be
         what the peer states. `progress(n)` gets the bytes in hand so far. Into a StreamingBuffer, a buffer of just its
         size is fetched, which may itself still grow, from what is `kept` on; whole chunks of it become ready, and no
         hash is checked. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.

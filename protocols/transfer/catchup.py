@@ -8,8 +8,8 @@ replaces it.
 
 Many may join at once and not choke the members: every source names others who asked for the shard of late, each joiner
 serves what it has verified, and takes from members first what no other joiner has. And whoever serves states serves a
-bounded number of answers at a time, joiner by joiner in a circle (`scheduler.py`), and few of them while its own
-exchange of a round is under way (`eased`).
+bounded number of answers at a time, joiner by joiner in a circle (`limits.FairScheduler`), and few of them while its
+own exchange of a round is under way (`eased`).
 
 Message: `catchup.state`: StateQuery -> StateManifest; refused where the state is not here whole.
 

@@ -40,11 +40,11 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.limits import EASED_FOR, Allowance, Budget, FairScheduler
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.scheduler import EASED_FOR, Turns
 from swarmnode.protocols.transfer.shard_fetch import Askers, FetchContext, Gave, Job, ShardFetch
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
 from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
@@ -80,7 +80,6 @@ ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node a
 log = logging.getLogger(__name__)
 
 
-MAX_PEERS = 1024  # whose misses are remembered; the longest silent is forgotten first
 HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
 AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of another that is being served
 SERVED_AT_ONCE = 8  # answers from memory; a round's own exchange finds the line and the processor half free
@@ -98,9 +97,9 @@ class ShardServer:
         """`context.counts` gets chunks_served, bytes_served and misses; `rng` draws whom askers hear of."""
         self._stores, self._runner, self._limits = stores, context.runner, context.limits
         self._offences, self._counts, self._random = context.offences, context.counts, rng
-        self.turns = Turns(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
+        self.turns = FairScheduler(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
         self._askers = context.askers
-        self._allowance = _Allowance(self._limits)
+        self._misses = Budget[PeerId](Allowance(self._limits.misses_refill, self._limits.misses))
         self._served: OrderedDict[_ServedStream, None] = OrderedDict()  # the one used longest ago first
         self._rooms: list[memoryview] = []  # for answers, not in use now
         self._open = False
@@ -159,7 +158,7 @@ class ShardServer:
     def _may_miss(self, peer: PeerId, missing: int) -> bool:
         """Whether the peer may ask for that much more in vain."""
         self._counts["misses"] += missing
-        if not missing or self._allowance.take(peer, missing, trio.current_time()):
+        if not missing or self._misses.take(peer, missing):
             return True
         self._offences.note(peer, "asks on and on for shards that are not here", Kind.LOAD)
         return False
@@ -255,24 +254,6 @@ class _ServedStream:
 
     def __post_init__(self) -> None:
         self.scope = trio.CancelScope()
-
-
-class _Allowance:
-    """How often each peer may still ask in vain: a bucket of `misses` that refills at `misses_refill` a second."""
-
-    def __init__(self, limits: ShardLimits) -> None:
-        self._limits = limits
-        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> (left, as of when)
-
-    def take(self, peer: PeerId, count: int, now: float) -> bool:
-        most = float(self._limits.misses)
-        left, since = self._left.pop(peer, (most, now))
-        left = min(most, left + (now - since) * self._limits.misses_refill)
-        granted = count <= left
-        self._left[peer] = (left - count if granted else left, now)
-        if len(self._left) > MAX_PEERS:
-            self._left.popitem(last=False)
-        return granted
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from swarmnode.protocols.transfer.bulk import (
     NotOffered,
     StreamingBuffer,
 )
-from swarmnode.protocols.transfer.scheduler import Turns
 from swarmnode.protocols.wire import encode
 from swarmnode.testing.simnet import SimWorld
 
@@ -437,27 +436,3 @@ def test_a_fetcher_that_never_reads_is_dropped_and_streams_are_bounded(simulated
                 pass
 
     simulated(main)
-
-
-def test_an_offer_with_turns_is_served_so_many_times_at_once_and_fetchers_may_wait(simulated: Simulated) -> None:
-    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        alice, bob, peer = await pair(world, nursery)
-        turns = Turns(2, 2, longest=1000.0)
-        bob.offer(("state", 1), CONTENT, digest=blake3(CONTENT).digest(), turns=turns)
-        came: list[float] = []
-
-        async def fetch() -> None:
-            assert await alice.fetch(peer, ("state", 1), max_size=len(CONTENT), stall=60.0) == CONTENT
-            came.append(trio.current_time() - began)
-
-        began = trio.current_time()
-        with pytest.raises(StreamBroken):  # two turns, and the usual patience of 5 s is too short for a third
-            async with turns.turn("one"), turns.turn("two"):
-                await alice.fetch(peer, ("state", 1), max_size=len(CONTENT))
-        began = trio.current_time()
-        async with trio.open_nursery() as fetches:
-            for _ in range(6):
-                fetches.start_soon(fetch)
-        assert came[2] > 1.5 * came[1] and came[4] > 2.0 * came[1]  # two at a time, not six on a sixth of the line
-
-    simulated(main, bandwidth=len(CONTENT) / 10)

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.limits import BREATH
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.catchup import STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
@@ -258,5 +259,16 @@ def test_a_lone_member_that_freezes_ends_the_attempt_in_seconds(simulated: Simul
         nursery.start_soon(freeze)
         with trio.fail_after(10), pytest.raises(CatchUpFailed, match="no member answers"):
             await late.catch_up.fetch([member.me], state_hash=wanted)
+
+    simulated(main)
+
+
+def test_a_member_that_exchanges_a_round_serves_little_and_a_joiner_bears_it(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, member = await nodes(world, nursery, 2)
+        wanted, began = serve(member, 7, a_state(1)), trio.current_time()
+        with member.catch_up.eased():
+            await late.catch_up.fetch([member.me], state_hash=wanted)
+        assert trio.current_time() - began > 6 * BREATH  # of 20 chunks, at most four in an answer; else 0.1 s
 
     simulated(main)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from swarmnode.protocols.transfer.scheduler import BREATH, EASED_FOR, LOOK_EVERY, Turns
+from swarmnode.protocols.limits import BREATH, EASED_FOR, LOOK_EVERY, FairScheduler
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -15,7 +15,7 @@ Simulated = Callable[..., None]
 
 def test_no_more_than_so_many_at_once_and_each_has_its_share(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        turns, having, served = Turns(4, 2, longest=20.0), Counter[str](), Counter[str]()
+        turns, having, served = FairScheduler(4, 2, longest=20.0), Counter[str](), Counter[str]()
 
         async def want(peer: str) -> None:
             async with turns.turn(peer):
@@ -38,7 +38,7 @@ def test_no_more_than_so_many_at_once_and_each_has_its_share(simulated: Simulate
 
 def test_one_that_is_slow_keeps_others_out_for_a_while_only(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        turns = Turns(2, 2, longest=20.0)
+        turns = FairScheduler(2, 2, longest=20.0)
 
         async def never_ends(peer: str) -> None:
             async with turns.turn(peer):
@@ -60,7 +60,7 @@ def test_one_that_is_slow_keeps_others_out_for_a_while_only(simulated: Simulated
 
 def test_who_gives_up_waiting_or_dies_with_its_turn_leaves_it_to_the_next(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        turns, scope = Turns(1, 1, longest=1000.0), trio.CancelScope()
+        turns, scope = FairScheduler(1, 1, longest=1000.0), trio.CancelScope()
 
         async def hold() -> None:
             with scope:
@@ -83,7 +83,7 @@ def test_who_gives_up_waiting_or_dies_with_its_turn_leaves_it_to_the_next(simula
 
 def test_turns_are_few_while_something_goes_before_them_and_not_for_long(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        turns, ended, having = Turns(8, 4, longest=20.0), Counter[str](), Counter[str]()
+        turns, ended, having = FairScheduler(8, 4, longest=20.0), Counter[str](), Counter[str]()
 
         async def want(peer: str) -> None:
             async with turns.turn(peer):
