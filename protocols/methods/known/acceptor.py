@@ -1,4 +1,4 @@
-"""Where a node stands in a run, and what it answers to others who ask about rounds.
+"""What a node remembers of the round at hand (the acceptor of Paxos), and what it answers to others who ask.
 
 `Acceptor` is the one place that remembers: the position, the ballot, what was accepted, recent decisions and hashes,
 who asked to join, who said goodbye, and the open *boxes*, one for each ballot that others want this node to lead. Its
@@ -122,7 +122,7 @@ class Acceptor:
         self._position: Position | None = None
         self._began = 0.0  # trio time at which this round began here
         self._moved = trio.Event()  # set, and replaced, when the position changes
-        self._bell = trio.Event()  # set, and replaced, on any news
+        self._news = trio.Event()  # set, and replaced, on any news
         self.ballot = 0  # grows within a round; what was promised for it holds
         self.accepted: Accepted | None = None
         self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
@@ -135,7 +135,7 @@ class Acceptor:
         self._history: deque[RoundStep] = deque(maxlen=HISTORY)
         self.paused = False
         self.late_by = 0.0  # seconds that others were into the next round when this node learned how its own ended
-        liveness.on_suspicion(self.ring)
+        liveness.on_suspicion(self.notify)
         rpc.serve("round.head", HeadQuery, self._on_head)
         rpc.serve("round.join", Join, self._on_join)
         rpc.serve("round.ready", Ready, self._on_ready)
@@ -172,7 +172,7 @@ class Acceptor:
         self._excused = {p: r for p, r in self._excused.items() if r >= position.round}
         self._moved.set()
         self._moved = trio.Event()
-        self.ring()
+        self.notify()
 
     def head(self) -> RoundHead:
         """What this node tells others about where it stands."""
@@ -234,15 +234,15 @@ class Acceptor:
         self._joining = {p: t for p, t in self._joining.items() if now - t < JOIN_EXPIRES}
         return tuple(p for p in self._joining if p not in named)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake who waits for news."""
-        self._bell.set()
-        self._bell = trio.Event()
+        self._news.set()
+        self._news = trio.Event()
 
     async def changed(self, *, until: float) -> None:
         """Wait for any news, at most until `until` (trio time)."""
         with trio.move_on_at(until):
-            await self._bell.wait()
+            await self._news.wait()
 
     # --- what of others' messages fits here -------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Acceptor:
         self.waiting_to_join()  # forgets those who asked long ago
         if peer in self._joining or len(self._joining) < MAX_JOINERS:
             self._joining[peer] = trio.current_time()
-        self.ring()
+        self.notify()
 
     async def _on_goodbye(self, peer: PeerId, goodbye: Goodbye) -> Noted:
         self._check(goodbye.run_id, peer)
@@ -305,7 +305,7 @@ class Acceptor:
         if known and goodbye.round in (self.position.round, self.position.round + 1):
             self._excused[peer] = goodbye.round
             self._liveness.said_goodbye(peer)
-            self.ring()
+            self.notify()
         return Noted()
 
     async def _on_summon(self, peer: PeerId, summon: Summon) -> RoundHead:
@@ -350,7 +350,7 @@ class Acceptor:
         self._excused.pop(peer, None)
         self._waits_at[peer] = ready.ballot
         box.readies[peer] = ready
-        self.ring()
+        self.notify()
         self._take_over(ready.ballot)
         try:
             await box.closed.wait()
@@ -392,7 +392,7 @@ class Acceptor:
             return Ruling("again", ballot=self.ballot)
         if peer in box.readies:
             box.reports[peer] = report
-            self.ring()
+            self.notify()
         await box.ruled.wait()
         if box.ruling is None:
             raise RuntimeError("a box was done without a ruling")

@@ -453,7 +453,7 @@ class Agreement:
         else:
             report = self._report(ready)
         box.reports[self._me] = report
-        self.acceptor.ring()
+        self.acceptor.notify()
 
     async def _gather(
         self,
@@ -523,7 +523,7 @@ class Agreement:
                 return
             if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
                 box.away.add(peer)
-            self.acceptor.ring()
+            self.acceptor.notify()
 
         if ready.ballot == 0:
             await trio.sleep(PROBE_EVERY)

@@ -267,7 +267,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A result that a member computed and holds: it must survive if a majority holds it."""
+    """A result that a member computed and holds (accepted, as in Paxos): it must survive if a majority holds it."""
 
     ballot: int
     state_hash: str
@@ -280,7 +280,10 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Ready:
-    """`round.ready`, member to leader: I have trained. Answered with a Proposal when the roster is closed."""
+    """`round.ready`, member to leader: I have trained (the promise of Paxos).
+
+    Answered with a Proposal when the roster is closed.
+    """
 
     run_id: str
     round: int
@@ -324,7 +327,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The leader's answer to a Ready, and the member's guide to what to do next.
+    """The leader's answer to a Ready (the accept request of Paxos): what the member is to do next.
 
     `roster`: exchange with these, or wait for the decision when not among them; `adopt`: an earlier ballot's result
     may have been decided: hold it and report; `late`: the roster was closed before, wait for the decision;
@@ -377,7 +380,7 @@ class Ruling:
 
 @dataclass(frozen=True)
 class Summon:
-    """`round.summon`, leader to all candidates: I lead this ballot now. Answered with a RoundHead."""
+    """`round.summon`, leader to all candidates: I lead this ballot (Paxos: prepare). Answered with a RoundHead."""
 
     run_id: str
     round: int

@@ -116,7 +116,7 @@ class BufferPool:
         self._round = 0
 
     def take(self, size: int) -> memoryview:
-        """`size` bytes of which nobody knows what is in them."""
+        """`size` bytes; what is in them is left over from earlier use."""
         fitting = [i for i, (_, memory) in enumerate(self._free) if size <= memory.nbytes <= 4 * size]
         if not fitting:
             # what nobody writes to takes no memory; and parts grow when a round is tried again without somebody
