@@ -54,8 +54,7 @@ from swarmnode.node.reputation import feed, make_watching
 from swarmnode.node.session import Session
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.datasets import DataSet
-from swarmnode.node.storage.datashards import publish, release_forgotten
+from swarmnode.node.storage.datasets import DataSet, publish, release_forgotten
 from swarmnode.node.storage.runs import ChosenRun, RunFinder, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore

@@ -30,7 +30,7 @@ from swarmnode.node.control.state_api import StateApi
 from swarmnode.node.control.successor_api import SuccessorApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
-from swarmnode.node.storage.datashards import release_forgotten
+from swarmnode.node.storage.datasets import release_forgotten
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied

@@ -1,4 +1,4 @@
-"""Which shards a folder has, and which of them go when room is short.
+"""The folder of the shard store: which shards it has, which of them go when room is short, and its files.
 
     shards/<id>.shard   a complete shard; its modification time is when it was last used
     shards/<id>.part    one that is being fetched: verified chunks at their places, room for the others
@@ -16,23 +16,186 @@ would not do, nothing is evicted and the newcomer is refused. Open files stay re
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
-from swarmnode.node.storage.datadir import sync_directory
-from swarmnode.node.storage.shardfiles import StoreFull, explained
-from swarmnode.protocols.transfer.shard_tree import ShardId, chunk_count
-from swarmnode.protocols.transfer.shard_wire import Holding, ShardNotHeld
+from swarmnode.node.storage.datadir import DataDirError, NoSpace, explain, sync_directory
+from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, chunk_count, leaf
+from swarmnode.protocols.transfer.shard_wire import Holding, NoRoom, ShardError, ShardNotHeld
 
 MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
 STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
 
 _NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
+
+BATCH = 32  # chunks that one step of an intake copies: some ms, so that it can be cancelled between
+BLOCK = 4096  # bytes: what is written past the cache has a multiple of it
+SIZE = 8  # bytes before the leaves in a tree: the shard's size
+
+
+class StoreFull(NoRoom, NoSpace):
+    """The cap or the disk leaves no room, and nothing may be evicted for it."""
+
+
+class Unreadable(ShardError, DataDirError):
+    """The disk failed, or refuses this user."""
+
+
+def explained(error: OSError | DataDirError, path: Path) -> ShardError:
+    """`error`, met at `path`, as what the callers of the store expect."""
+    said = explain(error, path) if isinstance(error, OSError) else error
+    return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
+
+
+def unusable(error: OSError, path: Path, what: str) -> ShardError:
+    """`error`, met at a file that a person named; `what` cannot be done with it."""
+    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unreadable
+    return kind(f"{path} cannot be {what}: {error.strerror or error}")
+
+
+def read_tree(path: Path) -> ShardManifest:
+    """Raises OSError, or ValueError where it is torn."""
+    raw = path.read_bytes()
+    return ShardManifest(int.from_bytes(raw[:SIZE], "big"), raw[SIZE:])
+
+
+def write_tree(path: Path, manifest: ShardManifest) -> None:
+    """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
+    beside = path.with_name(f".{path.name}.{threading.get_ident()}")
+    beside.write_bytes(manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
+    beside.chmod(0o600)
+    os.replace(beside, path)
+
+
+def hashed(path: Path) -> ShardManifest:
+    """The manifest of what a file contains. Raises OSError, or ValueError where it is too large for a shard."""
+    leaves = bytearray()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            leaves += leaf(chunk)
+        return ShardManifest(file.tell(), bytes(leaves))
+
+
+def verified_chunks(part: Path, manifest: ShardManifest) -> int:
+    """Make the file where there is none, and hash the chunks that it has; the bit set of the good ones."""
+    have = 0
+    with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        os.ftruncate(file.fileno(), manifest.size)
+        take_room(file.fileno(), manifest.size)
+        position = 0
+        while position < manifest.size:
+            try:
+                position = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # the rest was never written
+                    break
+                raise
+            index = position // CHUNK
+            if manifest.fits(index, os.pread(file.fileno(), CHUNK, index * CHUNK)):
+                have |= 1 << index
+            position = (index + 1) * CHUNK
+    return have
+
+
+def write_all(path: Path, pieces: Sequence[tuple[int, memoryview]]) -> None:
+    """Write (offset, bytes) to an existing file, past the kernel's cache where file system, size and memory allow that.
+
+    Cached pages must be found, filled and written back, which costs the processor more than receiving the bytes does
+    (10 to 150 ms for 64 MB on a virtual machine, against 4 ms), and 4 GiB of them would push out everything else.
+    Raises OSError.
+    """
+    rest = [*pieces]
+    if hasattr(os, "O_DIRECT"):  # macOS has none
+        fitting = [piece for piece in pieces if len(piece[1]) % BLOCK == 0]
+        try:
+            _write(path, fitting, os.O_DIRECT)
+            rest = [piece for piece in pieces if len(piece[1]) % BLOCK]
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot, or not from that memory
+                raise
+    _write(path, rest)
+
+
+def _write(path: Path, pieces: Sequence[tuple[int, memoryview]], how: int = 0) -> None:
+    if not pieces:
+        return
+    descriptor = os.open(path, os.O_WRONLY | how)
+    try:
+        for offset, piece in pieces:
+            if os.pwrite(descriptor, piece, offset) != len(piece):
+                raise OSError(errno.ENOSPC, "only a part was written")
+    finally:
+        os.close(descriptor)
+
+
+def take_room(descriptor: int, size: int) -> None:
+    """Have the disk set `size` bytes aside now, so that it is not found full in the middle of a fetch."""
+    if size and hasattr(os, "posix_fallocate"):  # not on macOS
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
+                raise
+
+
+class Admitting(Protocol):
+    """What an intake needs of the store."""
+
+    def admit(self, copy: Path, manifest: ShardManifest) -> None: ...
+
+    def discard(self, copy: Path) -> None: ...
+
+
+class FileIntake:
+    """A file that is copied into the store and hashed on the way."""
+
+    def __init__(self, store: Admitting, source: BinaryIO, copy: BinaryIO, path: Path, size: int) -> None:
+        self._store = store
+        self._source = source
+        self._copy = copy
+        self._path = path
+        self._size = size  # bytes for which there is room
+        self._leaves = bytearray()
+
+    def take(self) -> bool:
+        """Copy and hash some more; False when all is read. Raises NoRoom or Unreadable."""
+        try:
+            for _ in range(BATCH):
+                chunk = self._source.read(CHUNK)
+                if not chunk:
+                    return False
+                if self._copy.tell() + len(chunk) > self._size:
+                    raise Unreadable(f"{self._source.name}: grew while it was read; put it again when it is finished")
+                self._copy.write(chunk)
+                self._leaves += leaf(chunk)
+        except OSError as error:
+            raise explained(error, self._path) from error
+        return True
+
+    def finish(self) -> ShardId:
+        """Sync it and let it be a shard. Raises NoRoom or Unreadable."""
+        try:
+            self._copy.flush()
+            os.fsync(self._copy.fileno())
+            manifest = ShardManifest(self._copy.tell(), bytes(self._leaves))
+            self._store.admit(self._path, manifest)
+        except (OSError, DataDirError) as error:
+            raise explained(error, self._path) from error
+        return manifest.id
+
+    def abandon(self) -> None:
+        """Close the files; delete the copy where it was not finished."""
+        self._source.close()
+        with contextlib.suppress(OSError):  # what it could not flush is deleted here
+            self._copy.close()
+        self._store.discard(self._path)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from swarmnode.node.storage.datadir import DataDirError, sync_directory
-from swarmnode.node.storage.shardfiles import (
+from swarmnode.node.storage.shardindex import (
     BATCH,
+    STAMP_EVERY,
+    Collected,
     FileIntake,
+    Kept,
+    ShardEntry,
+    ShardIndex,
     StoreFull,
     explained,
     hashed,
@@ -33,7 +38,6 @@ from swarmnode.node.storage.shardfiles import (
     write_all,
     write_tree,
 )
-from swarmnode.node.storage.shardindex import STAMP_EVERY, Collected, Kept, ShardEntry, ShardIndex
 from swarmnode.protocols.transfer.shard_tree import (
     CHUNK,
     MAX_SIZE,

@@ -20,7 +20,7 @@ from lying_peer import LyingPeer
 from realnodes import LOCAL, PATIENCE, PROGRAM, RUN_TOML, Node, environment, swarmnode, until
 
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.datashards import publish
+from swarmnode.node.storage.datasets import publish
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.runspec import encode, load_runspec
 

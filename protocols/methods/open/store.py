@@ -45,7 +45,7 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_tree import ShardManifest
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -348,8 +348,7 @@ class Contributions:
 
 def id_of(raw: bytes) -> bytes:
     """The shard id of these bytes."""
-    view = memoryview(raw)
-    return ShardManifest(len(raw), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(raw), CHUNK))).id
+    return ShardManifest.of(raw).id
 
 
 # --- the chain --------------------------------------------------------------------------------------------------------

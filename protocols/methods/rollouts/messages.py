@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.bulk import Key
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_tree import ShardManifest
 from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -225,8 +225,7 @@ def _signed_header(header: GroupHeader, envelope: Envelope, run_id: str) -> Sign
 
 def content_id(content: bytes) -> bytes:
     """The shard id of these bytes."""
-    view = memoryview(content)
-    return ShardManifest(len(content), b"".join(leaf(view[at : at + CHUNK]) for at in range(0, len(content), CHUNK))).id
+    return ShardManifest.of(content).id
 
 
 def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:

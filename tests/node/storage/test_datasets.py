@@ -15,13 +15,12 @@ from disconnecting import disconnect
 
 from swarmnode.node.storage import datasets
 from swarmnode.node.storage.datadir import DataDir, NoSpace
-from swarmnode.node.storage.datasets import DataSet, DataUnavailable
-from swarmnode.node.storage.datashards import keep, manifest_of, publish, read_index, release_forgotten
+from swarmnode.node.storage.datasets import DataSet, DataUnavailable, keep, publish, read_index, release_forgotten
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.transfer.shard_tree import ShardId
+from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.corpus import CHUNK, CorpusError, read_corpus
@@ -143,7 +142,7 @@ def texts(data: DataSet) -> list[bytes]:
 def quarter_of(spec: RunSpec, member: Member, corpus: Path) -> list[bytes]:
     """What a member should train on, by the definition: the first shards of its ranking."""
     parts = cut(read_corpus(str(corpus)))
-    by_id = {manifest_of(text).id: text for _, text in parts.shards}
+    by_id = {ShardManifest.of(text).id: text for _, text in parts.shards}
     index = read_index(bytes.fromhex(spec.data.index), member.store)
     return [by_id[entry.shard] for entry in ranking(index, spec.run_id, member.network.me)[: share(index)]]
 
@@ -380,13 +379,13 @@ def test_shard_that_is_no_index_is_refused(swarm: Runs, raw: bytes) -> None:
     async def main(swarm: Swarm) -> None:
         liar = await swarm.start("liar", swarm.nothing)
         keep([raw], liar.store)
-        spec = spec_of().resolved(heldout_sha256="00", index=manifest_of(raw).id.hex())
+        spec = spec_of().resolved(heldout_sha256="00", index=ShardManifest.of(raw).id.hex())
         member = await swarm.start("member", swarm.nothing)
         await member.network.connect(liar.network.me)
         with pytest.RaisesGroup(DataUnavailable, flatten_subgroups=True):
             async with running(member.data(spec)):
                 raise AssertionError("it took that for an index")
-        assert not member.store.holding(manifest_of(raw).id).complete or len(raw) < 100
+        assert not member.store.holding(ShardManifest.of(raw).id).complete or len(raw) < 100
 
     swarm(main)
 
