@@ -31,7 +31,7 @@ class Discipline(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ElementKind:
     """What all elements of a kind have in common."""
 
     name: str
@@ -45,9 +45,9 @@ class Kind:
         return self.discipline is Discipline.WRITE_ONCE
 
 
-def once(name: str, *, slots: int, max_size: int) -> Kind:
+def once(name: str, *, slots: int, max_size: int) -> ElementKind:
     """A write-once kind. Its records live for a week: KEPT_ROUNDS of up to two hours each."""
-    return Kind(name, 7 * DAY, slots, max_size, Discipline.WRITE_ONCE)
+    return ElementKind(name, 7 * DAY, slots, max_size, Discipline.WRITE_ONCE)
 
 
 WRITE_ONCE = (
@@ -59,16 +59,17 @@ WRITE_ONCE = (
     once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds
 )
 REPLACEABLE = (
-    # A lease says itself how long it lasts (`membership.lease_end`), longer in large swarms and never longer than this.
-    Kind("member", ttl=1200 * SECOND, slots=1, max_size=1024),
-    Kind("head", ttl=DAY, slots=1, max_size=512),  # the roster that its author follows; outlasts an outage of a night
-    Kind("note", ttl=7 * DAY, slots=64, max_size=2048),
+    # A head outlasts an outage of a night. A lease says itself how long it lasts (`membership.lease_end`),
+    # longer in large swarms and never longer than this.
+    ElementKind("member", ttl=1200 * SECOND, slots=1, max_size=1024),
+    ElementKind("head", ttl=DAY, slots=1, max_size=512),  # the roster that its author follows
+    ElementKind("note", ttl=7 * DAY, slots=64, max_size=2048),
 )
 # Outlives by far every record that it accuses, so that whoever comes back after weeks learns of it. A slot for each
 # write-once kind: accusations never displace one another.
-EVIDENCE = Kind("evidence", ttl=30 * DAY, slots=len(WRITE_ONCE), max_size=2 * (MAX_RECORD + SEAL))
+EVIDENCE = ElementKind("evidence", ttl=30 * DAY, slots=len(WRITE_ONCE), max_size=2 * (MAX_RECORD + SEAL))
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*REPLACEABLE, *WRITE_ONCE, EVIDENCE)}
+KINDS: dict[str, ElementKind] = {kind.name: kind for kind in (*REPLACEABLE, *WRITE_ONCE, EVIDENCE)}
 MAX_PER_AUTHOR = 2_200_000  # bytes; the slots of all kinds of record, each full, and their signatures
 
 _KEY = re.compile(r"[!-~]+")  # keys are shown in terminals
@@ -85,7 +86,7 @@ def kind_of(key: str) -> str:
     return key.partition("/")[0]
 
 
-def wrong_key(kind: Kind, key: str) -> str | None:
+def wrong_key(kind: ElementKind, key: str) -> str | None:
     """What is wrong with `key` for a record of `kind`; None where nothing is."""
     if len(key) > MAX_KEY or not _KEY.fullmatch(key):
         return f"key {key!r} is not 1 to {MAX_KEY} printable ASCII characters without spaces"

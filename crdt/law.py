@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from swarmnode.crdt.hlc import is_ahead
-from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.record import Element
 
 MAX_STEP_BACK = 3_600_000  # ms; a clock that steps back further was wrong before, rather than corrected a little
@@ -78,7 +78,7 @@ def everybody(author: str) -> bool:
     return True
 
 
-def judge(kind: Kind, standing: Iterable[O], new: Ordered) -> Judgement[O]:
+def judge(kind: ElementKind, standing: Iterable[O], new: Ordered) -> Judgement[O]:
     """What becomes of `new`, where `standing` is all that stands of its author and `kind`, in any order.
 
     The caller first asks `untimely`. It may pass elements or `Order`s; `gone` and `rival` are among those passed.
@@ -147,7 +147,7 @@ class StrangerPool:
     else: each author has few slots, all together a bound in bytes, and the authors that wrote longest ago make room.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind], *, max_bytes: int = POOL_BYTES) -> None:
+    def __init__(self, kinds: Mapping[str, ElementKind], *, max_bytes: int = POOL_BYTES) -> None:
         self._kinds = {name: replace(kind, slots=min(kind.slots, POOL_SLOTS)) for name, kind in kinds.items()}
         self._max_bytes = max_bytes
         self._bytes = 0

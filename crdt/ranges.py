@@ -32,7 +32,7 @@ import numpy as np
 
 from swarmnode.crdt import lthash
 from swarmnode.crdt.hlc import COUNTER_BITS, MAX_TIME
-from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.lthash import Sum
 
 RANK = 40  # bytes
@@ -394,12 +394,12 @@ class Lifetimes:
 
     __slots__ = ("_trees", "_ttls")
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, kinds: Mapping[str, ElementKind]) -> None:
         self._ttls = {name: kind.ttl for name, kind in kinds.items()}
         self._trees = {ttl: RangeTree() for ttl in sorted(set(self._ttls.values()))}
 
     @classmethod
-    def of(cls, kinds: Mapping[str, Kind], ranks: Mapping[str, Iterable[bytes]]) -> Lifetimes:
+    def of(cls, kinds: Mapping[str, ElementKind], ranks: Mapping[str, Iterable[bytes]]) -> Lifetimes:
         """Built at once from distinct ranks by kind; much faster where each kind's are in order."""
         built = cls(kinds)
         for ttl in built._trees:

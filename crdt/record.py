@@ -39,7 +39,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
 from swarmnode.crdt.hlc import MAX_STAMP, time_of
-from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, Kind, kind_of, wrong_key
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
 VERSION = 1
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
@@ -118,7 +118,7 @@ class Record:
 
 
 def write(
-    run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign, kinds: Mapping[str, Kind] = KINDS
+    run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign, kinds: Mapping[str, ElementKind] = KINDS
 ) -> Record:
     """Make and sign a record of a known kind; `value` None deletes the key. Raises InvalidRecord."""
     unsigned = Record(VERSION, run, author, key, hlc, _kind(key, kinds).ttl, value, bytes(SIGNATURE_SIZE))
@@ -128,7 +128,7 @@ def write(
     return record
 
 
-def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, Kind] = KINDS) -> Record:
+def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, ElementKind] = KINDS) -> Record:
     """The record of a payload, well-formed, of a known kind and its ttl; not yet known to be genuine.
 
     Raises InvalidRecord.
@@ -160,7 +160,7 @@ def _is_author(author: str) -> bool:
     return len(author) <= MAX_AUTHOR and bool(_AUTHOR.fullmatch(author))
 
 
-def _kind(key: str, kinds: Mapping[str, Kind]) -> Kind:
+def _kind(key: str, kinds: Mapping[str, ElementKind]) -> ElementKind:
     """The kind of a record's key. Raises InvalidRecord; evidence is no record, as nobody signs it."""
     kind = kinds.get(kind_of(key))
     if kind is None or kind.name == EVIDENCE.name:
@@ -169,7 +169,7 @@ def _kind(key: str, kinds: Mapping[str, Kind]) -> Kind:
     return kind
 
 
-def _check_form(record: Record, kinds: Mapping[str, Kind]) -> None:
+def _check_form(record: Record, kinds: Mapping[str, ElementKind]) -> None:
     """Raises InvalidRecord for what can be told without verifying the signature."""
     if isinstance(record.v, bool) or record.v != VERSION:
         raise InvalidRecord(f"record of version {record.v}; this node knows {VERSION}")
@@ -263,7 +263,7 @@ class Evidence:
         return self.greater.statements + self.lesser.statements
 
 
-def evidence_of(one: Record, other: Record, *, kinds: Mapping[str, Kind] = KINDS) -> Evidence:
+def evidence_of(one: Record, other: Record, *, kinds: Mapping[str, ElementKind] = KINDS) -> Evidence:
     """The evidence that two valid records make, in whichever order. Raises InvalidRecord where they prove nothing."""
     kind = kinds.get(one.kind)
     if kind is None or not kind.write_once:
@@ -290,7 +290,7 @@ Element: TypeAlias = Record | Evidence
 MAX_SEALED = EVIDENCE.max_size  # bytes of any sealed element
 
 
-def parse(raw: bytes, *, kinds: Mapping[str, Kind] = KINDS) -> Element:
+def parse(raw: bytes, *, kinds: Mapping[str, ElementKind] = KINDS) -> Element:
     """The element in sealed bytes, well-formed but not yet known to be genuine. Raises InvalidRecord.
 
     What it returns has exactly these bytes as `sealed`.
@@ -319,7 +319,7 @@ def is_genuine(element: Element, verify: Verify) -> bool:
     return all(verify(*statement) for statement in element.statements)
 
 
-def open_element(raw: bytes, verify: Verify, *, kinds: Mapping[str, Kind] = KINDS) -> Element:
+def open_element(raw: bytes, verify: Verify, *, kinds: Mapping[str, ElementKind] = KINDS) -> Element:
     """The element in sealed bytes, checked whole. Raises InvalidRecord."""
     element = parse(raw, kinds=kinds)
     if not is_genuine(element, verify):

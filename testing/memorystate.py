@@ -13,7 +13,7 @@ import trio
 
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import HybridClock
-from swarmnode.crdt.kinds import KINDS, Kind
+from swarmnode.crdt.kinds import KINDS, ElementKind
 from swarmnode.crdt.law import Judgement, Merged, everybody
 from swarmnode.crdt.ranges import Lifetimes, Union
 from swarmnode.crdt.record import Element
@@ -33,7 +33,7 @@ class MemoryState(StateBackend):
         me: str,
         sign: Sign,
         now: Callable[[], int],
-        kinds: Mapping[str, Kind] = KINDS,
+        kinds: Mapping[str, ElementKind] = KINDS,
         admitted: Callable[[str], bool] = everybody,
     ) -> None:
         """`now` gives real time in ms; `admitted` tells whose elements are shared."""

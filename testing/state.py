@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from swarmnode.crdt import law
-from swarmnode.crdt.kinds import KINDS, Kind, kind_of
+from swarmnode.crdt.kinds import KINDS, ElementKind, kind_of
 from swarmnode.crdt.law import Judgement, Merged, StrangerPool, everybody
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed
 
@@ -26,7 +26,7 @@ class State:
     """The elements of one run that one replica holds."""
 
     def __init__(
-        self, run: str, *, kinds: Mapping[str, Kind] = KINDS, admitted: Callable[[str], bool] = everybody
+        self, run: str, *, kinds: Mapping[str, ElementKind] = KINDS, admitted: Callable[[str], bool] = everybody
     ) -> None:
         """`admitted` tells whose elements are part of the state; those of others go to `pool`."""
         self.run = run

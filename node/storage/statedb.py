@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 
 from swarmnode.crdt import law
-from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.law import Merged, Order
 from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, evidence_of, needed, parse
 from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE, ExpectedError
@@ -181,7 +181,7 @@ class StateDatabase:
     Where a method raises Damaged or Unwritable, the database is as it was before.
     """
 
-    def __init__(self, path: Path, run_id: str, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, path: Path, run_id: str, kinds: Mapping[str, ElementKind]) -> None:
         """Raises Damaged, StateVersion, Unwritable, or DataDirError where the directory cannot be used."""
         self._path = path
         self._kinds = kinds
@@ -380,7 +380,7 @@ class StateDatabase:
                 raise
 
 
-def _opened(sealed: bytes, rank: Rank, kinds: Mapping[str, Kind], path: Path) -> Element:
+def _opened(sealed: bytes, rank: Rank, kinds: Mapping[str, ElementKind], path: Path) -> Element:
     """The element in a row. Raises Damaged where the disk gives other bytes than were stored."""
     try:
         element = parse(sealed, kinds=kinds)

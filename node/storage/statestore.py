@@ -24,7 +24,7 @@ import trio
 
 from swarmnode.crdt import law
 from swarmnode.crdt.envelope import Sign
-from swarmnode.crdt.kinds import KINDS, Kind
+from swarmnode.crdt.kinds import KINDS, ElementKind
 from swarmnode.crdt.law import Merged, StrangerPool, everybody
 from swarmnode.crdt.ranges import END, START, Lifetimes, Union
 from swarmnode.crdt.record import Element
@@ -64,7 +64,7 @@ class _Job:
 class _Open:
     """The open database, and what is in memory of it."""
 
-    def __init__(self, path: Path, run_id: str, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, path: Path, run_id: str, kinds: Mapping[str, ElementKind]) -> None:
         """Blocks. Raises as `StateDatabase` does."""
         self.database = StateDatabase(path, run_id, kinds)
         try:
@@ -86,7 +86,7 @@ class StateStore(StateBackend):
         me: str,
         sign: Sign,
         now: Callable[[], int],
-        kinds: Mapping[str, Kind] = KINDS,
+        kinds: Mapping[str, ElementKind] = KINDS,
         admitted: Callable[[str], bool] = everybody,
         runner: Runner = in_thread,
     ) -> None:

@@ -28,7 +28,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import time_of
-from swarmnode.crdt.kinds import KINDS, Kind, kind_of
+from swarmnode.crdt.kinds import KINDS, ElementKind, kind_of
 from swarmnode.crdt.law import Merged, everybody
 from swarmnode.crdt.ranges import Union
 from swarmnode.crdt.record import Element, InvalidRecord, Record, write
@@ -150,7 +150,7 @@ class StateBackend(ABC):
         me: str,
         sign: Sign,
         now: Callable[[], int],
-        kinds: Mapping[str, Kind] = KINDS,
+        kinds: Mapping[str, ElementKind] = KINDS,
         admitted: Callable[[str], bool] = everybody,
     ) -> None:
         """`now` gives real time in ms; `admitted` tells whose elements are shared."""

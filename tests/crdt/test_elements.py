@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SEAL
 from swarmnode.crdt.hlc import stamp_at
-from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, Kind, key_of
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, ElementKind, key_of
 from swarmnode.crdt.record import (
     MAX_SEALED,
     Element,
@@ -46,7 +46,7 @@ def written(key: str = MOMENT, value: object = 1, *, time: int = NOW, author: st
     return write(run, author, key, value, hlc=stamp_at(time), sign=lambda m: sign(author, m))  # type: ignore[arg-type]
 
 
-def example_key(kind: Kind) -> str:
+def example_key(kind: ElementKind) -> str:
     if kind.write_once:
         return key_of(kind.name, 7, "subject")
     return kind.name if kind.slots == 1 else f"{kind.name}/name"
@@ -91,7 +91,7 @@ def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORD_KINDS, ids=lambda kind: kind.name)
-def test_values_may_fill_a_payload_to_the_limit_of_their_kind_and_no_further(kind: Kind) -> None:
+def test_values_may_fill_a_payload_to_the_limit_of_their_kind_and_no_further(kind: ElementKind) -> None:
     probe = 20 if kind.max_size < 300 else 260  # as long as the length of the value takes as many bytes
     size = probe + kind.max_size - len(written(example_key(kind), bytes(probe)).payload)
     full = written(example_key(kind), bytes(size))

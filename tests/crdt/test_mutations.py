@@ -16,7 +16,7 @@ from hypothesis.errors import NoSuchExample
 from laws import Promise
 
 from swarmnode.crdt import law
-from swarmnode.crdt.kinds import Kind
+from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.law import Judgement, Merged
 from swarmnode.crdt.record import Element, Record
 
@@ -35,7 +35,7 @@ CORE = {
 def by_time_only(patch: pytest.MonkeyPatch) -> None:
     """Of two records with one stamp, the one that came first stays."""
 
-    def judge(kind: Kind, standing: Iterable[Element], new: Element) -> Judgement[Element]:
+    def judge(kind: ElementKind, standing: Iterable[Element], new: Element) -> Judgement[Element]:
         every = list(standing)
         same_key = [one for one in every if one.key == new.key]
         if any(one.id == new.id for one in every):
@@ -54,7 +54,7 @@ def by_time_only(patch: pytest.MonkeyPatch) -> None:
 def first_come_quota(patch: pytest.MonkeyPatch) -> None:
     """Full slots take nothing more, instead of the greatest."""
 
-    def judge(kind: Kind, standing: Iterable[Element], new: Element) -> Judgement[Element]:
+    def judge(kind: ElementKind, standing: Iterable[Element], new: Element) -> Judgement[Element]:
         every = list(standing)
         full = len(every) >= kind.slots and (kind.write_once or all(one.key != new.key for one in every))
         ruling = TRUE_LAW(kind, every, new)

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
-from swarmnode.crdt.kinds import EVIDENCE, Discipline, Kind, key_of, kind_of
+from swarmnode.crdt.kinds import EVIDENCE, Discipline, ElementKind, key_of, kind_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element, Evidence, Record, evidence_of
 from swarmnode.testing.state import State
@@ -22,10 +22,10 @@ RUN = "ab" * 32
 T0 = 10_000_000  # ms
 TTL = 1_000  # ms, of all kinds but evidence: short enough for the clocks of a test to pass
 KINDS = {
-    "member": Kind("member", TTL, 1, 512),
-    "note": Kind("note", TTL, 2, 512),
-    "commit": Kind("commit", TTL, 3, 512, Discipline.WRITE_ONCE),
-    "score": Kind("score", TTL, 2, 512, Discipline.WRITE_ONCE),
+    "member": ElementKind("member", TTL, 1, 512),
+    "note": ElementKind("note", TTL, 2, 512),
+    "commit": ElementKind("commit", TTL, 3, 512, Discipline.WRITE_ONCE),
+    "score": ElementKind("score", TTL, 2, 512, Discipline.WRITE_ONCE),
     "evidence": EVIDENCE,
 }
 REPLACEABLE_KEYS = ("member", "note/a", "note/b", "note/c")
