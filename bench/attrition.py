@@ -1,6 +1,6 @@
-"""The electorate of a swarm in which nodes come, leave, die and freeze: how often too few judges are left for a round.
+"""The validators of a swarm in which nodes come, leave, die and freeze: how often too few judges are left for a round.
 
-    python bench/attrition.py --nodes 64 --electors 16 --rounds 100 --churn 0.2 [--runs 40]
+    python bench/attrition.py --nodes 64 --validators 16 --rounds 100 --churn 0.2 [--runs 40]
 
 One JSON line. Only the rules of the chain are run, thousands of times faster than `open_sim.py`: who is there cuts,
 scores and leads, and says whom it missed; nine tenths of those who are there have work accepted. `churn` is as there:
@@ -31,7 +31,7 @@ from swarmnode.protocols.chain.state import (
     quorum,
     reseated,
 )
-from swarmnode.protocols.chain.statements import Cut, Said
+from swarmnode.protocols.chain.statements import AvailabilityVote, Said
 
 RULES = ChainRules()
 ACCEPTED = 0.9  # of those who are there, whose work counts in a round
@@ -41,13 +41,13 @@ FROZEN = 2  # rounds
 class Swarm:
     """Who is there, and the chain that follows."""
 
-    def __init__(self, nodes: int, electors: int, churn: float, seed: int) -> None:
+    def __init__(self, nodes: int, validators: int, churn: float, seed: int) -> None:
         self._size, self._churn, self._random = nodes, churn, random.Random(seed)
         self._names = [f"n{number}" for number in range(nodes)]
         self._named, self._gone = nodes, list[str]()
         self._frozen, self._joining = dict[str, int](), set[str]()
         self._cut, self._missed = set[str](), set[str]()  # judges of the last round who cut, and who did not
-        self.chain: ChainState = genesis("ab" * 32, tuple(self._names[:electors]), window=60_000)
+        self.chain: ChainState = genesis("ab" * 32, tuple(self._names[:validators]), window=60_000)
 
     @property
     def there(self) -> set[str]:
@@ -66,7 +66,8 @@ class Swarm:
 
     def _after_roster(self, cutting: set[str], there: set[str]) -> ChainState:
         chain, missed = self.chain, places_of(self.chain, self._missed)
-        cuts = [Said(judge, b"", Cut(chain.round, chain.tip, (), b"", 0, missed)) for judge in sorted(cutting)]
+        votes = [AvailabilityVote(chain.round, chain.tip, (), b"", 0, missed) for _ in cutting]
+        cuts = [Said(judge, b"", vote) for judge, vote in zip(sorted(cutting), votes, strict=True)]
         working = sorted(there - self._joining)
         worked = tuple(Worked(name, 1000) for name in working if self._random.random() < ACCEPTED)
         after = replace(
@@ -103,15 +104,15 @@ class Swarm:
         return f"n{self._named}"
 
 
-def attrition(nodes: int, electors: int, churn: float, *, rounds: int, runs: int) -> dict[str, object]:
-    """Over so many runs: empty rounds, and how many electors are there."""
+def attrition(nodes: int, validators: int, churn: float, *, rounds: int, runs: int) -> dict[str, object]:
+    """Over so many runs: empty rounds, and how many validators are there."""
     empty, least, late = list[int](), list[int](), list[float]()
     for seed in range(runs):
-        swarm = Swarm(nodes, electors, churn, seed)
+        swarm = Swarm(nodes, validators, churn, seed)
         held, there = [], []
         for _ in range(rounds):
             held.append(swarm.round())
-            there.append(len(swarm.there.intersection(swarm.chain.electors)))
+            there.append(len(swarm.there.intersection(swarm.chain.validators)))
         empty.append(held.count(False))
         least.append(min(there))
         late.append(mean(there[rounds // 2 :]))
@@ -119,20 +120,20 @@ def attrition(nodes: int, electors: int, churn: float, *, rounds: int, runs: int
         "empty_rounds_mean": round(mean(empty), 1),
         "empty_rounds_most": max(empty),
         "runs_without": empty.count(0),
-        "electors_there_in_the_second_half": round(mean(late), 1),
-        "electors_there_at_least": round(mean(least), 1),
+        "validators_there_in_the_second_half": round(mean(late), 1),
+        "validators_there_at_least": round(mean(least), 1),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="the electorate of a swarm that many leave")
+    parser = argparse.ArgumentParser(description="the validator set of a swarm that many leave")
     parser.add_argument("--nodes", type=int, default=64)
-    parser.add_argument("--electors", type=int, default=16)
+    parser.add_argument("--validators", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--churn", type=float, default=0.2)
     parser.add_argument("--runs", type=int, default=40)
     options = parser.parse_args()
-    found = attrition(options.nodes, options.electors, options.churn, rounds=options.rounds, runs=options.runs)
+    found = attrition(options.nodes, options.validators, options.churn, rounds=options.rounds, runs=options.runs)
     print(json.dumps({"bench": "attrition", **vars(options), **found}))
 
 

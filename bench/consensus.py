@@ -34,7 +34,7 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, object]:
 
     async def simulate() -> dict[str, object]:
         async with trio.open_nursery() as nursery:
-            judges = {"electors": tuple(names)} if method == "open" else {}
+            judges = {"validators": tuple(names)} if method == "open" else {}
             world = SimWorld(latency=options.latency)
             swarm = SimSwarm(nursery, world=world, method=method, seconds_per_step=0.0, **judges)
             await swarm.start("a", wait_peers=len(names) - 1)

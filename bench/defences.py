@@ -263,12 +263,12 @@ def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> flo
 
 
 def judged(nodes: int) -> tuple[int, int]:
-    """Judges of a round, and contributions, where all contribute and all are electors who may be."""
-    from swarmnode.protocols.chain.state import ELECTORS_SHARE, ChainRules, genesis, judges
+    """Judges of a round, and contributions, where all contribute and all are validators who may be."""
+    from swarmnode.protocols.chain.state import VALIDATORS_SHARE, ChainRules, genesis, judges
 
     rules = ChainRules()
-    electors = min(nodes, max(4, rules.participants * ELECTORS_SHARE // 1_000_000))
-    chain = genesis("ab" * 32, tuple(f"peer-{number:03d}" for number in range(electors)), window=60_000)
+    validators = min(nodes, max(4, rules.participants * VALIDATORS_SHARE // 1_000_000))
+    chain = genesis("ab" * 32, tuple(f"peer-{number:03d}" for number in range(validators)), window=60_000)
     return len(judges(chain, rules)), min(nodes, rules.participants)
 
 
@@ -314,7 +314,7 @@ def _share(spent: float, trained: float) -> float:
 
 
 def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
-    """What the average node judges in a round of real sessions on simnet, all of them electors, in forward passes."""
+    """What the average node judges in a round of real sessions on simnet, all of them validators, in forward passes."""
     import trio
     from simswarm import SimSwarm
 
@@ -336,7 +336,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
     async def body() -> None:
         names = tuple(f"{number:03d}" if number else "a" for number in range(nodes))
         async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method="open", electors=names, seconds_per_step=2.0)
+            swarm = SimSwarm(nursery, method="open", validators=names, seconds_per_step=2.0)
             trained[0] = swarm.spec.inner.steps * swarm.spec.inner.batch
             await swarm.start(names[0], wait_peers=nodes - 1)
             for name in names[1:]:

@@ -81,9 +81,9 @@ class Clocked:
             time.sleep(0.02)
 
 
-def tables(options: argparse.Namespace, electors: list[str]) -> dict[str, dict[str, Any]]:
+def tables(options: argparse.Namespace, validators: list[str]) -> dict[str, dict[str, Any]]:
     """The run: layers × width² parameters, and steps that sleep."""
-    trust = {"trust": {"electors": electors}} if options.method == "open" else {}
+    trust = {"trust": {"validators": validators}} if options.method == "open" else {}
     layers = max(1, round(1e6 * options.parameters / WIDTH**2))
     return {
         "run": {"name": "joiners", "seed": 1, "trust": "open" if options.method == "open" else "known"},

@@ -52,7 +52,7 @@ async def simulate(options: argparse.Namespace, counts: Counts) -> dict[str, Any
         swarm = ChurnSwarm(
             nursery,
             options.nodes,
-            options.electors or min(16, options.nodes),
+            options.validators or min(16, options.nodes),
             options.parameters,
             seed=options.seed,
             participants=options.participants,
@@ -79,7 +79,7 @@ async def simulate(options: argparse.Namespace, counts: Counts) -> dict[str, Any
             told.append(
                 {
                     **asdict(found),
-                    "electors": swarm.electors_there(),
+                    "validators": swarm.validators_there(),
                     "bytes": {name: round(size) for name, size in sorted(carried.items()) if round(size)},
                     "bytes_total": round(total),
                     "bytes_at_10M": round(total + (share - 1) * contributions),
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--churn", type=float, default=0.0, help="share of the nodes in each round")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--electors", type=int, default=0, help="genesis electors; by default 16, or all if fewer")
+    parser.add_argument("--validators", type=int, default=0, help="genesis validators; by default 16, or all if fewer")
     parser.add_argument("--participants", type=int, default=64, help="contributions aimed at in a round")
     parser.add_argument("--parameters", type=int, default=16_384)
     parser.add_argument("--window", type=float, default=2.0, help="virtual seconds of a round's training")

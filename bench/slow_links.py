@@ -50,9 +50,9 @@ SHARES = {"diloco": 0.90, "open": 0.95}  # of the time, computing
 MEASURED_FOR = 6.0  # s of steps
 
 
-def tables(method: str, codec: str, steps: int, electors: list[str]) -> dict[str, dict[str, Any]]:
+def tables(method: str, codec: str, steps: int, validators: list[str]) -> dict[str, dict[str, Any]]:
     """The run."""
-    trust = {"trust": {"electors": electors}} if method == "open" else {}
+    trust = {"trust": {"validators": validators}} if method == "open" else {}
     return {
         "run": {"name": "slow-links", "seed": 1, "trust": "open" if method == "open" else "known"},
         "model": MODEL,

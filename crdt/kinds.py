@@ -52,17 +52,17 @@ def once(name: str, *, slots: int, max_size: int) -> ElementKind:
 
 WRITE_ONCE = (
     once("commit", slots=KEPT_ROUNDS, max_size=512),
-    once("cut", slots=KEPT_ROUNDS, max_size=4096),  # some 110 ids of commits
+    once("availability", slots=KEPT_ROUNDS, max_size=4096),  # a vote: some 110 ids of commits
     once("reveal", slots=KEPT_ROUNDS, max_size=512),
     once("score", slots=2 * KEPT_ROUNDS, max_size=4096),  # first the hash of the scores, then the scores
     once("roster", slots=KEPT_ROUNDS, max_size=MAX_RECORD),  # the ids of 33 cuts and scores, 110 commits with weights
     once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds
 )
 REPLACEABLE = (
-    # A head outlasts an outage of a night. A lease says itself how long it lasts (`membership.lease_end`),
+    # A vote outlasts an outage of a night. A lease says itself how long it lasts (`membership.lease_end`),
     # longer in large swarms and never longer than this.
     ElementKind("member", ttl=1200 * SECOND, slots=1, max_size=1024),
-    ElementKind("head", ttl=DAY, slots=1, max_size=512),  # the roster that its author follows
+    ElementKind("vote", ttl=DAY, slots=1, max_size=512),  # for the roster that its author follows
     ElementKind("note", ttl=7 * DAY, slots=64, max_size=2048),
 )
 # Outlives by far every record that it accuses, so that whoever comes back after weeks learns of it. A slot for each

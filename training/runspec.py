@@ -5,8 +5,8 @@
 A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
 canonical encoding of the *resolved* values, so a spec that came from a peer is checked by hashing it. Who creates a run
 draws its nonce: two creators have two runs, and two files that mean the same are the same run only where they name the
-same nonce. Keys that a later version adds are left out of the encoding at their default, and
-tables with nothing in them, so that old run ids stay what they were.
+same nonce. Keys that a later version adds are left out of the encoding at their default, and tables with nothing in
+them, so that run ids stay what they were; only another SCHEMA, where a key gets another name, makes new ones.
 
 No RunSpec contains "auto": it is replaced, when one is made, by what it means beside the other values.
 """
@@ -26,7 +26,7 @@ import msgpack
 
 from swarmnode.training.options import SettingError, describe, option, parse_section
 
-SCHEMA = 1
+SCHEMA = 2  # 2: [trust] validators, which were electors
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -47,13 +47,13 @@ class RunSection:
     seed: int = option(0, "seed of the initial parameters and of all sampling", minimum=0, maximum=2**53)
     trust: str = option(
         "known",
-        "known: all who take part are believed; open: anybody may, and electors check what each one sends",
+        "known: all who take part are believed; open: anybody may, and validators check what each one sends",
         choices=("known", "open"),
     )
     members: tuple[str, ...] = option((), "peer ids that may take part; empty admits anyone who holds the run id")
     owner: str = option(
         "",
-        "peer id of who may end the run or publish its successor; empty: the first of [trust] electors, else nobody",
+        "peer id of who may end the run or publish its successor; empty: the first of [trust] validators, else nobody",
         since=2,
     )
     parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish", since=2)
@@ -150,7 +150,7 @@ class ExchangeSection:
 class TrustSection:
     """Who judges in an open run, and by what measure. What is no option here is fixed by `protocols/chain`."""
 
-    electors: tuple[str, ...] = option(
+    validators: tuple[str, ...] = option(
         (),
         "peer ids of those who judge from the first round on; empty in the file of a run that begins: its creator",
         since=2,
@@ -330,7 +330,7 @@ class RunSpec:
     @property
     def owner(self) -> str:
         """The peer who may end the run or publish its successor; empty where nobody may."""
-        return self.run.owner or (self.trust.electors[0] if self.trust.electors else "")
+        return self.run.owner or (self.trust.validators[0] if self.trust.validators else "")
 
     def resolved(self, *, heldout_sha256: str, index: str) -> RunSpec:
         """The spec with what follows from its creator's corpus filled in."""
@@ -345,10 +345,10 @@ class RunSpec:
         return dataclasses.replace(self, run=dataclasses.replace(self.run, nonce=nonce))
 
     def begun_by(self, creator: str) -> RunSpec:
-        """The spec with its creator as the one elector, where its method has electors and it lists none."""
-        if self.exchange.method != "open" or self.trust.electors:
+        """The spec with its creator as the one validator, where its method has validators and it lists none."""
+        if self.exchange.method != "open" or self.trust.validators:
             return self
-        return dataclasses.replace(self, trust=dataclasses.replace(self.trust, electors=(creator,)))
+        return dataclasses.replace(self, trust=dataclasses.replace(self.trust, validators=(creator,)))
 
 
 def load_runspec(path: Path) -> RunSpec:
@@ -473,13 +473,13 @@ def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
 
 def _check_trust(spec: RunSpec, source: str) -> None:
     trust = spec.trust
-    twice = sorted({peer for peer in trust.electors if trust.electors.count(peer) > 1})
+    twice = sorted({peer for peer in trust.validators if trust.validators.count(peer) > 1})
     if twice:
-        raise SettingError(f"{source} [trust]: electors names {', '.join(twice)} more than once; name each peer once")
-    strangers = [peer for peer in trust.electors if spec.run.members and peer not in spec.run.members]
+        raise SettingError(f"{source} [trust]: validators names {', '.join(twice)} more than once; name each peer once")
+    strangers = [peer for peer in trust.validators if spec.run.members and peer not in spec.run.members]
     if strangers:
         raise SettingError(
-            f"{source} [trust]: electors names {', '.join(strangers)}, not among [run] members; who judges must be "
+            f"{source} [trust]: validators names {', '.join(strangers)}, not among [run] members; who judges must be "
             "admitted, so add them there or leave them out here"
         )
     if trust.shortest_window > trust.longest_window:
@@ -501,14 +501,14 @@ def _check_trust(spec: RunSpec, source: str) -> None:
 
 
 def encode(spec: RunSpec) -> bytes:
-    """Canonical encoding: msgpack with sorted keys, floats as float64, `{schema: 1, table: {key: value}}`."""
+    """Canonical encoding: msgpack with sorted keys, floats as float64, `{schema: SCHEMA, table: {key: value}}`."""
     tables: dict[str, Any] = {"schema": SCHEMA}
     for name, section in SECTIONS.items():
         values = getattr(spec, name)
         table = {
             key: list(value) if isinstance(value, tuple) else value
             for key, (f, described) in sorted(describe(section).items())
-            if (value := getattr(values, key)) is not None and not (described.since > SCHEMA and value == f.default)
+            if (value := getattr(values, key)) is not None and not (described.since > 1 and value == f.default)
         }
         if table:
             tables[name] = table
@@ -529,7 +529,13 @@ def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:
         tables = msgpack.unpackb(packed, strict_map_key=True, max_array_len=4096, max_map_len=64, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         raise SettingError(f"run specification is malformed: {error}") from error
-    if not isinstance(tables, dict) or tables.pop("schema", None) != SCHEMA:
+    schema = tables.pop("schema", None) if isinstance(tables, dict) else None
+    if schema == 1:
+        raise SettingError(
+            f"run specification has schema 1, of an older swarmnode; this one reads schema {SCHEMA}: begin a new run "
+            "from the run file, in which [trust] electors is called validators now, or stay with the older version"
+        )
+    if schema != SCHEMA:
         raise SettingError(f"run specification has another schema than {SCHEMA}; update swarmnode to join this run")
     spec = parse_runspec(tables, source="run specification from a peer")
     if encode(spec) != packed:

@@ -66,9 +66,9 @@ MODEL = {"layers": 2, "heads": 2, "width": 64, "context": 64}
 INNER = {"batch": 4, "steps": 60}
 
 
-def run_tables(method: str, electors: list[str]) -> dict[str, dict[str, Any]]:
+def run_tables(method: str, validators: list[str]) -> dict[str, dict[str, Any]]:
     """A small model; rounds of some seconds where six nodes share two cores."""
-    trust = {"trust": {"electors": electors}} if method == "open" else {}
+    trust = {"trust": {"validators": validators}} if method == "open" else {}
     return {
         "run": {"name": "soak", "seed": 1, "trust": "open" if method == "open" else "known"},
         "model": MODEL,

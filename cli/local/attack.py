@@ -108,7 +108,7 @@ def make_identities(folder: Path, nodes: int) -> list[str]:
 
 
 def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec:
-    """The run with a name that is thrown away and, where it has electors and lists none, all nodes as electors.
+    """The run with a name that is thrown away and, where it has validators and lists none, all nodes as validators.
 
     Raises AttackError where the lie has no meaning in such a run.
     """
@@ -122,8 +122,8 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
         raise AttackError(f"--attack label-flip: the task {spec.task.name} has no labels that this command knows")
     name = f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"
     spec = dataclasses.replace(spec, run=dataclasses.replace(spec.run, name=name))
-    if spec.exchange.method == "open" and not spec.trust.electors:
-        spec = dataclasses.replace(spec, trust=dataclasses.replace(spec.trust, electors=tuple(peers)))
+    if spec.exchange.method == "open" and not spec.trust.validators:
+        spec = dataclasses.replace(spec, trust=dataclasses.replace(spec.trust, validators=tuple(peers)))
     return spec
 
 

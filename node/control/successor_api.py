@@ -72,7 +72,9 @@ class SuccessorApi:
         spec, state = self._run()
         me = self._daemon.network.me
         if spec.owner != me:
-            whose = f"its owner is {spec.owner}" if spec.owner else "it has no owner ([run] owner, or [trust] electors)"
+            whose = (
+                f"its owner is {spec.owner}" if spec.owner else "it has no owner ([run] owner, or [trust] validators)"
+            )
             raise Declined(f"only a run's owner can say how it goes on: {whose}, and this node is {me}")
         return spec, state
 

@@ -200,9 +200,9 @@ class RunFinder:
         nonce = spec.run.nonce or secrets.token_hex(NONCE)
         if joining and begun != spec:
             raise NoRun(
-                "the run file does not say who judges the run ([trust] electors), so its run id depends on who begins "
-                "it: join with the run id in place of the file (swarmnode id --join prints the command there), or list "
-                "the electors' peer ids in the file"
+                "the run file does not say who judges the run ([trust] validators), so its run id depends on who "
+                "begins it: join with the run id in place of the file (swarmnode id --join prints the command there), "
+                "or list the validators' peer ids in the file"
             )
         if joining and not spec.run.nonce:
             raise NoRun(

@@ -17,10 +17,10 @@ waits are over, and chooses how long they are.
              read the others, which gains it nothing while a quorum has to vouch (`derive`)
     lead     when its attempt runs and all judges have opened, or the wait for them is over and a quorum has. It quotes
              all that it holds: every cut whose commits are all here, every opened score that was sealed
-    follow   an elector follows the heads of others; where there are none, the roster of the earliest attempt, and when
+    follow   a validator follows the heads of others; where there are none, the roster of the earliest attempt, and when
              all attempts are over the empty one. It passes over rosters of attempts that have not begun here, unless
-             most electors follow them, so that the last leader cannot be the first. Others follow the heads; where no
-             elector is there, which is when their attempts are over, the empty roster
+             most validators follow them, so that the last leader cannot be the first. Others follow the heads; where no
+             validator is there, which is when their attempts are over, the empty roster
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from swarmnode.protocols.chain.statements import (
     MAX_COMMITS,
     MISSING,
     PREFIX,
+    AvailabilityVote,
     Commit,
-    Cut,
     Reveal,
     Said,
     Score,
@@ -62,7 +62,7 @@ class Own:
 
     commit: Said[Commit] | None = None
     revealed: bool = False
-    cut: Cut | None = None
+    cut: AvailabilityVote | None = None
     sealed: Scores | None = None  # what its seal is the hash of
     opened: bool = False
     led: frozenset[int] = frozenset()  # attempts for which it made a roster
@@ -77,7 +77,7 @@ class View:
     timers: Timers = field(default_factory=Timers)
     own: Own = field(default_factory=Own)
     commits: Mapping[bytes, Said[Commit]] = field(default_factory=dict)  # by id
-    cuts: tuple[Said[Cut], ...] = ()
+    cuts: tuple[Said[AvailabilityVote], ...] = ()
     reveals: Mapping[bytes, Reveal] = field(default_factory=dict)  # by id of the commit
     judged: Mapping[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
     seals: Mapping[str, bytes] = field(default_factory=dict)  # by judge
@@ -91,7 +91,7 @@ class WriteCommit:
 
 
 @dataclass(frozen=True)
-class WriteCut:
+class WriteAvailabilityVote:
     """Say which commits are here; the caller adds the hash of a fresh nonce and the window that it proposes."""
 
     commits: tuple[bytes, ...]  # ascending
@@ -137,7 +137,7 @@ class WriteRoster:
     derived: Derived  # what the quotes make of the round
 
 
-Action = WriteCommit | WriteCut | WriteReveal | Judge | WriteSeal | WriteScores | Fetch | WriteRoster
+Action = WriteCommit | WriteAvailabilityVote | WriteReveal | Judge | WriteSeal | WriteScores | Fetch | WriteRoster
 
 
 def duties(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ...]:
@@ -161,20 +161,20 @@ def duties(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ..
 def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[bytes, ...]:
     """The commits that a judge lists of those it holds: well-formed, of this round, of authors who take part in it.
 
-    Of too many those of electors, then in the order that the cohort's seed gives: all judges leave out the same.
+    Of too many those of validators, then in the order that the cohort's seed gives: all judges leave out the same.
     """
     mine = [
         said
         for said in commits
         if (said.what.round, said.what.parent) == (chain.round, chain.tip) and participates(chain, said.author)
     ]
-    mine.sort(key=lambda said: (said.author not in chain.electors, ticket(chain, said.author), said.id))
+    mine.sort(key=lambda said: (said.author not in chain.validators, ticket(chain, said.author), said.id))
     return tuple(sorted(said.id for said in mine[:MAX_COMMITS]))
 
 
 def quotable(chain: ChainState, rules: ChainRules, view: View) -> Quoted:
     """All cuts and scores that a leader may quote with what it holds. They may be too few."""
-    cuts: dict[str, Said[Cut]] = {}
+    cuts: dict[str, Said[AvailabilityVote]] = {}
     by_nonce = {
         (said.author, nonce_hash(said.what.nonce)): said
         for said in sorted(view.scores, key=lambda said: said.id, reverse=True)
@@ -195,16 +195,16 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
     """The id of the roster to stand on, `tip` where it is the present one.
 
     It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
-    here. `heads`: of the electors, this node's own among them, by id of a roster. `attempt`: as in Timers.
+    here. `heads`: of the validators, this node's own among them, by id of a roster. `attempt`: as in Timers.
     """
     chain = tree[tip].chain
     attempts = {child: _attempt_of(tree, rules, child) for child in tree.children(tip)}
     over = attempt >= len(leaders(chain, rules))
-    if me not in chain.electors:
+    if me not in chain.validators:
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
     early = {child for child in attempts if attempts[child] > attempt}
-    early = {child for child in early if 2 * tree.support(child, heads) <= len(chain.electors)}
+    early = {child for child in early if 2 * tree.support(child, heads) <= len(chain.validators)}
     counted = {peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))}
     best = _forward(tree, tip, tree.best(counted))
     if best != tip:
@@ -220,13 +220,15 @@ def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:
     return tip if best in tree.ancestry(tip) else best
 
 
-def _judging(chain: ChainState, view: View, cuts: tuple[Said[Cut], ...], judges: int, needed: int) -> Iterable[Action]:
+def _judging(
+    chain: ChainState, view: View, cuts: tuple[Said[AvailabilityVote], ...], judges: int, needed: int
+) -> Iterable[Action]:
     """`judges` there are, of whom so many are `needed`."""
     own, timers, authors = view.own, view.timers, {cut.author for cut in cuts}
     enough = len(authors) >= needed
     if own.cut is None:
         if timers.commits or enough or any(_opened(chain, view, id) for id in view.reveals):
-            yield WriteCut(commits_to_cut(chain, view.commits.values()))
+            yield WriteAvailabilityVote(commits_to_cut(chain, view.commits.values()))
         return
     if own.sealed is not None:
         if not own.opened and len(authors.intersection(view.seals)) >= needed:
@@ -255,7 +257,7 @@ def _leading(chain: ChainState, rules: ChainRules, view: View, judges: int, need
         yield Fetch(error.commit)
 
 
-def _cuts(chain: ChainState, judges: tuple[str, ...], view: View) -> tuple[Said[Cut], ...]:
+def _cuts(chain: ChainState, judges: tuple[str, ...], view: View) -> tuple[Said[AvailabilityVote], ...]:
     """Cuts of this round by those who judge it; two of one judge are both here."""
     round, parent = chain.round, chain.tip
     mine = [cut for cut in view.cuts if (cut.what.round, cut.what.parent) == (round, parent)]
@@ -267,7 +269,7 @@ def _opened(chain: ChainState, view: View, id: bytes) -> bool:
     return commit is not None and reveal is not None and opens(reveal, commit, chain.run_id)
 
 
-def _to_score(cuts: tuple[Said[Cut], ...]) -> tuple[bytes, ...]:
+def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
     """Commits that a roster may list, ascending: what these cuts make it list, then others while there is room."""
     listed = listed_commits(cuts)
     others = sorted({id for cut in cuts for id in cut.what.commits}.difference(listed))

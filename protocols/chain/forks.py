@@ -1,9 +1,9 @@
 """The tree of valid rosters, and which of them to follow (DESIGN.md, "Forks").
 
-From the oldest roster that is kept, follow at each fork the child under which most heads of the electorate *at the
-fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what electors signed last,
-so a node that hears what the others heard goes where the others go. Where no head lies, empty rosters are looked
-through for heads of those who may have become electors after them (`electorate.successors`).
+From the oldest roster that is kept, follow at each fork the child under which most heads of the validator set *at the
+fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what validators signed
+last, so a node that hears what the others heard goes where the others go. Where no head lies, empty rosters are looked
+through for heads of those who may have become validators after them (`validator set.successors`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from swarmnode.protocols.chain.rules import advance_empty, empty_id, empty_id_after
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import Head, Roster
+from swarmnode.protocols.chain.statements import ForkChoiceVote, Roster
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -61,10 +61,10 @@ class Tree:
             self._ways[block.id] = (*self._ways[block.parent], block.id)
             self._children[block.id] = []
 
-    def add_empties(self, head: Head) -> bool:
+    def add_empties(self, head: ForkChoiceVote) -> bool:
         """Whether the roster of a head is here, after adding the empty ones that may lead to it from a block that is.
 
-        An elector that went through several empty rounds names only the last of their rosters.
+        A validator that went through several empty rounds names only the last of their rosters.
         """
         if head.roster in self._blocks:
             return True
@@ -84,7 +84,7 @@ class Tree:
         return tuple(sorted(self._children[id]))
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
-        """The id of the roster to follow, given what each elector follows; heads that are not here do not count."""
+        """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
         at = found = self._root
         level = 0
         while True:
@@ -98,7 +98,7 @@ class Tree:
                 return found
 
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
-        """How many electors of the round that made this block follow it or what builds on it."""
+        """How many validators of the round that made this block follow it or what builds on it."""
         way = self.ancestry(id)
         return self._votes(way[-2], len(way) - 1, heads)[id] if len(way) > 1 else 0
 
@@ -131,10 +131,10 @@ class Tree:
         self._children = {id: children for id, children in self._children.items() if id in self._ways}
 
     def _votes(self, at: bytes, level: int, heads: Mapping[str, bytes]) -> Counter[bytes]:
-        """Heads of the electors at `at`, which is `level - 1` blocks above the root, under each of its children."""
+        """Heads of the validators at `at`, which is `level - 1` blocks above the root, under each of its children."""
         votes: Counter[bytes] = Counter()
-        for elector in self._blocks[at].chain.electors:
-            way = self._ways.get(heads.get(elector, b""), ())
+        for validator in self._blocks[at].chain.validators:
+            way = self._ways.get(heads.get(validator, b""), ())
             if len(way) > level and way[level - 1] == at:
                 votes[way[level]] += 1
         return votes

@@ -1,4 +1,4 @@
-"""Whether a history goes back to a roster that a newcomer trusts: rosters on rosters, each by enough of its electors.
+"""Whether a history goes back to a roster that a newcomer trusts: rosters on rosters, each by enough of its validators.
 
 A newcomer without such a roster believes whom it reaches. One whose join string names a recent roster takes the
 `ChainState` before it from anybody, as the roster has its digest, and folds what follows:
@@ -7,11 +7,11 @@ A newcomer without such a roster believes whom it reaches. One whose join string
     chain = after(chain, rules, roster, quoted)           or `empty`; until the chain that a member gives as its base
 
 That checks all that does not rest on the bytes of contributions: who leads, which judges cut and scored, that there are
-enough of them, which work counts, who is an elector next. What does rest on bytes, clip factors and state hashes, is
+enough of them, which work counts, who is a validator next. What does rest on bytes, clip factors and state hashes, is
 left to the rosters that are replayed in full afterwards, as the history of norms is (`ChainState.norms` is empty here).
 
-What it proves: that more than half of the electors took part in each round, but for `shrunken` ones, where several
-empty rounds before let fewer decide. A newcomer that sees only one elector's forgery sees such rounds.
+What it proves: that more than half of the validators took part in each round, but for `shrunken` ones, where several
+empty rounds before let fewer decide. A newcomer that sees only one validator's forgery sees such rounds.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ which cuts and scores to quote; the rest follows here:
    the judges' opinion of its author (`Score.standing`: the seam for reputation). Probationers together hold at most
    their share; nothing that an author says of itself is read.
 5. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules"). Both
-   medians are those of the electors' contributions, where any is accepted: many strangers move neither. Where liars can
-   have honest work refused, they are most of what is accepted and the median norm is theirs. So it is at most twice the
-   median of what the last sixteen rosters clipped to, else one strike goes as far as they like; and at least three
-   quarters of it, else they shrink everybody's steps to nothing. Norms may grow or fall by so much in eight rounds.
+   medians are those of the validators' contributions, where any is accepted: many strangers move neither. Where liars
+   can have honest work refused, they are most of what is accepted and the median norm is theirs. So it is at most
+   twice the median of what the last sixteen rosters clipped to, else one strike goes as far as they like; and at least
+   three quarters of it, else they shrink everybody's steps to nothing. Norms may grow or fall by so much in 8 rounds.
 6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
 7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 
@@ -79,8 +79,8 @@ from swarmnode.protocols.chain.statements import (
     REFUSED_NO_STANDING,
     REFUSED_REVERTED,
     REFUSED_UNINVITED,
+    AvailabilityVote,
     Commit,
-    Cut,
     Entry,
     Reveal,
     Roster,
@@ -100,7 +100,7 @@ SCALE = 1 << 10  # weights are units times this, so that shares of probationers 
 class Quoted:
     """What a roster quotes, and what is needed to check it. Others' records may be in it: they are passed over."""
 
-    cuts: tuple[Said[Cut], ...]
+    cuts: tuple[Said[AvailabilityVote], ...]
     scores: tuple[Said[Scores], ...]
     commits: Mapping[bytes, Said[Commit]]  # by id
     reveals: Mapping[bytes, Reveal]  # by id of the commit; one that does not open it counts as not held
@@ -173,7 +173,7 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     for id in accepted:
         if id not in quoted.norms:
             raise NotHeld(id)
-    proven = [id for id in accepted if quoted.commits[id].author in chain.electors]
+    proven = [id for id in accepted if quoted.commits[id].author in chain.validators]
     units = _units(found, accepted, proven or accepted)
     weights, total = _weights(found, units, set(proven), probation_share(chain, rules))
     norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain, rules)
@@ -203,14 +203,14 @@ def _near(norm: float, chain: ChainState, rules: ChainRules) -> float:
     return min(max(norm, middle * rules.norm_fall / MILLION), middle * rules.norm_growth)
 
 
-def listed_commits(cuts: Sequence[Said[Cut]]) -> tuple[bytes, ...]:
+def listed_commits(cuts: Sequence[Said[AvailabilityVote]]) -> tuple[bytes, ...]:
     """Ids of the commits that are in more than a third of these cuts, ascending; of too many those in most of them."""
     times = _times_cut(cuts)
     enough = sorted((id for id, count in times.items() if 3 * count > len(cuts)), key=lambda id: (-times[id], id))
     return tuple(sorted(enough[:MAX_COMMITS]))
 
 
-def _times_cut(cuts: Sequence[Said[Cut]]) -> Counter[bytes]:
+def _times_cut(cuts: Sequence[Said[AvailabilityVote]]) -> Counter[bytes]:
     times = Counter[bytes]()
     for cut in cuts:
         times.update(cut.what.commits)
@@ -275,7 +275,7 @@ def _reverts(chain: ChainState, rules: ChainRules, scores: Sequence[Said[Scores]
     return harmed >= quorum(chain, rules)
 
 
-def _next_window(chain: ChainState, rules: ChainRules, cuts: Sequence[Said[Cut]]) -> int:
+def _next_window(chain: ChainState, rules: ChainRules, cuts: Sequence[Said[AvailabilityVote]]) -> int:
     """The median proposal, at most twice the present window and at least half of it."""
     proposed = [cut.what.window for cut in cuts]
     silent = max(0, 2 * quorum(chain, rules) - 1 - len(proposed))
@@ -372,7 +372,7 @@ def advance(chain: ChainState, rules: ChainRules, said: Said[Roster], quoted: Qu
     authors = [quoted.commits[entry.commit].author for entry in roster.entries]
     for author, entry in zip(authors, roster.entries, strict=True):
         anchors.setdefault(author, quoted.commits[entry.commit].what.anchor)
-    strangers = [author for author in authors if author not in chain.electors]
+    strangers = [author for author in authors if author not in chain.validators]
     after = replace(
         chain,
         round=chain.round + 1,
@@ -388,21 +388,21 @@ def advance(chain: ChainState, rules: ChainRules, said: Said[Roster], quoted: Qu
         norms=norms,
     )
     after = reseated(replace(after, silent=next_silent(chain, rules, quoted.cuts)), rules)
-    known = {one.author for worked in after.history for one in worked}.union(after.electors)
+    known = {one.author for worked in after.history for one in worked}.union(after.validators)
     return replace(after, anchors={author: anchors[author] for author in sorted(known) if author in anchors})
 
 
 def advance_empty(chain: ChainState) -> ChainState:
     """The chain after a round that ended empty: nobody loses its place, and work and window stay."""
     forsaken = chain.empties + 1 >= SUCCESSION
-    electors = successors(chain) if forsaken else chain.electors
+    validators = successors(chain) if forsaken else chain.validators
     return replace(
         chain,
         round=chain.round + 1,
         tip=empty_id(chain),
         seed=_next_seed(chain, b""),
-        electors=electors,
-        seats=max(chain.seats, len(electors)),
+        validators=validators,
+        seats=max(chain.seats, len(validators)),
         participation=min(EVERYBODY, 2 * chain.participation),
         empties=0 if forsaken else chain.empties + 1,
         undoable=False,
@@ -416,13 +416,13 @@ def _next_seed(chain: ChainState, preimage: bytes) -> bytes:
 def _check_preimage(chain: ChainState, leader: str, offered: bytes) -> None:
     """A leader that registered an anchor gives the next preimage, or another leads: else it chose between two seeds.
 
-    Below SMALL electors it may give none, so that who has used up its chain does not end a run that it leads alone.
+    Below SMALL validators it may give none, so that who has used up its chain does not end a run that it leads alone.
     """
     anchor = chain.anchors.get(leader)
     if offered:
         if anchor is None or step(offered) != anchor:
             raise InvalidRoster("its preimage is not the next one of the leader's hash chain")
-    elif anchor is not None and len(chain.electors) >= SMALL:
+    elif anchor is not None and len(chain.validators) >= SMALL:
         raise InvalidRoster("its leader withholds the next value of its hash chain")
 
 

@@ -5,39 +5,40 @@ whoever trusts a roster can take the state from anybody. The rest are pure funct
 
 **Who takes part.**
 
-- Electors: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out; the genesis
-  electors during the first GENESIS_EPOCHS without that. They change with every `earn_window`-th roster. They grow by
-  at most `growth` (at least one), by most audited work first, and to no more than ELECTORS_SHARE of the participants;
+- Validators: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out; the genesis
+  validators during the first GENESIS_EPOCHS without that. They change with every `earn_window`-th roster. They grow by
+  at most `growth` (at least one), by most audited work first, and to no more than VALIDATORS_SHARE of the participants;
   at most half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
   Between the changes who is silent leaves, and others take the seats (below).
-- Judges: all electors, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of whom
-  those that were missed lately come last.
+- Judges: all validators, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of
+  whom those that were missed lately come last.
 - A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved, and again with each further
   one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
   cut off, `forks` heals it.
-- Participants: all electors, and of the others a sample that lasts from one change of the electorate to the next, so
-  that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list. Nothing
-  is known of that when a run begins: then those who are no electors hold back by the number of members they see.
+- Participants: all validators, and of the others a sample that lasts from one change of the validator set to the next,
+  so that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
+  Nothing is known of that when a run begins: then those who are no validators hold back by the number of members that
+  they see.
 
 Empty rosters count for none of this: an outage costs nobody its place. But SUCCESSION of them in a row mean that no
-elector is there at all, as one alone could have ended a round by then. Those whose work the remembered rosters accepted
-then become electors as well, so that a run outlives everybody who began it. Whoever cuts somebody off can bring this
-about where that node is, and nowhere else: the heads of the electors at the fork decide when the cut is over.
+validator is there at all, as one alone could have ended a round by then. Those whose work the remembered rosters
+accepted then become validators as well, so that a run outlives everybody who began it. Whoever cuts somebody off can
+bring this about where that node is, and nowhere else: the heads of the validators at the fork decide when it is over.
 
-**Who leaves the electorate between its changes, and who takes the seat.** The electorate changes with every 16th
-roster. Where many nodes come and go, electors are gone long before: then rounds lack a quorum that are short of nobody
-who is there. So every cut names the judges of the round before of whom its author holds no cut. An elector whom a
-quorum names in SILENCE rosters, none of which quotes a cut of its own, leaves at once.
+**Who leaves the validator set between its changes, and who takes the seat.** The validator set changes with every 16th
+roster. Where many nodes come and go, validators are gone long before: then rounds lack a quorum that are short of
+nobody who is there. So every cut names the judges of the round before of whom its author holds no cut. A validator
+whom a quorum names in SILENCE rosters, none of which quotes a cut of its own, leaves at once.
 
 - A quorum of all judges, not of the quoted: a leader can leave testimony out, and cannot make any up. So a minority of
   liars has nobody removed whom a quorum of honest judges heard, and who is quoted begins at zero again.
-- Never below SMALL electors: there nothing is promised against liars, and the quorum shrinks with empty rosters.
+- Never below SMALL validators: there nothing is promised against liars, and the quorum shrinks with empty rosters.
 - The seats of those who left are filled from those who earned a place, by at most `growth` (rounded up) a roster, so
-  that attrition does not use up an electorate: newcomers come no faster than electors leave and seats grow.
-- Seats change with the electorate: by `growth` (at least one) more where more have earned a place than there are seats,
-  up to what electors may grow to, else as many fewer, down to the electors that there are.
+  that attrition does not use up a validator set: newcomers come no faster than validators leave and seats grow.
+- Seats change with the validator set: by `growth` (at least one) more where more have earned a place than there are
+  seats, up to what validators may grow to, else as many fewer, down to the validators that there are.
 
-A genesis elector that was away takes a seat again as soon as it works, while it needs no proof of work.
+A genesis validator that was away takes a seat again as soon as it works, while it needs no proof of work.
 
 **From what seeds are drawn.** An author draws a secret, hashes it LENGTH times and registers the end, its *anchor*, in
 every commit. Whenever it leads a round it gives the next preimage. Nobody can predict it, everybody can check it, and
@@ -55,7 +56,7 @@ from typing import Any
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.protocols.chain.statements import MAX_JUDGES, Cut, Said
+from swarmnode.protocols.chain.statements import MAX_JUDGES, AvailabilityVote, Said
 from swarmnode.training.runspec import TrustSection
 
 MILLION = 1_000_000
@@ -75,13 +76,13 @@ class ChainRules:
     revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
     shortest_window: int = 1_000
     longest_window: int = 24 * 3_600_000
-    earn_rounds: int = 8  # of earn_window rosters with accepted work make an elector
-    earn_window: int = 16  # rosters looked at, and from one change of the electorate to the next
+    earn_rounds: int = 8  # of earn_window rosters with accepted work make a validator
+    earn_window: int = 16  # rosters looked at, and from one change of the validator set to the next
     earn_lag: int = 6  # the last rosters, which do not count yet
-    growth: int = 125_000  # share by which the electors may grow at a change; one may always come
-    committee: int = 33  # judges of a round, where there are more electors
-    probation: int = 125_000  # share of a roster's weight that all who are no electors hold together …
-    probation_small: int = 500_000  # … and while there are fewer than electorate.SMALL electors
+    growth: int = 125_000  # share by which the validators may grow at a change; one may always come
+    committee: int = 33  # judges of a round, where there are more validators
+    probation: int = 125_000  # share of a roster's weight that all who are no validators hold together …
+    probation_small: int = 500_000  # … and while there are fewer than validator set.SMALL validators
     revert_every: int = 8  # rounds from one revert to the next
     norms: int = 16  # rosters that bound the norm to which the next one clips …
     norms_least: int = 4  # … where there are so many
@@ -121,27 +122,26 @@ class ChainState:
     round: int
     tip: bytes  # id of the last roster; that of the genesis before round 0
     seed: bytes  # of this round: orders leaders, draws judges
-    cohort: bytes  # seed of the first round since the electorate last changed: draws participants
-    electors: tuple[str, ...]  # ascending
+    cohort: bytes  # seed of the first round since the validator set last changed: draws participants
+    validators: tuple[str, ...]  # ascending
     genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_EPOCHS without proof of work
-    made: int  # rosters up to here that are not empty: the electorate changes with these
+    made: int  # rosters up to here that are not empty: the validator set changes with these
     history: tuple[tuple[Worked, ...], ...]  # of the last of them, oldest first
     anchors: Mapping[str, bytes]  # of each author who may lead: the value whose preimage is next
-    participation: int  # millionths of those who are no electors that are drawn for this round
+    participation: int  # millionths of those who are no validators that are drawn for this round
     empties: int  # empty rosters since the last that a majority of its judges scored
     reverted: int  # round of the last revert; -1: none
     undoable: bool  # whether the last roster moved the parameters, so that it can be undone
     window: int  # ms of this round's training
     norms: tuple[float, ...] = ()  # to which the last rosters that accepted something clipped, oldest first
-    seats: int = 0  # electors that there may be before the electorate next changes: see `seats`
-    silent: Mapping[str, int] = field(default_factory=dict)  # of electors missed: rosters since they were last quoted
+    seats: int = 0  # validators that there may be before the validator set next changes: see `seats`
+    silent: Mapping[str, int] = field(default_factory=dict)  # of validators missed: rosters since they were last quoted
 
     def encode(self) -> bytes:
         """Canonical bytes, for `decode`."""
         value: Value = {
             "anchors": dict(self.anchors),
             "cohort": self.cohort,
-            "electors": self.electors,
             "empties": self.empties,
             "genesis": self.genesis,
             "history": tuple(tuple((w.author, w.units) for w in worked) for worked in self.history),
@@ -156,6 +156,7 @@ class ChainState:
             "silent": dict(self.silent),
             "tip": self.tip,
             "undoable": self.undoable,
+            "validators": self.validators,
             "window": self.window,
         }
         return encoding.encode(value, max_size=MAX_ENCODED)
@@ -171,11 +172,11 @@ def genesis_id(run_id: str) -> bytes:
     return hashlib.sha256(b"swarmnode/genesis/1\0" + run_id.encode()).digest()
 
 
-def genesis(run_id: str, electors: tuple[str, ...], *, window: int) -> ChainState:
-    """The chain of a run before round 0. `electors`: those of the RunSpec, at least one."""
-    if not electors:
-        raise ValueError("a run has at least one genesis elector")
-    named = tuple(sorted(set(electors)))
+def genesis(run_id: str, validators: tuple[str, ...], *, window: int) -> ChainState:
+    """The chain of a run before round 0. `validators`: those of the RunSpec, at least one."""
+    if not validators:
+        raise ValueError("a run has at least one genesis validator")
+    named = tuple(sorted(set(validators)))
     start = genesis_id(run_id)
     seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
     first = ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
@@ -193,7 +194,7 @@ def decode(raw: bytes) -> ChainState:
             value["tip"],
             value["seed"],
             value["cohort"],
-            value["electors"],
+            value["validators"],
             value["genesis"],
             value["made"],
             history,
@@ -216,23 +217,25 @@ def decode(raw: bytes) -> ChainState:
 
 # --- who takes part ---------------------------------------------------------------------------------------------------
 
-GENESIS_EPOCHS = 2  # changes of the electorate until genesis electors need accepted work as well
+GENESIS_EPOCHS = 2  # changes of the validator set until genesis validators need accepted work as well
 ATTEMPTS = 5  # leaders of a round before it ends empty
 PATIENCE = 3  # empty rosters in a row before the quorum shrinks
-SUCCESSION = 6  # empty rosters in a row after which others become electors; the quorum of a committee of 33 is 1 then
+SUCCESSION = 6  # empty rosters in a row after which others become validators; the quorum of a committee of 33 is 1 then
 SUCCESSORS = 16  # of them at most
 FALL = 32  # what the participation may be divided by from one round to the next
-SETTLING = 2  # rosters after a change of the electorate that do not raise it: who is drawn anew has to catch up first
+SETTLING = (
+    2  # rosters after a change of the validator set that do not raise it: who is drawn anew has to catch up first
+)
 ROOM_AT_FIRST = 2  # times the contributions aimed at are let in while nothing is known: members seen may be gone
-SMALL = 4  # electors; below, nothing is promised against liars
-ELECTORS_SHARE = 750_000  # millionths of the participants that electors may grow to
+SMALL = 4  # validators; below, nothing is promised against liars
+VALIDATORS_SHARE = 750_000  # millionths of the participants that validators may grow to
 
 
 def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """Who judges this round, in order of peer id."""
-    if len(chain.electors) <= rules.committee:
-        return chain.electors
-    return tuple(sorted(_drawn(chain, "judge", chain.electors)[: rules.committee]))
+    if len(chain.validators) <= rules.committee:
+        return chain.validators
+    return tuple(sorted(_drawn(chain, "judge", chain.validators)[: rules.committee]))
 
 
 def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
@@ -243,7 +246,7 @@ def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
 
 def majority(chain: ChainState, rules: ChainRules) -> int:
     """More than half of the judges."""
-    return min(len(chain.electors), rules.committee) // 2 + 1
+    return min(len(chain.validators), rules.committee) // 2 + 1
 
 
 def quorum(chain: ChainState, rules: ChainRules) -> int:
@@ -252,8 +255,8 @@ def quorum(chain: ChainState, rules: ChainRules) -> int:
 
 
 def participates(chain: ChainState, peer: str) -> bool:
-    """Whether `peer` may contribute to this round: electors, and of the others all or whom the cohort's seed draws."""
-    if chain.participation >= EVERYBODY or peer in chain.electors:
+    """Whether `peer` may contribute to this round: validators, and of the others all or whom the cohort draws."""
+    if chain.participation >= EVERYBODY or peer in chain.validators:
         return True
     return _is_below(chain, peer, chain.participation)
 
@@ -266,7 +269,7 @@ def volunteers(chain: ChainState, rules: ChainRules, peer: str, members: int) ->
     """
     if not participates(chain, peer):
         return False
-    if chain.made or peer in chain.electors:
+    if chain.made or peer in chain.validators:
         return True
     return _is_below(chain, peer, EVERYBODY * ROOM_AT_FIRST * rules.participants // max(members, 1))
 
@@ -277,20 +280,20 @@ def _is_below(chain: ChainState, peer: str, millionths: int) -> bool:
 
 
 def ticket(chain: ChainState, peer: str) -> bytes:
-    """Orders those who are no electors, where not all may contribute: the lowest first."""
+    """Orders those who are no validators, where not all may contribute: the lowest first."""
     return _ticket(chain.cohort, "work", peer)
 
 
 def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable[str]) -> int:
     """Millionths for the next round: what would have made the aim, at most doubled or divided by FALL.
 
-    Those whom a change of the electorate draws are not there at once: its first rosters say nothing of too few.
-    `strangers`: authors of the contributions that this round's roster lists, who are no electors. Where they are too
+    Those whom a change of the validator set draws are not there at once: its first rosters say nothing of too few.
+    `strangers`: authors of the contributions that this round's roster lists, who are no validators. Where they are too
     many, those stay whose tickets are the lowest, so many as there is room for. Judges cut by the same order: so a
     roster that lists 96 of a thousand tells how many they were by how low their tickets are.
     """
     tickets = sorted({ticket(chain, author) for author in strangers})
-    room = max(rules.participants - len(chain.electors), rules.participants // 4, 1)
+    room = max(rules.participants - len(chain.validators), rules.participants // 4, 1)
     if len(tickets) > room:
         wanted = int.from_bytes(tickets[room][:8], "big") * EVERYBODY >> 64
     elif chain.made >= rules.earn_window and chain.made % rules.earn_window < SETTLING:
@@ -302,46 +305,46 @@ def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable
 
 def probation_share(chain: ChainState, rules: ChainRules) -> int:
     """Millionths of a roster's weight that all probationers together hold at most."""
-    return rules.probation_small if len(chain.electors) < SMALL else rules.probation
+    return rules.probation_small if len(chain.validators) < SMALL else rules.probation
 
 
-def next_electors(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
-    """The electors after `chain.made` rosters, where they change with the last of them; else as before."""
+def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
+    """The validators after `chain.made` rosters, where they change with the last of them; else as before."""
     if chain.made % rules.earn_window:
-        return chain.electors
+        return chain.validators
     rosters, work = _earned(chain, rules)
     proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
     lapsed = sorted(
-        set(chain.electors) - proven - _named(chain, rules), key=lambda peer: (rosters[peer], work[peer], peer)
+        set(chain.validators) - proven - _named(chain, rules), key=lambda peer: (rosters[peer], work[peer], peer)
     )
-    stay = set(chain.electors).difference(lapsed[: len(chain.electors) // 2])
+    stay = set(chain.validators).difference(lapsed[: len(chain.validators) // 2])
     new = candidates(chain, rules)
     room = min(
-        max(1, len(chain.electors) * rules.growth // MILLION),
-        most_electors(rules) - len(stay),
+        max(1, len(chain.validators) * rules.growth // MILLION),
+        most_validators(rules) - len(stay),
     )
     return tuple(sorted(stay.union(new[: max(0, room)])))
 
 
-def most_electors(rules: ChainRules) -> int:
-    """How many electors there may come to be."""
-    return max(1, rules.participants * ELECTORS_SHARE // MILLION)
+def most_validators(rules: ChainRules) -> int:
+    """How many validators there may come to be."""
+    return max(1, rules.participants * VALIDATORS_SHARE // MILLION)
 
 
 def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
     """Who has a right to a place and none, and is in the last roster, so is there: most audited work first.
 
-    That are those who earned it and, before all others while they need no proof, the genesis electors.
+    That are those who earned it and, before all others while they need no proof, the genesis validators.
     """
     rosters, work = _earned(chain, rules)
     there = {one.author for one in chain.history[-1]} if chain.history else set()
     named = _named(chain, rules)
     proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
-    return sorted(proven.difference(chain.electors), key=lambda one: (one not in named, -work[one], one))
+    return sorted(proven.difference(chain.validators), key=lambda one: (one not in named, -work[one], one))
 
 
 def _named(chain: ChainState, rules: ChainRules) -> set[str]:
-    """The genesis electors, while they need no proof of work."""
+    """The genesis validators, while they need no proof of work."""
     return set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
 
 
@@ -356,14 +359,14 @@ def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter
 
 
 def successors(chain: ChainState) -> tuple[str, ...]:
-    """The electors where those of `chain` are silent for good: with them, who did most of the remembered work."""
+    """The validators where those of `chain` are silent for good: with them, who did most of the remembered work."""
     rosters, work = Counter[str](), Counter[str]()
     for worked in chain.history:
         for one in worked:
             rosters[one.author] += 1
             work[one.author] += one.units
-    others = sorted(set(rosters).difference(chain.electors), key=lambda peer: (-rosters[peer], -work[peer], peer))
-    return tuple(sorted({*chain.electors, *others[:SUCCESSORS]}))
+    others = sorted(set(rosters).difference(chain.validators), key=lambda peer: (-rosters[peer], -work[peer], peer))
+    return tuple(sorted({*chain.validators, *others[:SUCCESSORS]}))
 
 
 def _drawn(chain: ChainState, purpose: str, peers: tuple[str, ...]) -> tuple[str, ...]:
@@ -382,55 +385,58 @@ def _ticket(seed: bytes, purpose: str, peer: str) -> bytes:
 
 # --- seats ------------------------------------------------------------------------------------------------------------
 
-SILENCE = 2  # rosters in which a quorum missed an elector, after which it is none
+SILENCE = 2  # rosters in which a quorum missed a validator, after which it is none
 
 
 def places_of(chain: ChainState, peers: Iterable[str]) -> tuple[int, ...]:
-    """Where these are among the electors of a round, ascending: `Cut.absent`; but for those who are none any more."""
+    """Where these are among the validators of a round, ascending, but for those who are none any more.
+
+    As in `AvailabilityVote.absent`.
+    """
     wanted = set(peers)
-    return tuple(place for place, elector in enumerate(chain.electors) if elector in wanted)[:MAX_JUDGES]
+    return tuple(place for place, validator in enumerate(chain.validators) if validator in wanted)[:MAX_JUDGES]
 
 
-def next_silent(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[Cut]]) -> dict[str, int]:
+def next_silent(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[AvailabilityVote]]) -> dict[str, int]:
     """`ChainState.silent` after a roster that quotes these cuts of judges, one of each."""
     named, quoted = Counter[str](), set[str]()
     for cut in cuts:
         quoted.add(cut.author)
-        named.update(chain.electors[place] for place in cut.what.absent if place < len(chain.electors))
-    missed = {elector for elector, count in named.items() if count >= quorum(chain, rules)}
-    silent = {elector: chain.silent.get(elector, 0) + (elector in missed) for elector in chain.electors}
-    return {elector: count for elector, count in silent.items() if count and elector not in quoted}
+        named.update(chain.validators[place] for place in cut.what.absent if place < len(chain.validators))
+    missed = {validator for validator, count in named.items() if count >= quorum(chain, rules)}
+    silent = {validator: chain.silent.get(validator, 0) + (validator in missed) for validator in chain.validators}
+    return {validator: count for validator, count in silent.items() if count and validator not in quoted}
 
 
 def reseated(chain: ChainState, rules: ChainRules) -> ChainState:
-    """The chain with the electors of its next round, after a roster that is not empty."""
-    chain = replace(chain, electors=_without_silent(chain))
+    """The chain with the validators of its next round, after a roster that is not empty."""
+    chain = replace(chain, validators=_without_silent(chain))
     new = candidates(chain, rules)
     if chain.made % rules.earn_window == 0:
-        electors, cohort = next_electors(chain, rules), chain.seed
-        seats = _next_seats(chain, rules, len(electors), len(set(new).difference(electors)))
+        validators, cohort = next_validators(chain, rules), chain.seed
+        seats = _next_seats(chain, rules, len(validators), len(set(new).difference(validators)))
     else:
-        room = min(chain.seats - len(chain.electors), -(-len(chain.electors) * rules.growth // MILLION))
-        electors = tuple(sorted({*chain.electors, *new[: max(0, room)]}))
+        room = min(chain.seats - len(chain.validators), -(-len(chain.validators) * rules.growth // MILLION))
+        validators = tuple(sorted({*chain.validators, *new[: max(0, room)]}))
         cohort, seats = chain.cohort, chain.seats
-    silent = {elector: count for elector, count in chain.silent.items() if elector in electors}
-    return replace(chain, electors=electors, cohort=cohort, seats=seats, silent=silent)
+    silent = {validator: count for validator, count in chain.silent.items() if validator in validators}
+    return replace(chain, validators=validators, cohort=cohort, seats=seats, silent=silent)
 
 
-def _next_seats(chain: ChainState, rules: ChainRules, electors: int, waiting: int) -> int:
-    """Seats after a change to so many electors, where so many more have earned a place."""
+def _next_seats(chain: ChainState, rules: ChainRules, validators: int, waiting: int) -> int:
+    """Seats after a change to so many validators, where so many more have earned a place."""
     share = max(1, chain.seats * rules.growth // MILLION)
-    if waiting > chain.seats - electors:
-        return max(electors, min(chain.seats + share, most_electors(rules)))
-    return max(electors, chain.seats - share)
+    if waiting > chain.seats - validators:
+        return max(validators, min(chain.seats + share, most_validators(rules)))
+    return max(validators, chain.seats - share)
 
 
 def _without_silent(chain: ChainState) -> tuple[str, ...]:
-    """The electors but for those who have been silent, the longest first, down to SMALL."""
-    gone = [elector for elector in chain.electors if chain.silent.get(elector, 0) >= SILENCE]
-    gone.sort(key=lambda elector: (-chain.silent[elector], elector))
-    left = set(gone[: max(0, len(chain.electors) - SMALL)])
-    return tuple(elector for elector in chain.electors if elector not in left)
+    """The validators but for those who have been silent, the longest first, down to SMALL."""
+    gone = [validator for validator in chain.validators if chain.silent.get(validator, 0) >= SILENCE]
+    gone.sort(key=lambda validator: (-chain.silent[validator], validator))
+    left = set(gone[: max(0, len(chain.validators) - SMALL)])
+    return tuple(validator for validator in chain.validators if validator not in left)
 
 
 # --- seeds ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
     reveal   reveal/ROUND/PARENT               who committed, once more than half of the judges have cut
     score    score/ROUND/PARENT-seal, -open    judges: first the hash of their scores, then the scores
     roster   roster/ROUND/PARENT-ATTEMPT       the leader of the attempt
-    head     head (replaceable)                electors: the roster that I follow
+    head     head (replaceable)                validators: the roster that I follow
 
 ROUND has 8 digits; PARENT is the first 16 hex digits of the id of the roster that the round builds on, so that a node
 which changes to another fork may take part in the round there without contradicting itself.
@@ -34,7 +34,7 @@ SALT = 16  # bytes
 PREFIX = 16  # bytes of a commit's id in scores
 MAX_COMMITS = 96  # in one cut, one judge's scores, one roster; a record has no room for many more
 MAX_JUDGES = 33  # quoted in one roster
-MAX_ELECTORS = 1 << 16  # whom a cut can name by their place
+MAX_VALIDATORS = 1 << 16  # whom a cut can name by their place
 MAX_ROUND = 99_999_999  # eight digits
 MAX_GAIN = 1 << 40  # micro-bits per byte
 MAX_WINDOW = 24 * 3_600_000  # ms
@@ -85,11 +85,11 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Cut:
+class AvailabilityVote:
     """The commits that a judge holds when it stops waiting, and the hash of the nonce that draws its batch.
 
-    `absent` are those of this round's electors who judged the round before, which the parent ended, and of whom the
-    author holds no cut of it: by their places in `ChainState.electors`, so that a cut has room for them.
+    `absent` are those of this round's validators who judged the round before, which the parent ended, and of whom the
+    author holds no cut of it: by their places in `ChainState.validators`, so that a cut has room for them.
     """
 
     round: int
@@ -101,7 +101,7 @@ class Cut:
 
     @property
     def key(self) -> str:
-        return key_of("cut", self.round, subject(self.parent))
+        return key_of("availability", self.round, subject(self.parent))
 
     @property
     def value(self) -> Value:
@@ -256,21 +256,21 @@ class Roster:
 
 
 @dataclass(frozen=True)
-class Head:
-    """The roster that an elector follows, which it holds with every byte and serves."""
+class ForkChoiceVote:
+    """The roster that a validator follows, which it holds with every byte and serves."""
 
     roster: bytes  # its id; that of an empty roster as well
     round: int  # rounds done: that of the roster plus one
     state: bytes  # state hash after the roster
 
-    key = "head"
+    key = "vote"
 
     @property
     def value(self) -> Value:
         return {"roster": self.roster, "round": self.round, "state": self.state}
 
 
-Statement = Commit | Cut | Reveal | Seal | Scores | Roster | Head
+Statement = Commit | AvailabilityVote | Reveal | Seal | Scores | Roster | ForkChoiceVote
 S = TypeVar("S", bound=Statement)
 
 
@@ -363,7 +363,7 @@ def _ascending(values: Any, size: int, most: int) -> tuple[bytes, ...]:
 def _places(values: Any) -> tuple[int, ...]:
     if not isinstance(values, tuple) or len(values) > MAX_JUDGES:
         raise ValueError(f"at most {MAX_JUDGES} places expected")
-    places = tuple(_integer(value, 0, MAX_ELECTORS - 1) for value in values)
+    places = tuple(_integer(value, 0, MAX_VALIDATORS - 1) for value in values)
     if any(a >= b for a, b in pairwise(places)):
         raise ValueError("places are not in ascending order")
     return places
@@ -373,9 +373,9 @@ def _commit(round: int, v: Mapping[str, Any]) -> Commit:
     return Commit(round, _bytes(v["parent"], HASH), _bytes(v["binding"], HASH), _bytes(v["anchor"], HASH))
 
 
-def _cut(round: int, v: Mapping[str, Any]) -> Cut:
+def _availability_vote(round: int, v: Mapping[str, Any]) -> AvailabilityVote:
     commits = _ascending(v["commits"], HASH, MAX_COMMITS)
-    return Cut(
+    return AvailabilityVote(
         round,
         _bytes(v["parent"], HASH),
         commits,
@@ -441,15 +441,15 @@ def _entry(commit: Any, verdict: Any, weight: Any, clip: Any) -> Entry:
     return Entry(_bytes(commit, HASH), _integer(verdict, 0, most), _integer(weight, 0, 1 << 40), _integer(clip, 0, ONE))
 
 
-def _head(round: int, v: Mapping[str, Any]) -> Head:
-    return Head(_bytes(v["roster"], HASH), _integer(v["round"], 0, MAX_ROUND), _bytes(v["state"], HASH))
+def _fork_choice_vote(round: int, v: Mapping[str, Any]) -> ForkChoiceVote:
+    return ForkChoiceVote(_bytes(v["roster"], HASH), _integer(v["round"], 0, MAX_ROUND), _bytes(v["state"], HASH))
 
 
 _READERS: dict[str, Callable[[int, Mapping[str, Any]], Statement]] = {
     "commit": _commit,
-    "cut": _cut,
+    "availability": _availability_vote,
     "reveal": _reveal,
     "score": _seal_or_scores,
     "roster": _roster,
-    "head": _head,
+    "vote": _fork_choice_vote,
 }

@@ -213,7 +213,7 @@ def _at(account: Account, round: int) -> Account:
 
 OWN_AMONG_JUDGES = 0.5  # weight of a judge's own measurement of one round, as a share of that of all others together
 FULL_VOICE = 0.5  # weight from which on a judge's voice is full
-LEAST_VOICE = 0.05  # of a judge of whom no work was verified here: electors were, by the chain
+LEAST_VOICE = 0.05  # of a judge of whom no work was verified here: validators were, by the chain
 MEASURED = frozenset({ACCEPTED, REFUSED_NO_GAIN, REFUSED_NO_STANDING})
 OFFENCES = {REFUSED_MALFORMED: 1.0, REFUSED_EQUIVOCATED: 2.0}
 
@@ -228,7 +228,7 @@ class Judged:
     author: str
     commit: bytes  # id of the record
     verdict: int  # see statements.VERDICTS
-    elector: bool  # whether its author was one
+    validator: bool  # whether its author was one
     gains: Mapping[str, int]  # micro-bits per byte, by judge; its author's own word only where there is no other
 
 
@@ -250,7 +250,7 @@ def proved(chain: ChainState, id: bytes, roster: Roster, quoted: Quoted) -> Roun
         given = {judge: row.get(entry.commit[:PREFIX]) for judge, row in rows.items()}
         gains = {judge: score.gain for judge, score in given.items() if score is not None and score.found == JUDGED}
         others = {judge: gain for judge, gain in gains.items() if judge != author}
-        works.append(Judged(author, entry.commit, entry.verdict, author in chain.electors, others or gains))
+        works.append(Judged(author, entry.commit, entry.verdict, author in chain.validators, others or gains))
     return RoundWork(chain.round, id, tuple(works))
 
 
@@ -274,8 +274,8 @@ def relative_gains(work: RoundWork, voices: Mapping[str, float], *, me: str = ""
                 doubts.append(standard_error(heard, gain))
     noise = median(doubts) if doubts else 0.0
     found = {author: math.copysign(max(0.0, abs(gain) - noise), gain) for author, gain in found.items()}
-    electors = {one.author for one in work.works if one.elector}
-    helped = [gain for author, gain in found.items() if gain > 0 and author in electors]
+    validators = {one.author for one in work.works if one.validator}
+    helped = [gain for author, gain in found.items() if gain > 0 and author in validators]
     helped = helped or [gain for gain in found.values() if gain > 0]
     if not helped:
         return {}

@@ -346,7 +346,7 @@ def admits(spec: RunSpec) -> Callable[[str], bool]:
     members = frozenset(spec.run.members)
     if members:
         return members.__contains__
-    bits, named = spec.trust.identity_bits, frozenset((*spec.trust.electors, spec.owner)) - {""}
+    bits, named = spec.trust.identity_bits, frozenset((*spec.trust.validators, spec.owner)) - {""}
     if not bits:
         return lambda peer: True
     return lambda peer: peer in named or work_of(peer) >= bits

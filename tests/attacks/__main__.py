@@ -69,23 +69,24 @@ signed takes no more than the slots of two authors and the pool (5 MiB), repairs
 refuse the attackers. The undefended node keeps what it is sent with the latest date, and passes it on.
 
 Gradient: 16 peers learn to tell ten clusters apart, on IID data or on shares of the classes drawn by Dirichlet(0.3),
-all of them electors. Training is numpy, the rounds are the open chain's own functions without a network; liars also lie
-as judges and as leaders (`openrounds.py`). Judges measure as in `training/judging.py`, with 64 samples for a sequence.
-Figures are accuracy after 40 rounds, as a share of the same run's without liars and with the plain mean. A line passes
-with 95 % at IID 5/16, and 80 % at 7/16 and where data are not IID; a first strike passes where it takes the parameters
-no further than twice the honest norm, and is undone if it harms. Where data are not IID, honest electors lapse of whose
-work too little is accepted, and who offers what harms nobody stays: lines say where liars came to be half of the
-electors so, after which nothing is promised but what these 40 rounds show. Lines that do not count who lapsed where
-data are not IID are from before that was counted. Who claims 1e9 samples flips the sign as well; there undefended is
-the mean by samples. In lines where a committee judges, 48 peers are electors, as many as a run comes to by default; a
-committee of 33 of them is drawn for each round, and a quarter lie: 95 % at IID 12/48, 80 % at Dirichlet 12/48.
+all of them validators. Training is numpy, the rounds are the open chain's own functions without a network; liars also
+lie as judges and as leaders (`openrounds.py`). Judges measure as in `training/judging.py`, with 64 samples for a
+sequence. Figures are accuracy after 40 rounds, as a share of the same run's without liars and with the plain mean. A
+line passes with 95 % at IID 5/16, and 80 % at 7/16 and where data are not IID; a first strike passes where it takes
+the parameters no further than twice the honest norm, and is undone if it harms. Where data are not IID, honest
+validators lapse of whose work too little is accepted, and who offers what harms nobody stays: lines say where liars
+came to be half of the validators so, after which nothing is promised but what these 40 rounds show. Lines that do not
+count who lapsed where data are not IID are from before that was counted. Who claims 1e9 samples flips the sign as
+well; there undefended is the mean by samples. In lines where a committee judges, 48 peers are validators, as many as a
+run comes to by default; a committee of 33 of them is drawn for each round, and a quarter lie: 95 % at IID 12/48, 80 %
+at Dirichlet 12/48.
 
-Offers: the same through the network: one changed node of five on simnet, all electors. A line passes where nothing of
+Offers: the same through the network: one changed node of five on simnet, all validators. A line passes where nothing of
 the liar's is accepted that is not in order, what it copied is, honest nodes have one state in every round, and no round
 takes more than twice the usual time. Undefended are the same nodes without the one defence that the line names
 (`undefended.py`); all others they have. They get 300 s, which is 25 usual rounds.
 
-Round: five nodes on simnet in virtual time, all electors. A line passes where honest nodes have one state in every
+Round: five nodes on simnet in virtual time, all validators. A line passes where honest nodes have one state in every
 round (after a cut or two rosters: within 3 rounds), and no round takes more than twice the usual time, but for nodes
 that are cut off or away, where it is four times. Where a leader lied or was silent, the next one must have taken over
 in the same round; who was cut off, or comes back from a backup, must have work in rosters afterwards. Undefended as

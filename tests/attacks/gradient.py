@@ -1,6 +1,6 @@
 """The gradient group: what liars offer, some peers and a small task, with the rules of the open chain.
 
-Sixteen peers, who all judge; and as many as a run comes to have electors, of whom a committee judges each round.
+Sixteen peers, who all judge; and as many as a run comes to have validators, of whom a committee judges each round.
 Measured: accuracy after ROUNDS rounds as a share of the same run's without liars and with the plain mean, here and with
 the plain mean; how many honest contributions were refused; what share of the weight the liars had.
 """
@@ -20,14 +20,14 @@ from clusters import PEERS, Task
 from harness import Outcome
 from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
-from swarmnode.protocols.chain.state import most_electors
+from swarmnode.protocols.chain.state import most_validators
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.open_step import norm_of
 
 ROUNDS = 40
 CODEC = "fp32"
 TURNS = {"codec_name": "sign3", "lr": 0.7, "momentum": 0.8}
-MANY = most_electors(RULES)  # of whom RULES.committee judge
+MANY = most_validators(RULES)  # of whom RULES.committee judge
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Damage:
             least = f"at least {self.setting.least:.0%} promised"
             broken.append(f"{self.setting.name}: {self.share:.0%} of the clean run, {least}")
         if self.course.unseated:
-            broken.append(f"{self.setting.name}: {self.course.unseated} honest electors removed as silent")
+            broken.append(f"{self.setting.name}: {self.course.unseated} honest validators removed as silent")
         return tuple(broken)
 
 
@@ -158,10 +158,10 @@ def _outcome(name: str, found: list[Damage], claims: int = 1) -> Outcome:
     told = shares + (f"; liars' weight {weights}" if found[0].setting.liars else "")
     refused = sum(one.course.refused for one in found) / sum(one.course.honest for one in found)
     if any(one.course.lapsed for one in found):
-        told += "; honest electors lapsed " + " / ".join(str(one.course.lapsed) for one in found)
+        told += "; honest validators lapsed " + " / ".join(str(one.course.lapsed) for one in found)
     captured = [f"{one.setting.name} from round {one.course.captured}" for one in found if one.course.captured]
     if captured:
-        told += f"; liars half of the electors: {', '.join(captured)}"
+        told += f"; liars half of the validators: {', '.join(captured)}"
     failures = tuple(line for one in found for line in one.failures())
     mean = "mean by samples" if claims > 1 else "plain mean"
     return Outcome("gradient", name, f"{told}; honest refused {refused:.0%}", f"{mean}: {lost}", failures)

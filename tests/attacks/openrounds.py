@@ -90,9 +90,9 @@ class Course:
     strike: float = 0.0  # how far the one strike took the parameters, by the median norm of what honest peers offered
     harm: float = 0.0  # bits of held-out loss that it cost
     undone: bool = False  # whether the next roster went back
-    unseated: int = 0  # honest electors who are none any more as a minority said that they are silent
+    unseated: int = 0  # honest validators who are none any more as a minority said that they are silent
     lapsed: int = 0  # … or as too little of their work was accepted
-    captured: int | None = None  # round from which on liars were half of the electors or more
+    captured: int | None = None  # round from which on liars were half of the validators or more
 
 
 def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
@@ -113,7 +113,7 @@ def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
 
 
 class OpenSwarm:
-    """The same peers on an open chain, all of them electors; the last `liars` of them lie."""
+    """The same peers on an open chain, all of them validators; the last `liars` of them lie."""
 
     def __init__(
         self, task: Task, lie: Lie, liars: int, *, codec_name: str, lr: float = 1.0, momentum: float = 0.0
@@ -175,11 +175,11 @@ class OpenSwarm:
         course.honest += len(self._names) - len(lying)
         course.refused += len(self._names) - len(lying) - sum(name not in lying for name, _ in counted)
         course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
-        silent = {elector for elector, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
-        if 2 * len(self._liars.intersection(chain.electors)) >= len(chain.electors) and course.captured is None:
+        silent = {validator for validator, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
+        if 2 * len(self._liars.intersection(chain.validators)) >= len(chain.validators) and course.captured is None:
             course.captured = number
         course.unseated += len(silent - self._liars) if course.captured is None else 0
-        course.lapsed += len(set(chain.electors).difference(made.chain.electors, self._liars, silent))
+        course.lapsed += len(set(chain.validators).difference(made.chain.validators, self._liars, silent))
         self._chain = made.chain
 
     def _lying(self, number: int) -> set[str]:

@@ -1,7 +1,7 @@
 """A small swarm of the method `open` on simnet, some of whose nodes run another program: real rounds, virtual time.
 
-All nodes are electors. Tests take five: what a round does does not depend on how many take part, and a round of sixteen
-costs ten times as much of the machine. A changed node is a real one of which the adversary replaced a part.
+All nodes are validators. Tests take five: what a round does does not depend on how many take part, and a round of
+sixteen costs ten times as much of the machine. A changed node is a real one of which the adversary replaced a part.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ async def with_swarm(body: Callable[[Scene], Awaitable[Any]], *, nodes: int = NO
     names = tuple(ascii_lowercase[:nodes])
     async with trio.open_nursery() as nursery:
         swarm = SimSwarm(
-            nursery, world=SimWorld(latency=0.02), method="open", electors=names, seconds_per_step=SECONDS_PER_STEP
+            nursery, world=SimWorld(latency=0.02), method="open", validators=names, seconds_per_step=SECONDS_PER_STEP
         )
         await swarm.start(names[0], wait_peers=len(names) - 1)
         for name in names[1:]:

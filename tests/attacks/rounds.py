@@ -1,6 +1,6 @@
 """The round group: peers that stop at any moment, lying leaders and judges, and a swarm cut in two.
 
-Measured in a swarm on simnet, all electors: rounds of which honest nodes have different states, and the slowest
+Measured in a swarm on simnet, all validators: rounds of which honest nodes have different states, and the slowest
 round beside the usual one; what else must be true is said by each adversary.
 """
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from swarmnode.protocols.chain import duty, state, statements
 from swarmnode.protocols.chain import rules as chain_rules
-from swarmnode.protocols.chain.duty import Action, View, WriteCut, WriteReveal
+from swarmnode.protocols.chain.duty import Action, View, WriteAvailabilityVote, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
@@ -177,7 +177,7 @@ def _reveal_at_once(chain: ChainState, rules: ChainRules, view: View) -> tuple[A
     actions = list(duty.duties(chain, rules, view))
     cuts = {cut.author for cut in view.cuts}
     if not view.timers.commits and len(cuts) < state.quorum(chain, rules):
-        actions = [action for action in actions if not isinstance(action, WriteCut)]
+        actions = [action for action in actions if not isinstance(action, WriteAvailabilityVote)]
     if view.own.commit is not None and not view.own.revealed:
         actions = [*(action for action in actions if not isinstance(action, WriteReveal)), WriteReveal()]
     return tuple(actions)

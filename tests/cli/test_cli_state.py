@@ -102,7 +102,7 @@ def test_what_is_put_is_got_listed_and_deleted(homes: tuple[Path, ...], ask: Ask
     listed = ask(here, "ls", "--limit", "1")
     assert listed["more"] and len(listed["elements"]) == 1
     assert "1 element; there are more" in ask(here, "ls", "--limit", "1", words=True)
-    assert ask(here, "ls", "head") == {"elements": [], "more": False}
+    assert ask(here, "ls", "vote") == {"elements": [], "more": False}
     assert ask(here, "put", "note/b", "--delete")["deleted"] is True
     assert "(deleted)" in ask(here, "ls", "note/b", words=True)
     with pytest.raises(ControlError, match="nobody"):

@@ -74,7 +74,7 @@ def test_an_attacked_run_is_nobody_elses() -> None:
     usual = spec()
     one, other = (under_attack(usual, Attack("nan", 1), PEERS) for _ in range(2))
     assert len({usual.run_id, one.run_id, other.run_id}) == 3
-    assert one.trust.electors == tuple(PEERS)
+    assert one.trust.validators == tuple(PEERS)
 
 
 def test_identities_are_those_of_the_nodes_to_come(tmp_path: Path) -> None:

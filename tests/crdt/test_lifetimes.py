@@ -14,7 +14,7 @@ from swarmnode.crdt.ranges import END, LISTED, START, Lifetimes, RangeTree
 from swarmnode.crdt.reconcile import Initiator, Responder
 
 SALT = bytes(32)
-NAMES = ("member", "head", "note", "evidence")  # one of each ttl
+NAMES = ("member", "vote", "note", "evidence")  # one of each ttl
 NOW = 3 * KINDS["evidence"].ttl
 
 

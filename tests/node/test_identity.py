@@ -103,7 +103,7 @@ def test_passphrase_comes_from_file_then_environment(tmp_path: Path) -> None:
 
 def test_a_run_that_asks_for_work_refuses_a_key_without_it_and_says_what_to_do() -> None:
     spec = parse_runspec(
-        {"run": {"name": "r", "trust": "open"}, "trust": {"identity_bits": 40, "electors": ["12D3a"]}}, source="test"
+        {"run": {"name": "r", "trust": "open"}, "trust": {"identity_bits": 40, "validators": ["12D3a"]}}, source="test"
     )
     with pytest.raises(WorkMissing, match="--mine 40"):
         check_admitted(spec, peer_id_of(bytes(32)))

@@ -39,7 +39,7 @@ def test_a_successor_says_what_it_continues_and_may_change_all_but_model_and_tas
     assert (spec.data.index, spec.task.heldout_sha256) == ("cd" * 32, "ab" * 32)
     assert decode(encode(spec), expected_run_id=spec.run_id) == spec
     open_one = dataclasses.replace(new(trust="open"), exchange=ExchangeSection())
-    assert follow(open_one, PARENT, state_hash=HASH, me=OWNER).trust.electors == (OWNER,)
+    assert follow(open_one, PARENT, state_hash=HASH, me=OWNER).trust.validators == (OWNER,)
     with pytest.raises(SettingError, match=r"\[model\]"):
         follow(dataclasses.replace(new(), model=ModelSection(layers=2)), PARENT, state_hash=HASH, me=OWNER)
 

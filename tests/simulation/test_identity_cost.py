@@ -23,7 +23,7 @@ def test_a_free_identity_has_no_lease_and_no_commit_while_one_that_cost_work_con
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.05)
             worthy, cheap = named(world, worthy=True), named(world, worthy=False)
-            swarm = SimSwarm(nursery, world=world, method="open", electors=("a", "b", "c"), identity_bits=BITS)
+            swarm = SimSwarm(nursery, world=world, method="open", validators=("a", "b", "c"), identity_bits=BITS)
             swarm.trusting.add(cheap)  # it runs a program without the rule
             await swarm.start("a", wait_peers=4)
             for name in ("b", "c", worthy, cheap):

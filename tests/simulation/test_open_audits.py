@@ -63,7 +63,7 @@ class AuditedSwarm(SimSwarm):
 
         world = SimWorld(latency=0.05)
         self.liar = next(iter(toys), "")
-        super().__init__(nursery, world=world, method="open", electors=NAMES, steps=STEPS, trainer=trainer)
+        super().__init__(nursery, world=world, method="open", validators=NAMES, steps=STEPS, trainer=trainer)
 
     @cached_property
     def spec(self) -> RunSpec:

@@ -18,13 +18,13 @@ ROUNDS = 8
 def test_rounds_end_and_all_agree_while_nodes_come_leave_die_and_freeze() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = ChurnSwarm(nursery, NODES, electors=5, parameters=4096, seed=1)
+            swarm = ChurnSwarm(nursery, NODES, validators=5, parameters=4096, seed=1)
             await swarm.begin()
             for _ in range(ROUNDS):
                 await swarm.next_round(within=120)
                 await swarm.churn(Churn.of(0.2))
             assert sum(swarm.happened.values()) >= ROUNDS
-            assert max(round.seconds for round in swarm.history) < 60  # with five electors, of whom three are gone
+            assert max(round.seconds for round in swarm.history) < 60  # with five validators, of whom three are gone
             swarm.thaw_all()
             settled = swarm.height() + 3
             await swarm.swarm.until(lambda: swarm.height() >= settled and swarm.agree(), within=60)
@@ -41,7 +41,7 @@ def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_
 
     async def sent_by(nodes: int) -> float:
         async with trio.open_nursery() as nursery:
-            swarm = ChurnSwarm(nursery, nodes, electors=4, parameters=4096, seed=1, participants=6)
+            swarm = ChurnSwarm(nursery, nodes, validators=4, parameters=4096, seed=1, participants=6)
             await swarm.begin()
             await swarm.next_round(within=120)
             before = swarm.sent()

@@ -21,14 +21,14 @@ HONEST, LIARS = ("a", "b"), ("x", "y")
 def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
     """`body` with two swarms of one run that cannot reach one another; the second is made of one person's nodes.
 
-    One elector of the run is on either side, so each side's history keeps all rules: rounds end by half of the judges
+    One validator of the run is on either side, so each side's history keeps all rules: rounds end by half of the judges
     after some empty ones.
     """
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.02)
-            swarm = SimSwarm(nursery, world=world, method="open", electors=("a", "x"))
+            swarm = SimSwarm(nursery, world=world, method="open", validators=("a", "x"))
             world.partition([[world.node(name).me for name in side] for side in (HONEST, (*LIARS, "new"))])
             for side in (HONEST, LIARS):
                 await swarm.start(side[0])
@@ -83,7 +83,7 @@ def test_a_newcomer_joins_the_history_that_contains_the_roster_of_its_join_strin
         await settle(swarm, "x")
         assert await joined(swarm, roster_of(swarm, "x"), by="x") == ""
         warnings = swarm.nodes["new"].session.warnings
-        assert "decided by fewer than half" in warnings["roster"], "each side has one elector of two"
+        assert "decided by fewer than half" in warnings["roster"], "each side has one validator of two"
 
     simulate(body)
 

@@ -19,12 +19,12 @@ SHORTEST = 1.0  # seconds, by default
 
 
 def simulate(body: Callable[[SimSwarm], Awaitable[None]], *names: str) -> None:
-    """`body` with a swarm of one elector, the first, whose rounds need next to no training."""
+    """`body` with a swarm of one validator, the first, whose rounds need next to no training."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.02)
-            swarm = SimSwarm(nursery, world=world, method="open", electors=names[:1], seconds_per_step=0.01)
+            swarm = SimSwarm(nursery, world=world, method="open", validators=names[:1], seconds_per_step=0.01)
             await swarm.start(names[0], wait_peers=len(names) - 1)
             for name in names[1:]:
                 await swarm.start(name, join=names[0])

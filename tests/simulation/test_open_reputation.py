@@ -39,7 +39,7 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Ledger]:
 def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(ledgers: dict[str, Ledger]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", electors=NAMES[:4])
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=NAMES[:4])
             await swarm.start("a", wait_peers=4)
             for name in NAMES[1:]:
                 await swarm.start(name, join="a")

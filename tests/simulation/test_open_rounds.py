@@ -20,13 +20,13 @@ NAMES = ("a", "b", "c", "d")
 Body = Callable[[SimSwarm], Awaitable[None]]
 
 
-def simulate(body: Body, *, names: tuple[str, ...] = NAMES, electors: tuple[str, ...] | None = None) -> None:
-    """`body` with a swarm whose nodes have all begun; by default all of them are electors."""
+def simulate(body: Body, *, names: tuple[str, ...] = NAMES, validators: tuple[str, ...] | None = None) -> None:
+    """`body` with a swarm whose nodes have all begun; by default all of them are validators."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.05)
-            swarm = SimSwarm(nursery, world=world, method="open", electors=electors or names)
+            swarm = SimSwarm(nursery, world=world, method="open", validators=validators or names)
             first, *others = names
             await swarm.start(first, wait_peers=len(others))
             for name in others:
@@ -62,15 +62,15 @@ def test_all_nodes_go_through_the_same_states(size: int) -> None:
     simulate(body, names=NAMES[:size])
 
 
-def test_who_is_no_elector_contributes_and_follows() -> None:
+def test_who_is_no_validator_contributes_and_follows() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(4, *NAMES)
         assert all(len(swarm.hashes(round)) == 1 for round in range(5))
         chain = method_of(swarm, "d").store.block.chain
         assert {worked.author for roster in chain.history for worked in roster} >= {swarm.peer(n) for n in "bcd"}
-        assert chain.electors == (swarm.peer("a"),)
+        assert chain.validators == (swarm.peer("a"),)
 
-    simulate(body, electors=("a",))
+    simulate(body, validators=("a",))
 
 
 def test_training_goes_on_while_contributions_are_exchanged() -> None:
@@ -84,7 +84,7 @@ def test_training_goes_on_while_contributions_are_exchanged() -> None:
 
 
 @pytest.mark.parametrize("victim", NAMES)
-def test_the_death_of_any_elector_holds_the_others_up_for_seconds(victim: str) -> None:
+def test_the_death_of_any_validator_holds_the_others_up_for_seconds(victim: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
         swarm.kill(victim)
@@ -96,20 +96,20 @@ def test_the_death_of_any_elector_holds_the_others_up_for_seconds(victim: str) -
     simulate(body)
 
 
-def test_a_dead_elector_leaves_within_some_rounds_and_is_one_again_when_it_works() -> None:
+def test_a_dead_validator_leaves_within_some_rounds_and_is_one_again_when_it_works() -> None:
     async def body(swarm: SimSwarm) -> None:
-        def electors() -> set[str]:
-            return {name for name in names if swarm.peer(name) in method_of(swarm, "a").store.block.chain.electors}
+        def validators() -> set[str]:
+            return {name for name in names if swarm.peer(name) in method_of(swarm, "a").store.block.chain.validators}
 
         await swarm.round_done(2, *names)
-        assert electors() == set(names)
+        assert validators() == set(names)
         swarm.kill("f")
         await swarm.round_done(7, *"abcde", within=90)
-        assert electors() == set("abcde")
+        assert validators() == set("abcde")
         assert all(swarm.nodes["a"].rounds[round]["members"] for round in range(8))
         await swarm.start("f", join="b")
         await swarm.round_done(12, *names, within=120)
-        assert electors() == set(names)
+        assert validators() == set(names)
         assert_one_chain(swarm, *"abcde")
 
     names = tuple("abcdef")
@@ -146,26 +146,28 @@ def test_who_finds_nobody_is_silent_in_the_round_of_its_checkpoint_and_then_goes
         await swarm.until(lambda: any(event["members"] for event in node.rounds.values()), within=300)
         first = min(node.rounds)
         said = await method_of(swarm, "c").sync._state.select(author=swarm.peer("c"), limit=1000)
-        rounds = {int(element.key.split("/")[1]) for element in said if element.key.startswith(("commit", "cut"))}
+        rounds = {
+            int(element.key.split("/")[1]) for element in said if element.key.startswith(("commit", "availability"))
+        }
         assert rounds and first not in rounds
 
-    simulate(body, names=NAMES[:2], electors=NAMES[:3])
+    simulate(body, names=NAMES[:2], validators=NAMES[:3])
 
 
-def test_a_run_outlives_its_only_elector() -> None:
+def test_a_run_outlives_its_only_validator() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
         swarm.kill("a")
         await swarm.round_done(14, *"bcd", within=300)
         assert_one_chain(swarm, *NAMES)
-        assert method_of(swarm, "b").store.block.chain.electors == tuple(sorted(map(swarm.peer, NAMES)))
+        assert method_of(swarm, "b").store.block.chain.validators == tuple(sorted(map(swarm.peer, NAMES)))
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
         assert last["loss"] < first["loss"]
 
-    simulate(body, electors=("a",))
+    simulate(body, validators=("a",))
 
 
-def test_a_run_outlives_an_only_elector_that_is_there_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_outlives_an_only_validator_that_is_there_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def silence(statement: object) -> None:
         return None
 
@@ -177,7 +179,7 @@ def test_a_run_outlives_an_only_elector_that_is_there_and_says_nothing(monkeypat
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
         assert last["loss"] < first["loss"]
 
-    simulate(body, electors=("a",))
+    simulate(body, validators=("a",))
 
 
 def test_one_of_two_goes_on_when_the_other_dies() -> None:
@@ -191,7 +193,7 @@ def test_one_of_two_goes_on_when_the_other_dies() -> None:
     simulate(body, names=NAMES[:2])
 
 
-def test_a_frozen_elector_finds_back_and_its_own_history_is_left() -> None:
+def test_a_frozen_validator_finds_back_and_its_own_history_is_left() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
         swarm.world.freeze(swarm.peer("a"))
@@ -231,7 +233,7 @@ def test_one_of_many_who_is_there_and_silent_teaches_nobody_to_wait_longer() -> 
             await waits._wait_for("tried", lambda began=began: {b, c, d} if trio.current_time() < began + 1 else {d})
         assert usual.usual is not None and usual.usual < 3
 
-    simulate(body, electors=("a",))
+    simulate(body, validators=("a",))
 
 
 def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
@@ -253,7 +255,7 @@ def test_a_node_can_stand_on_an_empty_roster_that_came_with_others() -> None:
         method = method_of(swarm, "a")
         held = method.store
         block = empty_block(held.block.chain)
-        held.tree.add(block)  # as where an elector names the last of several empty rosters
+        held.tree.add(block)  # as where a validator names the last of several empty rosters
         await held.state_after(block)
         await method.sync.move(block)
         assert held.log.chain == block.chain

@@ -30,7 +30,7 @@ def warning(swarm: SimSwarm, name: str) -> str:
 
 async def begin(nursery: trio.Nursery, folder: Path) -> SimSwarm:
     names = "abcd"
-    swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", electors=tuple(names))
+    swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=tuple(names))
     swarm.checkpoints = folder
     await swarm.start("a", wait_peers=3)
     for name in names[1:]:
@@ -83,7 +83,7 @@ def test_a_cut_that_heals_by_itself_is_no_split(tmp_path: Path) -> None:
 
 
 def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path) -> None:
-    """As a machine does whose link was down over night, though it is an elector and had rounds of its own."""
+    """As a machine does whose link was down over night, though it is a validator and had rounds of its own."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -32,7 +32,7 @@ def keep_parents_state(swarm: SimSwarm, folder: Path, *names: str) -> np.ndarray
 def test_all_begin_from_the_parents_state_also_who_does_not_have_it(tmp_path: Path, with_file: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", electors=("a",))
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=("a",))
             swarm.checkpoints = tmp_path
             parameters = keep_parents_state(swarm, tmp_path, "a", "b")
             began = await swarm.start("a", creator=with_file)

@@ -48,7 +48,7 @@ def test_deaths_cuts_and_restarts_leave_one_history_that_learns(tmp_path: Path) 
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await body(Turns(nursery, method="open", electors=NAMES, steps=10))
+            await body(Turns(nursery, method="open", validators=NAMES, steps=10))
             nursery.cancel_scope.cancel()
 
     run_simulation(main)

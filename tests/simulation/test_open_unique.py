@@ -56,7 +56,7 @@ def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_b
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             swarm = DenseSwarm(
-                nursery, world=SimWorld(latency=0.05), method="open", electors=NAMES[:4], steps=STEPS, trainer=trainer
+                nursery, world=SimWorld(latency=0.05), method="open", validators=NAMES[:4], steps=STEPS, trainer=trainer
             )
             swarms.append(swarm)
             await swarm.start("a", wait_peers=len(NAMES) - 1)
@@ -119,7 +119,7 @@ def test_text_that_cannot_be_had_tells_nothing_and_stops_nobody(monkeypatch: pyt
                 nursery,
                 world=SimWorld(latency=0.05),
                 method="open",
-                electors=NAMES[:3],
+                validators=NAMES[:3],
                 steps=STEPS,
                 trainer=lambda name, peer: ReadingTrainer(ToyModel(dimension=64, peer_id=peer), seconds_per_step=0.2),
             )

@@ -61,8 +61,8 @@ def profile_of(method: str) -> Counter[str]:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            electors = NAMES if method == "open" else ()
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method=method, electors=electors)
+            validators = NAMES if method == "open" else ()
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method=method, validators=validators)
             await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
             for name in NAMES[1:]:
                 await swarm.start(name, join=NAMES[0])

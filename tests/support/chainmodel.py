@@ -39,8 +39,8 @@ from swarmnode.protocols.chain.duty import (
     Own,
     Timers,
     View,
+    WriteAvailabilityVote,
     WriteCommit,
-    WriteCut,
     WriteReveal,
     WriteRoster,
     WriteScores,
@@ -54,9 +54,9 @@ from swarmnode.protocols.chain.state import ChainState, leaders, quorum
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     JUDGED,
+    AvailabilityVote,
     Commit,
-    Cut,
-    Head,
+    ForkChoiceVote,
     Reveal,
     Roster,
     Said,
@@ -120,7 +120,7 @@ class Logs:
 class Model:
     """Nodes, who of them contribute and lie, and what may happen to them."""
 
-    names: tuple[str, ...]  # all are electors
+    names: tuple[str, ...]  # all are validators
     authors: frozenset[str]
     rounds: int = 1
     liar: str = ""  # leads with two rosters, and tells each of them to half of the others
@@ -260,7 +260,7 @@ class Model:
 
     def _hear_idle(self, state: State, node: Node) -> Node:
         for i, other in enumerate(state):
-            if Head in self.at_once and i != node.number:
+            if ForkChoiceVote in self.at_once and i != node.number:
                 node = self._see(node, other)
             while i != node.number and node.heard[i] != other.said:
                 more, spoken = self._logs.next(other.said, node.heard[i])
@@ -288,7 +288,7 @@ class Model:
         match what:
             case Commit():
                 return own.cut is not None
-            case Cut():
+            case AvailabilityVote():
                 may_open = own.commit is not None and not own.revealed
                 return own.sealed is not None and not may_open and not leads
             case Reveal():
@@ -356,7 +356,7 @@ class Model:
     def _view(self, node: Node, timers: Timers | None) -> View:
         chain, me = self._chain(node), self.names[node.number]
         here = [said for said in self._known(node) if self._is_of(chain, said)]
-        cuts = tuple(said for said in here if isinstance(said.what, Cut))
+        cuts = tuple(said for said in here if isinstance(said.what, AvailabilityVote))
         scores = tuple(said for said in here if isinstance(said.what, Scores))
         # What a cut lists is fetched from its author, and what was measured from who measured it.
         commits = {id: self._said[id] for said in cuts for id in said.what.commits}
@@ -385,7 +385,7 @@ class Model:
         return Own(
             commit=by_kind.get(Commit),
             revealed=Reveal in by_kind,
-            cut=by_kind[Cut].what if Cut in by_kind else None,
+            cut=by_kind[AvailabilityVote].what if AvailabilityVote in by_kind else None,
             sealed=self._scores[by_kind[Seal].what.seal].what if Seal in by_kind else None,
             opened=Scores in by_kind,
             led=frozenset(said.what.attempt for said in mine if isinstance(said.what, Roster)),
@@ -401,7 +401,7 @@ class Model:
                 made = offer(chain, me)
                 self._offers[made.id] = made
                 return self._speak(node, made.commit)
-            case WriteCut(commits):
+            case WriteAvailabilityVote(commits):
                 return self._speak(node, cut(chain, me, commits))
             case WriteReveal() if own.commit is not None:
                 return self._speak(node, say(me, self._offers[own.commit.id].reveal))

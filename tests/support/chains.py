@@ -26,8 +26,8 @@ from swarmnode.protocols.chain.statements import (
     FULL_STANDING,
     JUDGED,
     PREFIX,
+    AvailabilityVote,
     Commit,
-    Cut,
     Reveal,
     Roster,
     Said,
@@ -60,8 +60,8 @@ def say(author: str, what: Any, hlc: int = 0) -> Said[Any]:
     return Said(author, record_of(author, what, hlc).id, what)
 
 
-def start(electors: Iterable[str]) -> ChainState:
-    return genesis(RUN, tuple(electors), window=WINDOW)
+def start(validators: Iterable[str]) -> ChainState:
+    return genesis(RUN, tuple(validators), window=WINDOW)
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ def nonce_of(chain: ChainState, judge: str) -> bytes:
 
 def cut(
     chain: ChainState, judge: str, commits: Iterable[bytes], *, window: int = WINDOW, absent: Iterable[str] = ()
-) -> Said[Cut]:
+) -> Said[AvailabilityVote]:
     """`absent`: judges of the round before whom this one missed."""
     listed, nonce = tuple(sorted(commits)), nonce_hash(nonce_of(chain, judge))
-    return say(judge, Cut(chain.round, chain.tip, listed, nonce, window, places_of(chain, absent)))
+    return say(judge, AvailabilityVote(chain.round, chain.tip, listed, nonce, window, places_of(chain, absent)))
 
 
 def row(id: bytes, gain: int, *, found: int = JUDGED, standing: int = FULL_STANDING) -> Score:
@@ -114,7 +114,7 @@ def scores(chain: ChainState, judge: str, rows: Iterable[Score], *, undo: int | 
     return say(judge, Scores(chain.round, chain.tip, nonce_of(chain, judge), bytes(16), undo, ordered))
 
 
-def quote(cuts: Sequence[Said[Cut]], scored: Sequence[Said[Scores]], offers: Iterable[Offer]) -> Quoted:
+def quote(cuts: Sequence[Said[AvailabilityVote]], scored: Sequence[Said[Scores]], offers: Iterable[Offer]) -> Quoted:
     offers = tuple(offers)
     return Quoted(
         tuple(cuts),

@@ -180,7 +180,7 @@ class ChurnSwarm:
 
     nursery: trio.Nursery
     nodes: int
-    electors: int
+    validators: int
     parameters: int
     seed: int = 0
     floor: float = 2.0  # seconds, of deadlines
@@ -202,7 +202,7 @@ class ChurnSwarm:
             self.nursery,
             world=SimWorld(seed=self.seed, latency=self.latency, tick=TICK),
             method="open",
-            electors=tuple(first[: self.electors]),
+            validators=tuple(first[: self.validators]),
             floor=self.floor,
             seed=self.seed,
             participants=self.participants,
@@ -274,13 +274,13 @@ class ChurnSwarm:
         """Bytes that all nodes sent since they began; those of earlier lives too."""
         return self._sent_before + sum(node.network.bytes_out for node in self.swarm.nodes.values())
 
-    def electors_there(self) -> int:
-        """How many of the electors run and are not frozen, as one of the living nodes has it."""
+    def validators_there(self) -> int:
+        """How many of the validators run and are not frozen, as one of the living nodes has it."""
         for name in self.living:
             method = self.swarm.nodes[name].method
             if isinstance(method, Open) and method.store.stands:
                 living = {self.swarm.peer(each) for each in self.living}
-                return len(living.intersection(method.store.block.chain.electors))
+                return len(living.intersection(method.store.block.chain.validators))
         return 0
 
     def look_at(self, round: int, seconds: float = 0.0) -> Round:

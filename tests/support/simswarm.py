@@ -125,18 +125,18 @@ class SimSwarm:
         dimension: int = 64,
         seed: int = 0,
         method: str = "diloco",
-        electors: tuple[str, ...] = (),
+        validators: tuple[str, ...] = (),
         participants: int | None = None,
         model: Callable[[str, PeerId], ToyModel] | None = None,
         trainer: Callable[[str, PeerId], Trainer] | None = None,
         rollouts: dict[str, Any] | None = None,
         identity_bits: int = 0,
     ) -> None:
-        """`electors`: names of those who judge, where the method has judges; `participants`: in a round, None: as
+        """`validators`: names of those who judge, where the method has judges; `participants`: in a round, None: as
         by default; `rollouts`: of the run file. `model` makes a node's, by name and id, or `trainer` all of it."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
-        self._method, self._electors, self._participants = method, electors, participants
+        self._method, self._validators, self._participants = method, validators, participants
         self._rollouts = rollouts or {}
         self._identity_bits = identity_bits
         self.trusting: set[str] = set()  # names of nodes that take part as if everybody were admitted
@@ -275,9 +275,9 @@ class SimSwarm:
             "exchange": {"method": self._method, "deadline_floor": self._floor, "deadline_ceiling": 60.0},
         }
         spec = parse_runspec(tables, source="simulation").begun_by(self.world.node("a").me)
-        if self._electors and spec.trust.electors:
-            electors = tuple(self.world.node(name).me for name in self._electors)
-            spec = replace(spec, trust=replace(spec.trust, electors=electors))
+        if self._validators and spec.trust.validators:
+            validators = tuple(self.world.node(name).me for name in self._validators)
+            spec = replace(spec, trust=replace(spec.trust, validators=validators))
         if self._participants is not None:
             spec = replace(spec, trust=replace(spec.trust, participants=self._participants))
         if self._identity_bits:

@@ -175,7 +175,7 @@ def test_clip_factors_bring_norms_to_the_lower_median() -> None:
 
 
 def test_the_median_may_be_that_of_some_only() -> None:
-    """So that many newcomers with small norms do not shrink the work of electors, nor large ones let it grow."""
+    """So that many newcomers with small norms do not shrink the work of validators, nor large ones let it grow."""
     assert clip_units([1.0, 2.0, 0.1, 0.1, 0.1], 1.0) == [CLIP_UNIT, CLIP_UNIT // 2] + 3 * [CLIP_UNIT]
     assert clip_units([4.0, 8.0], 0.0) == clip_units([4.0, 8.0], 8.0) == [CLIP_UNIT, CLIP_UNIT]
 

@@ -46,7 +46,7 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "d4c0804b1f653ad5e05d78693423c74177c6a3f5e862a18af0ab05bbdbc75f3f"
+    assert fixed.run_id == "e14a7e6fb1b5a05e9f5af0f235aa5b4a7d7309c6e10efc35193e2a2da9f2b724"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "7fb82af0fc4fe371042f86ab499f39ea6ca3eeb5c7f14281f5b8aaade3cdcaf0"
+    assert plain.run_id == "9c467c30c1946d519d2753fd786812c61f1a9a7331496e7e8650fe9bd7ffa9c4"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 
@@ -89,10 +89,10 @@ def test_every_codec_there_is_can_be_chosen() -> None:
     assert set(chosen) == {"auto", *CODECS}
 
 
-def test_the_creator_of_an_open_run_is_its_elector_unless_the_file_names_some() -> None:
+def test_the_creator_of_an_open_run_is_its_validator_unless_the_file_names_some() -> None:
     unnamed = spec_of(run={"name": "t", "trust": "open"})
-    named = spec_of(run={"name": "t", "trust": "open"}, trust={"electors": ["12D3", "12D4"]})
-    assert unnamed.begun_by("12D5").trust.electors == ("12D5",)
+    named = spec_of(run={"name": "t", "trust": "open"}, trust={"validators": ["12D3", "12D4"]})
+    assert unnamed.begun_by("12D5").trust.validators == ("12D5",)
     assert named.begun_by("12D5") == named
     assert spec_of().begun_by("12D5") == spec_of()  # nobody judges among known peers
 
@@ -128,12 +128,12 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
         ),
         ({"trust": {"participants": 9}}, ["t.toml [trust]", "method = 'diloco'", "leave the table out"]),
         (
-            {"run": {"name": "t", "trust": "open"}, "trust": {"electors": ["a", "a"]}},
-            ["t.toml [trust]", "electors", "a more than once"],
+            {"run": {"name": "t", "trust": "open"}, "trust": {"validators": ["a", "a"]}},
+            ["t.toml [trust]", "validators", "a more than once"],
         ),
         (
-            {"run": {"name": "t", "trust": "open", "members": ["a"]}, "trust": {"electors": ["b"]}},
-            ["t.toml [trust]", "electors names b", "[run] members"],
+            {"run": {"name": "t", "trust": "open", "members": ["a"]}, "trust": {"validators": ["b"]}},
+            ["t.toml [trust]", "validators names b", "[run] members"],
         ),
         (
             {"run": {"name": "t", "trust": "open"}, "trust": {"shortest_window": 9, "longest_window": 3}},
@@ -160,7 +160,13 @@ def test_a_spec_that_is_another_run_is_refused() -> None:
 def test_a_spec_of_a_newer_schema_says_to_update() -> None:
     tables = msgpack.unpackb(encode(spec_of()))
     with pytest.raises(SettingError, match="update swarmnode"):
-        decode(msgpack.packb({**tables, "schema": 2}))
+        decode(msgpack.packb({**tables, "schema": runspec.SCHEMA + 1}))
+
+
+def test_a_spec_of_the_older_schema_says_what_became_of_it() -> None:
+    tables = msgpack.unpackb(encode(spec_of()))
+    with pytest.raises(SettingError, match="begin a new run"):
+        decode(msgpack.packb({**tables, "schema": 1}))
 
 
 def test_a_spec_in_another_encoding_is_refused_because_its_hash_would_differ() -> None:

@@ -20,9 +20,9 @@ from swarmnode.protocols.chain.state import ChainState, HashChain
 from swarmnode.protocols.chain.statements import (
     HASH,
     SALT,
+    AvailabilityVote,
     Commit,
-    Cut,
-    Head,
+    ForkChoiceVote,
     Reveal,
     Roster,
     Said,
@@ -41,7 +41,7 @@ from swarmnode.protocols.state.sync import StateSync
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S", Commit, Cut, Reveal, Seal, Scores, Roster, Head)
+S = TypeVar("S", Commit, AvailabilityVote, Reveal, Seal, Scores, Roster, ForkChoiceVote)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Signer:
 
     async def publish(self, statement: S) -> Said[S] | None:
         """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
-        if not isinstance(statement, Head) and statement.parent == self.silent_after:
+        if not isinstance(statement, ForkChoiceVote) and statement.parent == self.silent_after:
             logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
             return None
         try:

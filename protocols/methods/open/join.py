@@ -20,10 +20,11 @@ They are checked as they come; a member that lies in one of them is as one that 
 contribution is fetched for it: a history of 64 rounds takes some megabytes, in questions of 256 records each.
 
 **Members whose history parted from this node's for good: a split.**
-A fork is healed by where the electors' heads lie (`chain/forks.py`), as long as the rosters since it are kept. Two
-parts of a swarm that were cut off from one another for more than DEPTH rounds have different electors, and no roster in
-common that is still kept: then no rule says which history is right, and each part goes on with its own. What remains is
-to tell the owners, who can have a node go over: `swarmnode run --roster ROUND:ID`, with a roster of the other history.
+A fork is healed by where the validators' heads lie (`chain/forks.py`), as long as the rosters since it are kept. Two
+parts of a swarm that were cut off from one another for more than DEPTH rounds have different validators, and no roster
+in common that is still kept: then no rule says which history is right, and each part goes on with its own. What
+remains is to tell the owners, who can have a node go over: `swarmnode run --roster ROUND:ID`, with a roster of the
+other history.
 
 So now and then, and before it goes over to another's state, a node asks members where they stand. Who stands in its
 tree, or on a way that leads from there, is in step. Who is not, and keeps rosters of the same rounds as this node, all
@@ -50,8 +51,8 @@ from swarmnode.protocols.chain.lineage import TrustedRoster
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, Quoted, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import (
+    AvailabilityVote,
     Commit,
-    Cut,
     InvalidStatement,
     Reveal,
     Roster,
@@ -102,7 +103,7 @@ class Joining:
         self._splits, self._catch_up = splits, catch_up
         ceiling, longest = parts.spec.exchange.deadline_ceiling, self._store.rules.longest_window
         window = min(round(1000 * FIRST_WINDOW * ceiling), longest)
-        self._genesis = genesis(parts.run_id, parts.spec.trust.electors or (parts.me,), window=window)
+        self._genesis = genesis(parts.run_id, parts.spec.trust.validators or (parts.me,), window=window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
         self._shown: _Shown | None = None  # by the member that was followed
@@ -365,7 +366,7 @@ class _Told:
 
     rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
     commits: dict[bytes, Said[Commit]] = field(default_factory=dict)
-    cuts: dict[bytes, Said[Cut]] = field(default_factory=dict)
+    cuts: dict[bytes, Said[AvailabilityVote]] = field(default_factory=dict)
     scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
     reveals: dict[bytes, Reveal] = field(default_factory=dict)
 
@@ -419,7 +420,7 @@ async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> _Told:
         match said.what:
             case Commit():
                 told.commits[said.id] = said
-            case Cut():
+            case AvailabilityVote():
                 told.cuts[said.id] = said
             case Scores():
                 told.scores[said.id] = said

@@ -11,9 +11,9 @@
     checks/       audits of others' work; whether it comes of the data that they were to work on; what rosters prove
 
 The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
-never stops; no local work is lost; while a majority of electors is honest and connected, all connected honest nodes
+never stops; no local work is lost; while a majority of validators is honest and connected, all connected honest nodes
 agree within a few rounds. What it does not: finality, one chain during a partition, protection from who has most of the
-audited compute, and below four electors anything against a liar. While no elector is there, rounds end empty until
+audited compute, and below four validators anything against a liar. While no validator is there, rounds end empty until
 those whose work counted have succeeded them.
 """
 
@@ -135,7 +135,7 @@ class Open(Method):
             return None
         chain = store.block.chain
         lately = {worked.author for roster in chain.history[-2:] for worked in roster}
-        members = tuple(sorted(lately.union(chain.electors)))
+        members = tuple(sorted(lately.union(chain.validators)))
         elapsed = trio.current_time() - store.arrived
         roster = settled(store.tree.path(chain.tip), SETTLED)
         named = str(roster) if roster is not None else ""

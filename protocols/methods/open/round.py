@@ -1,7 +1,7 @@
 """One round of the open exchange as this node takes part in it. What to do when is said by `protocols.chain.duty`.
 
 `OpenRounds.run_round` is the whole of it: train, and whenever something was heard or a wait is over, do what an honest
-node does next, until most electors stand behind a roster; then move there.
+node does next, until most validators stand behind a roster; then move there.
 
     train      inner steps from φ, until H are done or the window closes, and on while the rest goes on
     commit     bind oneself to the encoded pseudo-gradient
@@ -9,7 +9,7 @@ node does next, until most electors stand behind a roster; then move there.
     reveal     open the commit once a quorum has cut
     judge      (judges) measure what was revealed; seal; open once a quorum has
     lead       (the leader of the attempt) make the roster; get what it lacks for that
-    follow     (electors) sign the head; everybody moves when enough of them stand behind it
+    follow     (validators) sign the head; everybody moves when enough of them stand behind it
     settle     work that a roster counts is committed; what it leaves out returns to the residual, and so does, after a
                switch to another fork or a revert, what an earlier roster had counted: no local work is lost
 
@@ -31,8 +31,8 @@ import trio
 from swarmnode.protocols.chain.duty import (
     Fetch,
     Judge,
+    WriteAvailabilityVote,
     WriteCommit,
-    WriteCut,
     WriteReveal,
     WriteRoster,
     WriteScores,
@@ -48,10 +48,10 @@ from swarmnode.protocols.chain.statements import (
     ONE,
     SALT,
     VERDICTS,
+    AvailabilityVote,
     Commit,
-    Cut,
     Entry,
-    Head,
+    ForkChoiceVote,
     Reveal,
     Score,
     Scores,
@@ -89,7 +89,7 @@ class OpenRounds:
         self.phase = "waiting"
 
     async def run_round(self) -> RoundResult | None:
-        """Take part until most electors stand behind a roster, and move there; None where that is no later round.
+        """Take part until most validators stand behind a roster, and move there; None where that is no later round.
 
         Raises Overtaken where the others are further than rosters can be replayed.
         """
@@ -100,14 +100,14 @@ class OpenRounds:
             nursery.start_soon(self._local.run, context.chain.round, store.notify)
             nursery.start_soon(self._train_until_due, context)
             nursery.start_soon(self._timeouts.keep_time, context)
-            nursery.start_soon(self._timeouts.look_for_electors, context)
+            nursery.start_soon(self._timeouts.look_for_validators, context)
             while (found := await self._followed(context, nursery)) is None and not store.out_of_sync:
                 changed = store.changed
                 for action in duties(context.chain, store.rules, context.view(me, store.norms(context.log))):
                     match action:
                         case WriteCommit():
                             await self.commit(context)
-                        case WriteCut(commits):
+                        case WriteAvailabilityVote(commits):
                             await self.cut(context, commits)
                         case WriteReveal():
                             await self.reveal(context)
@@ -206,7 +206,7 @@ class OpenRounds:
         before = self._store.logs.get(context.block.parent)  # nobody is missed where nothing of that round is here
         missed = set(before.judges) - before.cuts_by_judge().keys() if before is not None else set()
         window, absent = self._next_window(context), places_of(chain, missed)
-        cut = Cut(chain.round, chain.tip, commits, nonce_hash(nonce), window, absent)
+        cut = AvailabilityVote(chain.round, chain.tip, commits, nonce_hash(nonce), window, absent)
         context.own = replace(context.own, cut=cut)
         await self._signer.publish(cut)
 
@@ -283,7 +283,7 @@ class OpenRounds:
     # --- following --------------------------------------------------------------------------------------------------
 
     async def _followed(self, context: RoundContext, nursery: trio.Nursery) -> Block | None:
-        """The block to move to, once enough electors stand behind it. Electors sign the head that they follow."""
+        """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, self._parts.me
         heads = store.heads()
         wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=context.timers.attempt)
@@ -294,8 +294,8 @@ class OpenRounds:
         except Lost as error:
             logger.warning("round %d: a roster cannot be followed: %s", chain.round, error)
             return None
-        if me in chain.electors and store.heads().get(me) != wanted:
-            head = Head(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
+        if me in chain.validators and store.heads().get(me) != wanted:
+            head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
             if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
         return block if self._timeouts.is_settled(context, wanted, nursery) else None

@@ -27,9 +27,9 @@ from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.rules import Derived, Quoted, listed_commits
 from swarmnode.protocols.chain.state import ChainRules, ChainState, judges, leaders, participates, quorum, rules_of
 from swarmnode.protocols.chain.statements import (
+    AvailabilityVote,
     Commit,
-    Cut,
-    Head,
+    ForkChoiceVote,
     InvalidStatement,
     Reveal,
     Roster,
@@ -54,9 +54,9 @@ from swarmnode.training.runspec import RunSpec
 logger = logging.getLogger(__name__)
 
 AWAY = "note/away"  # key of the record by which a node says that it takes no part for now
-ROUND_KINDS = ("commit", "cut", "reveal", "score", "roster")  # kinds of what is said in a round
-HEAD_KIND = "head"
-MAX_AUTHORS = 2048  # who commit in one round, beside electors; far more than take part, and 1 MiB of memory
+ROUND_KINDS = ("commit", "availability", "reveal", "score", "roster")  # kinds of what is said in a round
+VOTE_KIND = "vote"
+MAX_AUTHORS = 2048  # who commit in one round, beside validators; far more than take part, and 1 MiB of memory
 PER_AUTHOR = 2  # records under one key that a state keeps: more cannot be quoted
 LOOKED_FOR = 4096  # authors of heads that are kept, and of absences
 NEWCOMERS = 256  # peers about to join that are remembered …
@@ -102,7 +102,7 @@ class RoundLog:
     chain: ChainState
     rules: ChainRules
     commits: dict[bytes, Said[Commit]] = field(default_factory=dict)  # by id
-    cuts: dict[bytes, Said[Cut]] = field(default_factory=dict)
+    cuts: dict[bytes, Said[AvailabilityVote]] = field(default_factory=dict)
     reveals: dict[bytes, Said[Reveal]] = field(default_factory=dict)  # by commit; each opens it
     seals: dict[str, Said[Seal]] = field(default_factory=dict)  # by judge
     scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class RoundLog:
                 inserted = self._insert_commit(said, now)
             case Reveal():
                 inserted = self._insert_reveal(said)
-            case Cut():
+            case AvailabilityVote():
                 inserted = said.author in self.judges and _put(self.cuts, said)
             case Seal():
                 inserted = said.author in self.judges and self.seals.setdefault(said.author, said) is said
@@ -143,7 +143,7 @@ class RoundLog:
         return inserted
 
     def _insert_commit(self, said: Said[Commit], now: float) -> bool:
-        known = said.author in self.chain.electors or any(
+        known = said.author in self.chain.validators or any(
             said.author == worked.author for roster in self.chain.history[-2:] for worked in roster
         )
         room = known or len(self.commits) < MAX_AUTHORS
@@ -166,7 +166,7 @@ class RoundLog:
             return False
         return self.reveals.setdefault(commit.id, said) is said
 
-    def cuts_by_judge(self) -> dict[str, Said[Cut]]:
+    def cuts_by_judge(self) -> dict[str, Said[AvailabilityVote]]:
         """One cut of each judge that made one."""
         return {said.author: said for said in self.cuts.values()}
 
@@ -374,13 +374,15 @@ class ChainStore:
         self.rules = rules_of(spec.trust)
         self.contributions = contributions
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
-        self.last_heads: dict[str, tuple[tuple[int, bytes], Said[Head]]] = {}  # by author, with its record's order
+        self.last_heads: dict[
+            str, tuple[tuple[int, bytes], Said[ForkChoiceVote]]
+        ] = {}  # by author, with its record's order
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
         self._away: OrderedDict[PeerId, tuple[tuple[int, bytes], bool]] = OrderedDict()  # with the record's order
         self._newcomers: OrderedDict[PeerId, float] = OrderedDict()  # who asked where to begin -> trio time
         self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
-        self.out_of_sync = False  # electors follow what cannot be reached from here by replaying rosters
+        self.out_of_sync = False  # validators follow what cannot be reached from here by replaying rosters
         self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
         self.counts: Counter[str] = Counter()
         self._changed = trio.Event()
@@ -520,7 +522,7 @@ class ChainStore:
             return None
         if element.key == AWAY:
             self._insert_absence(element)
-        if element.tombstone or element.kind not in (*ROUND_KINDS, HEAD_KIND):
+        if element.tombstone or element.kind not in (*ROUND_KINDS, VOTE_KIND):
             return None
         try:
             said = read(element)
@@ -528,7 +530,7 @@ class ChainStore:
             self.counts["invalid"] += 1
             logger.debug("%s says what nobody may say: %s", element.author, error)
             return None
-        if isinstance(said.what, Head):
+        if isinstance(said.what, ForkChoiceVote):
             inserted = self._insert_head(element, said)
         else:
             log = self.logs.get(said.what.parent)
@@ -547,18 +549,18 @@ class ChainStore:
                 self._away.popitem(last=False)
             self.notify()
 
-    def _insert_head(self, record: Record, said: Said[Head]) -> bool:
+    def _insert_head(self, record: Record, said: Said[ForkChoiceVote]) -> bool:
         before = self.last_heads.get(said.author)
         if before is not None and before[0] >= record.order:
             return False
-        elector = self.stands and said.author in self.block.chain.electors
-        if before is None and len(self.last_heads) >= LOOKED_FOR and not elector:
+        validator = self.stands and said.author in self.block.chain.validators
+        if before is None and len(self.last_heads) >= LOOKED_FOR and not validator:
             return False
         self.last_heads[said.author] = (record.order, said)
         return True
 
     def heads(self) -> dict[str, bytes]:
-        """The roster that each elector follows, as far as this node knows."""
+        """The roster that each validator follows, as far as this node knows."""
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
     def followers(self, roster: bytes) -> list[PeerId]:

@@ -5,15 +5,15 @@
         records that are missing, asked for by id     contributions, from whoever has them
 
 A roster comes into the tree when all that it rests on is here: what it quotes, by id; its rules; the contributions that
-it accepts; the state after it. An elector's head leads to a roster by the way to it from here, each roster on that way
+it accepts; the state after it. A validator's head leads to a roster by the way to it from here, each roster on that way
 in turn. So whatever is in the tree is here with every byte. Each roster is one task, of which there are at most two per
 attempt, as a log takes no more. Where something cannot be had, the task tries again, at longer and longer intervals,
 while the roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP tries in
-vain at what one elector leads or follows, of one roster or of as many, this node may be too far from the others to
+vain at what one validator leads or follows, of one roster or of as many, this node may be too far from the others to
 replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of theirs.
 
 Records usually come by themselves, with the replicated state; what did not come is asked for from whoever should have
-it: the leader that quotes it, electors that follow the roster, neighbours. Each source is asked once, one after the
+it: the leader that quotes it, validators that follow the roster, neighbours. Each source is asked once, one after the
 other. Every answer can be checked (`wire.py`), so a liar costs one call. A feed that was too fast for this node is made
 up for by reading the last rounds again.
 """
@@ -34,12 +34,12 @@ from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import Cut, Head, Reveal, Roster, Said, subject
+from swarmnode.protocols.chain.statements import AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
 from swarmnode.protocols.methods.open.store import (
     AWAY,
-    HEAD_KIND,
     LOOKED_FOR,
     ROUND_KINDS,
+    VOTE_KIND,
     ChainStore,
     MissingContribution,
     NoState,
@@ -72,7 +72,7 @@ SOURCES = 6  # peers asked for a thing, one after the other
 FETCHES = 16  # contributions on their way at once
 PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; then it is asked for
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
-GIVE_UP = 3  # tries in vain at what an elector leads or follows after which a node may be too far away to replay
+GIVE_UP = 3  # tries in vain at what a validator leads or follows after which a node may be too far away to replay
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
 
 
@@ -90,7 +90,7 @@ class ChainSync:
         self._rng = rng
         self._examining: set[bytes] = set()  # rosters, and heads that are looked for
         self._invalid: set[bytes] = set()
-        self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by elector
+        self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by validator
         self._fetching: set[bytes] = set()  # contributions
         self._limit = trio.CapacityLimiter(FETCHES)
         self._own: set[bytes] = set()  # records of this node that are inserted, and that the feed will bring once more
@@ -163,7 +163,7 @@ class ChainSync:
         return said
 
     async def _read_all(self) -> None:
-        for prefix in (HEAD_KIND, AWAY):
+        for prefix in (VOTE_KIND, AWAY):
             for element in await self._select(prefix, LOOKED_FOR):
                 self.insert(element)
         if self.store.stands:
@@ -207,31 +207,31 @@ class ChainSync:
                 log = store.logs[said.what.parent]
                 if log.chain.round >= store.block.chain.round - RECENT:
                     self._begin(said.id, said.author, partial(self._examine, log, said))
-            case Head():
-                if said.author in store.block.chain.electors:
+            case ForkChoiceVote():
+                if said.author in store.block.chain.validators:
                     self._begin(said.what.roster, said.author, partial(self._look_for_head, said))
-            case Cut() | Reveal() if said.what.parent == store.tip:
+            case AvailabilityVote() | Reveal() if said.what.parent == store.tip:
                 self.fetch_listed(store.log)
 
-    def _begin(self, id: bytes, elector: PeerId, work: Callable[[], Awaitable[None]]) -> None:
+    def _begin(self, id: bytes, validator: PeerId, work: Callable[[], Awaitable[None]]) -> None:
         known = id in self._examining or id in self._invalid or id in self.store.tree
         if not known and self._nursery is not None:
             self._examining.add(id)
-            self._nursery.start_soon(self._keep_trying, id, elector, work)
+            self._nursery.start_soon(self._keep_trying, id, validator, work)
 
-    async def _keep_trying(self, id: bytes, elector: PeerId, work: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_trying(self, id: bytes, validator: PeerId, work: Callable[[], Awaitable[None]]) -> None:
         wait, most = TRY_AGAIN
         try:
             while id not in self.store.tree and id not in self._invalid:
                 try:
                     await work()
-                    del self._in_vain[elector]
+                    del self._in_vain[validator]
                     return
                 except Lost as error:
                     logger.debug("roster %s: %s; trying again", id.hex()[:12], error)
                     self.store.counts["lacking"] += 1
-                    self._in_vain[elector] += 1
-                    if self._in_vain[elector] >= GIVE_UP:
+                    self._in_vain[validator] += 1
+                    if self._in_vain[validator] >= GIVE_UP:
                         self._consider_out_of_sync()
                 await trio.sleep(wait * self._rng.uniform(0.8, 1.2))
                 wait = min(2 * wait, most)
@@ -241,13 +241,13 @@ class ChainSync:
             self._examining.discard(id)
 
     def _consider_out_of_sync(self) -> None:
-        """Most electors who are heard of follow what cannot be had: catching up from a state of theirs may help."""
+        """Most validators who are heard of follow what cannot be had: catching up from a state of theirs may help."""
         store = self.store
         heads = store.heads()
         heard = heads.keys() - store.diverged - {self._network.me}
-        electors = [peer for peer in store.block.chain.electors if peer in heard]
-        unknown = sum(heads[peer] not in store.tree for peer in electors)
-        if 2 * unknown > len(electors):
+        validators = [peer for peer in store.block.chain.validators if peer in heard]
+        unknown = sum(heads[peer] not in store.tree for peer in validators)
+        if 2 * unknown > len(validators):
             store.out_of_sync = True
             store.notify()
 
@@ -346,8 +346,8 @@ class ChainSync:
                 await trio.sleep(wait)
                 wait = min(2 * wait, most)
 
-    async def _look_for_head(self, head: Said[Head]) -> None:
-        """Find the way to the roster that an elector follows. Raises Lost."""
+    async def _look_for_head(self, head: Said[ForkChoiceVote]) -> None:
+        """Find the way to the roster that a validator follows. Raises Lost."""
         id = head.what.roster
         if self.store.tree.add_empties(head.what):
             await self._compute(self.store.tree[id])

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
-WAITS = 4  # of electors for judges, in a round; each takes the floor where one is silent: others give them that time
-WATCHED = 16  # electors of whom one must be there for those who are none to wait
+WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
+WATCHED = 16  # validators of whom one must be there for those who are none to wait
 
 
 class Timeouts:
@@ -36,13 +36,13 @@ class Timeouts:
         self._me, self._exchange, self._liveness, self._store = parts.me, parts.spec.exchange, parts.liveness, store
         self._deadlines = {
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
-            for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "electors")
+            for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
         }
         self._liveness.on_suspicion(store.notify)
 
     async def keep_time(self, context: RoundContext) -> None:
-        """Say which waits of the round are over; see `duty.Timers`. Only electors need to know."""
-        if self._me not in context.chain.electors:
+        """Say which waits of the round are over; see `duty.Timers`. Only validators need to know."""
+        if self._me not in context.chain.validators:
             return
         log, chain = context.log, context.chain
         needed, order = quorum(chain, self._store.rules), leaders(chain, self._store.rules)
@@ -89,32 +89,32 @@ class Timeouts:
         with self._liveness.watching(judges - {self._me}):
             await self._store.until(settled, deadline=latest)
 
-    async def look_for_electors(self, context: RoundContext) -> None:
-        """Notice that nobody will end the round: electors are gone, or there and silent; for who is no elector."""
-        electors = context.chain.electors[:WATCHED]
-        if self._me in context.chain.electors:
+    async def look_for_validators(self, context: RoundContext) -> None:
+        """Notice that nobody will end the round: validators are gone, or there and silent; for who is no validator."""
+        validators = context.chain.validators[:WATCHED]
+        if self._me in context.chain.validators:
             return
         due, latest = self._due(context), self._given_up(context)
         await trio.sleep_until(due)
-        with self._liveness.watching(electors):
-            gone = await self._store.until(lambda: not any(map(self._is_there, electors)), deadline=latest)
-        why = "no elector is there" if gone else f"its electors have been silent for {latest - due:.0f} s"
+        with self._liveness.watching(validators):
+            gone = await self._store.until(lambda: not any(map(self._is_there, validators)), deadline=latest)
+        why = "no validator is there" if gone else f"its validators have been silent for {latest - due:.0f} s"
         logger.warning("round %d: %s, so it ends empty", context.chain.round, why)
         self._set(context, attempt=len(leaders(context.chain, self._store.rules)))
 
     def _due(self, context: RoundContext) -> float:
-        """When a round's roster may be expected, in trio time, by who is no elector."""
+        """When a round's roster may be expected, in trio time, by who is no validator."""
         floor = self._exchange.deadline_floor
         return context.began + (floor if context.follows_nothing else context.chain.window / 1000 + 2 * floor)
 
     def _given_up(self, context: RoundContext) -> float:
-        """From when on a round may end empty although electors are there who have not said so, in trio time."""
-        return self._due(context) + max(self._patience("electors"), WAITS * self._exchange.deadline_floor)
+        """From when on a round may end empty although validators are there who have not said so, in trio time."""
+        return self._due(context) + max(self._patience("validators"), WAITS * self._exchange.deadline_floor)
 
     # --- heads ------------------------------------------------------------------------------------------------------
 
     def is_settled(self, context: RoundContext, wanted: bytes, nursery: trio.Nursery) -> bool:
-        """Whether enough electors stand behind what this node follows, or those that do not will not soon."""
+        """Whether enough validators stand behind what this node follows, or those that do not will not soon."""
         tree, tip = self._store.tree, context.chain.tip
         fork = tree.fork_point(tip, wanted)
         first = tree.path(wanted)[len(tree.path(fork))]
@@ -124,23 +124,23 @@ class Timeouts:
         if tree.support(first.id, heads) >= quorum(at, self._store.rules):
             deadline.observe(now - since if waiting == first.id else 0.0)
             if first.roster is not None:
-                self._deadlines["electors"].observe(max(0.0, now - self._due(context)))
+                self._deadlines["validators"].observe(max(0.0, now - self._due(context)))
             return True
         patience = self._patience("heads")
-        elsewhere = [peer for peer in at.electors if first.id not in tree.ancestry(heads.get(peer, b""))]
+        elsewhere = [peer for peer in at.validators if first.id not in tree.ancestry(heads.get(peer, b""))]
         if not any(self._is_there(peer) for peer in elsewhere):
             return True
         latest = (now if waiting != first.id else since) + patience
-        if self._me not in at.electors and first.roster is None and fork == tip:  # a few electors who gave up early
+        if self._me not in at.validators and first.roster is None and fork == tip:  # a few validators who gave up early
             latest = max(latest, self._given_up(context))
         if waiting != first.id:
             context.waited_for = now, first.id
             nursery.start_soon(self._await_heads, elsewhere, latest)
         return now >= latest
 
-    async def _await_heads(self, electors: list[PeerId], latest: float) -> None:
-        """Notice when electors that are waited for are gone, or when they had their time."""
-        with self._liveness.watching([peer for peer in electors if peer != self._me]):
+    async def _await_heads(self, validators: list[PeerId], latest: float) -> None:
+        """Notice when validators that are waited for are gone, or when they had their time."""
+        with self._liveness.watching([peer for peer in validators if peer != self._me]):
             await trio.sleep_until(latest)
         self._store.notify()
 
@@ -150,7 +150,7 @@ class Timeouts:
         """Whose commits are worth waiting for: who had work accepted lately; where nobody had, who may begin."""
         lately = {worked.author for roster in context.chain.history[-2:] for worked in roster}
         if not lately:
-            lately = {self._me, *context.chain.electors, *self._store.newcomers()}
+            lately = {self._me, *context.chain.validators, *self._store.newcomers()}
         return {peer for peer in lately if participates(context.chain, peer)}
 
     def _unjudged(self, context: RoundContext) -> set[PeerId]:
@@ -191,7 +191,7 @@ class Timeouts:
         began = trio.current_time() if since is None else since
         deadline = min(began + self._patience(phase), until)
         left, came = lacking(), began  # who is lacking, and when the last of those who came did
-        crowd, there = max(len(left), len(self._store.block.chain.electors)), len(left)
+        crowd, there = max(len(left), len(self._store.block.chain.validators)), len(left)
 
         def whole() -> bool:
             nonlocal left, came

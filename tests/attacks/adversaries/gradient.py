@@ -151,7 +151,7 @@ class Copies(GradientLie):
 
 
 class FirstStrike(LargeSignFlip):
-    """Electors who behaved for twenty rounds offer, when one of them leads, what all judges are fooled by."""
+    """Validators who behaved for twenty rounds offer, when one of them leads, what all judges are fooled by."""
 
     name = "first strike of trusted identities that fool every judge"
     sleeps = 20
@@ -179,7 +179,7 @@ def everyone() -> list[GradientLie]:
 
 
 def before_a_committee() -> list[GradientLie]:
-    """Those that are tried where not all electors judge."""
+    """Those that are tried where not all validators judge."""
     return [SignFlip(), LabelFlip(), LittleIsEnough(), LargerInnerProduct()]
 
 

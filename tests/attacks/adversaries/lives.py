@@ -12,7 +12,7 @@ from roundadversary import AFTER, RoundAdversary
 from undefended import NEVER_SILENT, NO_MEMORY, NO_TWINS
 
 from swarmnode.crdt.record import Element
-from swarmnode.protocols.chain.statements import Commit, Cut, Seal
+from swarmnode.protocols.chain.statements import AvailabilityVote, Commit, Seal
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.state.membership import KeyInUse
@@ -97,7 +97,7 @@ class RestoredBackup(KeyAlone):
         await target.done(self.times(6, AFTER))
 
     async def _restore(self, target: Scene, backup: Backup) -> None:
-        for statement in (Commit, Cut, Seal):
+        for statement in (Commit, AvailabilityVote, Seal):
             await self._said(target, statement)
             target.swarm.kill("c")
             await trio.sleep(1.0)

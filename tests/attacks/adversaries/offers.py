@@ -1,6 +1,6 @@
 """What a node can offer through the real protocol of the open round that is no honest contribution.
 
-The node is a real one of which a part was replaced. Each is LIAR, one of the electors.
+The node is a real one of which a part was replaced. Each is LIAR, one of the validators.
 """
 
 from __future__ import annotations

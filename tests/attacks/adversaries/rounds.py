@@ -1,6 +1,6 @@
 """Attacks on the round itself: peers that stop at any moment, judges and committers that lie, a swarm cut in two.
 
-Each acts on running nodes that are all electors (`openswarm.py`). Who misbehaves is chosen by the round: its
+Each acts on running nodes that are all validators (`openswarm.py`). Who misbehaves is chosen by the round: its
 leader, where that is who the attack needs. What leaders do is in `leaders.py`, what one key in several lives in
 `lives.py`.
 """
@@ -17,9 +17,19 @@ from roundadversary import AFTER, RoundAdversary
 from undefended import FIRST_SEEN, NO_DEADLINES, SEED_OF_COMMITS, seed_of
 
 from swarmnode.protocols.chain.state import leaders as drawn_leaders
-from swarmnode.protocols.chain.statements import SALT, Commit, Cut, Head, Reveal, Roster, Scores, Seal, binding_of
+from swarmnode.protocols.chain.statements import (
+    SALT,
+    AvailabilityVote,
+    Commit,
+    ForkChoiceVote,
+    Reveal,
+    Roster,
+    Scores,
+    Seal,
+    binding_of,
+)
 
-PHASES = (Commit, Cut, Reveal, Seal, Scores, Roster, Head)
+PHASES = (Commit, AvailabilityVote, Reveal, Seal, Scores, Roster, ForkChoiceVote)
 
 
 class Stopped(RoundAdversary):
@@ -73,7 +83,7 @@ class WithheldCuts(RoundAdversary):
             target.bad.add(name)
 
             async def say(usual: Any, statement: Any) -> Any:
-                return None if isinstance(statement, Cut) else await usual(statement)
+                return None if isinstance(statement, AvailabilityVote) else await usual(statement)
 
             target.change_words(name, say)
         await target.done(self.times(6, AFTER))

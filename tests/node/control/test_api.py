@@ -35,7 +35,7 @@ def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_whe
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method="open", electors=("a", "b"), trainer=trainer)
+            swarm = SimSwarm(nursery, method="open", validators=("a", "b"), trainer=trainer)
             await swarm.start("a", wait_peers=1)
             await swarm.start("b", join="a")
             await swarm.round_done(2, "a", "b")

@@ -38,23 +38,23 @@ def choose(store: RunStore, file: Path, *, me: str = "12D3me", joining: bool = F
     return trio.run(main)
 
 
-def test_who_begins_an_open_run_is_its_elector_and_begins_the_same_run_again(store: RunStore, tmp_path: Path) -> None:
+def test_who_begins_an_open_run_is_its_validator_and_begins_the_same_run_again(store: RunStore, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(OPEN)
     chosen = choose(store, file)
-    assert chosen.spec.trust.electors == ("12D3me",)
+    assert chosen.spec.trust.validators == ("12D3me",)
     assert chosen.run_id == chosen.spec.run_id
     assert choose(store, file, joining=True) == chosen  # after a restart, with an address to join
     assert choose(store, file, me="12D3other").run_id != chosen.run_id
 
 
-def test_one_that_joins_by_a_file_without_electors_is_told_to_name_the_run(store: RunStore, tmp_path: Path) -> None:
+def test_one_that_joins_by_a_file_without_validators_is_told_to_name_the_run(store: RunStore, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(OPEN)
-    with pytest.raises(NoRun, match="electors"):
+    with pytest.raises(NoRun, match="validators"):
         choose(store, file, joining=True)
-    file.write_text(OPEN + 'nonce = "07"\n[trust]\nelectors = ["12D3other"]\n')
-    assert choose(store, file, joining=True).spec.trust.electors == ("12D3other",)
+    file.write_text(OPEN + 'nonce = "07"\n[trust]\nvalidators = ["12D3other"]\n')
+    assert choose(store, file, joining=True).spec.trust.validators == ("12D3other",)
 
 
 def test_two_who_create_a_run_from_one_file_have_two_runs_and_each_goes_on_with_its_own(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def mixed(seed: int, number: int) -> list[Element]:
     made: list[Element] = []
     for _ in range(number):
         author, time = draw.choice(authors), START_TIME - draw.randrange(90_000)
-        key = draw.choice(["member", "head", f"note/{draw.randrange(80)}", f"commit/{draw.randrange(90):08d}/0"])
+        key = draw.choice(["member", "vote", f"note/{draw.randrange(80)}", f"commit/{draw.randrange(90):08d}/0"])
         value: Value = draw.randrange(3) if key.startswith("commit") else draw.choice([None, draw.randrange(3)])
         made.append(author.says(key, value, time, draw.randrange(3)))
     return made

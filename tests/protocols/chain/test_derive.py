@@ -52,12 +52,12 @@ class Scene:
 
 
 @st.composite
-def scenes(draw: st.DrawFn, electors: int | None = None, alike: bool = True) -> Scene:
+def scenes(draw: st.DrawFn, validators: int | None = None, alike: bool = True) -> Scene:
     """Whatever judges may say of whatever authors offered, and any of it quoted that is enough.
 
     `alike`: some may reveal the same bytes.
     """
-    n = electors if electors is not None else draw(st.integers(1, 7))
+    n = validators if validators is not None else draw(st.integers(1, 7))
     judges = "ABCDEFG"[:n]
     chain = start(judges)
     authors = draw(st.lists(st.sampled_from(judges + STRANGERS), unique=True, max_size=8))
@@ -136,15 +136,15 @@ def test_every_commit_that_enough_cuts_list_is_answered_once(scene: Scene) -> No
 @given(scenes())
 def test_strangers_together_hold_at_most_their_share(scene: Scene) -> None:
     derived = derive(scene.chain, RULES, scene.quoted)
-    strangers = sum(one.weight for one in derived.entries if scene.author_of(one) not in scene.chain.electors)
-    share = RULES.probation_small if len(scene.chain.electors) < 4 else RULES.probation
+    strangers = sum(one.weight for one in derived.entries if scene.author_of(one) not in scene.chain.validators)
+    share = RULES.probation_small if len(scene.chain.validators) < 4 else RULES.probation
     assert strangers * MILLION <= derived.total * share
     assert sum(one.weight for one in derived.entries) <= derived.total
 
 
 @given(scenes())
-def test_no_elector_weighs_more_than_the_median_one(scene: Scene) -> None:
-    """More than half of k accepted electors have the full weight: so none has more than 1 / (k // 2 + 1)."""
+def test_no_validator_weighs_more_than_the_median_one(scene: Scene) -> None:
+    """More than half of k accepted validators have the full weight: so none has more than 1 / (k // 2 + 1)."""
     full = [
         replace(said, what=replace(said.what, scores=tuple(replace(one, standing=1000) for one in said.what.scores)))
         for said in scene.quoted.scores
@@ -153,28 +153,28 @@ def test_no_elector_weighs_more_than_the_median_one(scene: Scene) -> None:
     weights = [
         entry.weight
         for entry in derived.entries
-        if entry.verdict == ACCEPTED and scene.author_of(entry) in scene.chain.electors
+        if entry.verdict == ACCEPTED and scene.author_of(entry) in scene.chain.validators
     ]
     assert all(weight * (len(weights) // 2 + 1) <= sum(weights) for weight in weights)
 
 
-@given(scenes(electors=5, alike=False), st.integers(0, 3))
-def test_many_strangers_move_neither_the_weights_nor_the_clipping_of_electors(scene: Scene, keep: int) -> None:
-    """Whoever makes identities gains no say in what the median gain or norm is, as long as an elector's work counts."""
+@given(scenes(validators=5, alike=False), st.integers(0, 3))
+def test_many_strangers_move_neither_the_weights_nor_the_clipping_of_validators(scene: Scene, keep: int) -> None:
+    """Whoever makes identities gains no say in what the median gain or norm is, while a validator's work counts."""
     derived = derive(scene.chain, RULES, scene.quoted)
-    if not any(work.author in scene.chain.electors for work in derived.worked):
+    if not any(work.author in scene.chain.validators for work in derived.worked):
         return
-    gone = [one.id for one in scene.offers if one.commit.author not in scene.chain.electors][keep:]
+    gone = [one.id for one in scene.offers if one.commit.author not in scene.chain.validators][keep:]
     cuts = [
         cut(scene.chain, said.author, set(said.what.commits).difference(gone), window=said.what.window)
         for said in scene.quoted.cuts
     ]
     fewer = derive(scene.chain, RULES, replace(scene.quoted, cuts=tuple(cuts)))
 
-    def of_electors(what: Derived) -> list[Entry]:
-        return [entry for entry in what.entries if scene.author_of(entry) in scene.chain.electors]
+    def of_validators(what: Derived) -> list[Entry]:
+        return [entry for entry in what.entries if scene.author_of(entry) in scene.chain.validators]
 
-    assert of_electors(derived) == of_electors(fewer)
+    assert of_validators(derived) == of_validators(fewer)
 
 
 @given(scenes(), st.integers(1, 1 << 30))
@@ -186,7 +186,7 @@ def test_what_an_author_says_of_itself_has_no_effect(scene: Scene, claimed: int)
 
 @given(scenes(), st.data())
 def test_a_judge_s_word_about_its_own_contribution_has_no_effect(scene: Scene, data: st.DataObject) -> None:
-    assume(len(scene.chain.electors) > 1)
+    assume(len(scene.chain.validators) > 1)
     own = {one.commit.author: one.id for one in scene.offers}
     said_other = []
     for said in scene.quoted.scores:
@@ -209,13 +209,13 @@ def test_a_minority_of_liars_has_nothing_accepted_that_no_honest_judge_measured_
 
     Honest judges' own contributions need a vote less, which a liar may give: that is work that an honest node did.
     """
-    electors = scene.chain.electors
-    liars = data.draw(st.sets(st.sampled_from(electors), max_size=(len(electors) - 1) // 2))
+    validators = scene.chain.validators
+    liars = data.draw(st.sets(st.sampled_from(validators), max_size=(len(validators) - 1) // 2))
     honest = [said for said in scene.quoted.scores if said.author not in liars]
     chain = replace(scene.chain, undoable=True)
     derived = derive(chain, RULES, scene.quoted)
     for entry in derived.entries:
-        if entry.verdict == ACCEPTED and scene.author_of(entry) not in set(electors) - liars:
+        if entry.verdict == ACCEPTED and scene.author_of(entry) not in set(validators) - liars:
             found = [one for said in honest for one in said.what.scores if one.commit == entry.commit[:16]]
             others = [one for one in found if one.found == JUDGED and one.gain > RULES.gain_floor]
             assert others, "accepted on the word of liars alone"
@@ -250,8 +250,8 @@ def verdict_of(derived: Derived, one: Offer) -> int:
 
 def judged_by(chain: ChainState, one: Offer, rows: list[Score | None]) -> int:
     """The verdict where judge i gives rows[i], or opens no scores where that is None, and all cuts list the commit."""
-    cuts = [cut(chain, judge, [one.id]) for judge in chain.electors]
-    scored = [scores(chain, judge, [given]) for judge, given in zip(chain.electors, rows, strict=True) if given]
+    cuts = [cut(chain, judge, [one.id]) for judge in chain.validators]
+    scored = [scores(chain, judge, [given]) for judge, given in zip(chain.validators, rows, strict=True) if given]
     return verdict_of(derive(chain, RULES, quote(cuts, scored, [one])), one)
 
 
@@ -300,8 +300,8 @@ def test_of_two_who_reveal_the_same_the_one_in_most_cuts_counts_however_ids_were
     copies = [offer(chain, "Y", root=hashed("same"), salt=bytes([i] * 16)) for i in range(32)]
     copy = min(copies, key=lambda one: one.id)
     assert copy.id < victim.id
-    cuts = [cut(chain, judge, [victim.id, *([copy.id] if judge in "CDE" else [])]) for judge in chain.electors]
-    scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in chain.electors]
+    cuts = [cut(chain, judge, [victim.id, *([copy.id] if judge in "CDE" else [])]) for judge in chain.validators]
+    scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in chain.validators]
     derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
     assert verdict_of(derived, victim) == ACCEPTED
     assert verdict_of(derived, copy) == REFUSED_DUPLICATE
@@ -311,7 +311,7 @@ def test_a_copy_that_liars_cut_late_never_takes_the_place_of_its_victim() -> Non
     """Five liars of sixteen judges, one of whom leads and quotes all their cuts with as few honest ones as it may."""
     chain = start("ABCDEFGHIJKLMNOP")
     victim, copy = (offer(chain, author, root=hashed("same")) for author in "XY")
-    liars, honest = chain.electors[:5], chain.electors[5:9]
+    liars, honest = chain.validators[:5], chain.validators[5:9]
     cuts = [*(cut(chain, judge, [copy.id]) for judge in liars), *(cut(chain, judge, [victim.id]) for judge in honest)]
     scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in (*liars, *honest)]
     derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
@@ -326,12 +326,12 @@ def test_a_commit_to_another_round_or_history_does_not_count() -> None:
         assert verdict_of(derived, one) == REFUSED_FOREIGN
 
 
-def test_who_was_not_drawn_is_refused_and_electors_are_always_drawn() -> None:
+def test_who_was_not_drawn_is_refused_and_validators_are_always_drawn() -> None:
     chain = replace(start("ABC"), participation=1)
-    one, elector = offer(chain, "X"), offer(chain, "A")
-    derived = derive(chain, RULES, fair(chain, RULES, [one, elector]))
+    one, validator = offer(chain, "X"), offer(chain, "A")
+    derived = derive(chain, RULES, fair(chain, RULES, [one, validator]))
     assert verdict_of(derived, one) == REFUSED_UNINVITED
-    assert verdict_of(derived, elector) == ACCEPTED
+    assert verdict_of(derived, validator) == ACCEPTED
 
 
 def test_a_roster_that_did_harm_is_undone_and_nothing_added() -> None:

@@ -15,8 +15,8 @@ from swarmnode.protocols.chain.duty import (
     Own,
     Timers,
     View,
+    WriteAvailabilityVote,
     WriteCommit,
-    WriteCut,
     WriteReveal,
     WriteRoster,
     WriteScores,
@@ -33,7 +33,7 @@ from swarmnode.protocols.chain.statements import MAX_COMMITS, MISSING
 
 CHAIN = start("ABCDE")
 LEADER = leaders(CHAIN, RULES)[0]
-OTHER = next(peer for peer in CHAIN.electors if peer != LEADER)
+OTHER = next(peer for peer in CHAIN.validators if peer != LEADER)
 X, Y = offer(CHAIN, "X"), offer(CHAIN, "Y")
 BOTH = fair(CHAIN, RULES, [X, Y])
 COMMITS = {one.id: one.commit for one in (X, Y)}
@@ -64,7 +64,7 @@ def test_an_author_reveals_when_a_quorum_has_cut_and_one_lists_it() -> None:
 
 
 def test_a_judge_cuts_when_its_wait_is_over_or_when_what_comes_may_be_a_copy() -> None:
-    listed = WriteCut(tuple(sorted(COMMITS)))
+    listed = WriteAvailabilityVote(tuple(sorted(COMMITS)))
     assert does(commits=COMMITS) == ()
     assert does(commits=COMMITS, timers=Timers(commits=True)) == (listed,)
     assert does(commits=COMMITS, cuts=BOTH.cuts[:3]) == (listed,)
@@ -149,16 +149,16 @@ def test_of_two_cuts_of_one_judge_the_one_that_its_scores_belong_to_is_quoted() 
         assert BOTH.cuts[0] in quoted.cuts and twin not in quoted.cuts and len(quoted.scores) == 5
 
 
-def test_all_judges_leave_out_the_same_and_no_elector_where_too_many_commit() -> None:
+def test_all_judges_leave_out_the_same_and_no_validator_where_too_many_commit() -> None:
     many = [offer(CHAIN, f"X{i}").commit for i in range(2 * MAX_COMMITS)]
-    elector = offer(CHAIN, "A").commit
-    listed = commits_to_cut(CHAIN, [*many, elector])
-    assert listed == commits_to_cut(CHAIN, [elector, *reversed(many)])
-    assert len(listed) == MAX_COMMITS and elector.id in listed
+    validator = offer(CHAIN, "A").commit
+    listed = commits_to_cut(CHAIN, [*many, validator])
+    assert listed == commits_to_cut(CHAIN, [validator, *reversed(many)])
+    assert len(listed) == MAX_COMMITS and validator.id in listed
     foreign = offer(replace(CHAIN, round=7), "X").commit
     uninvited = replace(CHAIN, participation=1)
     assert commits_to_cut(CHAIN, [foreign]) == ()
-    assert commits_to_cut(uninvited, [X.commit, elector]) == (elector.id,)
+    assert commits_to_cut(uninvited, [X.commit, validator]) == (validator.id,)
 
 
 # --- following --------------------------------------------------------------------------------------------------------
@@ -176,16 +176,16 @@ def go(tree: Tree, heads: dict[str, bytes], *, me: str = "A", tip: bytes = CHAIN
     return follow(tree, RULES, heads, me=me, tip=tip, attempt=attempt)
 
 
-def test_an_elector_moves_first_to_the_roster_of_the_earliest_attempt_that_has_begun() -> None:
+def test_a_validator_moves_first_to_the_roster_of_the_earliest_attempt_that_has_begun() -> None:
     tree, (third, second) = grown(2, 1)
     assert go(tree, {}) == CHAIN.tip
     assert go(tree, {}, attempt=1) == second
     assert go(tree, {}, attempt=2) == second
-    assert go(tree, {}, me="X", attempt=2) == CHAIN.tip, "who is no elector follows heads"
+    assert go(tree, {}, me="X", attempt=2) == CHAIN.tip, "who is no validator follows heads"
     assert third in tree
 
 
-def test_the_last_leader_cannot_be_the_first_unless_most_electors_follow_it() -> None:
+def test_the_last_leader_cannot_be_the_first_unless_most_validators_follow_it() -> None:
     tree, (early,) = grown(4)
     assert go(tree, {"D": early, "E": early}) == CHAIN.tip
     assert go(tree, {"C": early, "D": early, "E": early}) == early
@@ -198,7 +198,7 @@ def test_when_all_attempts_are_over_the_round_ends_empty() -> None:
     assert go(tree, {}, attempt=4) == CHAIN.tip
     assert go(tree, {}, attempt=5) == empty_block(CHAIN).id
     assert go(tree, {}, me="X", attempt=4) == CHAIN.tip
-    assert go(tree, {}, me="X", attempt=5) == empty_block(CHAIN).id, "no elector is there"
+    assert go(tree, {}, me="X", attempt=5) == empty_block(CHAIN).id, "no validator is there"
 
 
 def test_a_node_goes_where_most_heads_are_and_never_back() -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree, empty_block
 from swarmnode.protocols.chain.state import SUCCESSION, quorum
-from swarmnode.protocols.chain.statements import Head
+from swarmnode.protocols.chain.statements import ForkChoiceVote
 
-ELECTORS = "ABCDE"
+VALIDATORS = "ABCDE"
 
 
 @st.composite
 def forests(draw: st.DrawFn) -> tuple[list[Block], dict[str, bytes]]:
-    """Blocks, parents first, and what each elector follows: one of them, or what is not here."""
-    root = start(ELECTORS)
+    """Blocks, parents first, and what each validator follows: one of them, or what is not here."""
+    root = start(VALIDATORS)
     blocks = [Block(root.tip, b"", root, None)]
     for number in range(draw(st.integers(0, 7))):
         chain = draw(st.sampled_from(blocks)).chain
@@ -30,7 +30,7 @@ def forests(draw: st.DrawFn) -> tuple[list[Block], dict[str, bytes]]:
         if made.id not in [one.id for one in blocks]:
             blocks.append(made)
     followed = st.sampled_from([*(one.id for one in blocks), hashed("not here")])
-    return blocks, draw(st.dictionaries(st.sampled_from(ELECTORS + "Z"), followed))
+    return blocks, draw(st.dictionaries(st.sampled_from(VALIDATORS + "Z"), followed))
 
 
 def tree_of(blocks: list[Block]) -> Tree:
@@ -69,7 +69,7 @@ def test_the_choice_is_a_function_of_the_set_of_blocks_and_heads(
 
 
 @given(forests())
-def test_at_every_fork_most_heads_of_its_electorate_lie_where_it_goes(
+def test_at_every_fork_most_heads_of_its_validator_set_lie_where_it_goes(
     forest: tuple[list[Block], dict[str, bytes]],
 ) -> None:
     blocks, heads = forest
@@ -77,7 +77,7 @@ def test_at_every_fork_most_heads_of_its_electorate_lie_where_it_goes(
     best = tree.best(heads)
 
     def votes(id: bytes) -> int:
-        return sum(id in tree.ancestry(heads[peer]) for peer in ELECTORS if peer in heads)
+        return sum(id in tree.ancestry(heads[peer]) for peer in VALIDATORS if peer in heads)
 
     for one in tree.path(best):
         assert votes(one.id) == tree.support(one.id, heads) > 0
@@ -86,23 +86,23 @@ def test_at_every_fork_most_heads_of_its_electorate_lie_where_it_goes(
     assert all(votes(child) == 0 for child in tree.children(best))
 
 
-@given(forests(), st.sampled_from(ELECTORS))
+@given(forests(), st.sampled_from(VALIDATORS))
 def test_one_more_head_for_the_best_keeps_it_the_best(
-    forest: tuple[list[Block], dict[str, bytes]], elector: str
+    forest: tuple[list[Block], dict[str, bytes]], validator: str
 ) -> None:
     blocks, heads = forest
     tree = tree_of(blocks)
     best = tree.best(heads)
-    assert tree.best({**heads, elector: best}) == best
+    assert tree.best({**heads, validator: best}) == best
 
 
 @given(forests())
-def test_heads_of_who_is_no_elector_and_of_what_is_not_here_do_not_count(
+def test_heads_of_who_is_no_validator_and_of_what_is_not_here_do_not_count(
     forest: tuple[list[Block], dict[str, bytes]],
 ) -> None:
     blocks, heads = forest
     tree = tree_of(blocks)
-    counted = {peer: id for peer, id in heads.items() if peer in ELECTORS and id in tree}
+    counted = {peer: id for peer, id in heads.items() if peer in VALIDATORS and id in tree}
     assert tree.best(heads) == tree.best(counted)
     assert tree.best({**counted, "Z": blocks[-1].id}) == tree.best(counted)
 
@@ -121,34 +121,34 @@ def test_a_fork_point_is_the_last_that_both_build_on(
 
 
 def test_nobody_s_head_leads_nowhere() -> None:
-    root = start(ELECTORS)
+    root = start(VALIDATORS)
     tree = tree_of([Block(root.tip, b"", root, None), empty_block(root)])
     assert tree.best({}) == root.tip
 
 
 def test_a_head_after_many_empty_rounds_is_found_from_the_last_block_that_is_here() -> None:
-    root = start(ELECTORS)
+    root = start(VALIDATORS)
     made = block(root, RULES, fair(root, RULES, [offer(root, "X")]))
     later = made
     for _ in range(5):
         later = empty_block(later.chain)
     tree = tree_of([Block(root.tip, b"", root, None), made])
-    head = Head(later.id, later.chain.round, STATE)
+    head = ForkChoiceVote(later.id, later.chain.round, STATE)
     assert tree.add_empties(head)
     assert tree[later.id] == later and len(tree) == 7
-    assert not tree.add_empties(Head(hashed("other"), 9, STATE))
-    assert not tree.add_empties(Head(empty_block(later.chain).id, later.chain.round, STATE))
+    assert not tree.add_empties(ForkChoiceVote(hashed("other"), 9, STATE))
+    assert not tree.add_empties(ForkChoiceVote(empty_block(later.chain).id, later.chain.round, STATE))
 
 
-def test_who_worked_takes_over_where_no_elector_is_left_and_their_heads_lead_there() -> None:
+def test_who_worked_takes_over_where_no_validator_is_left_and_their_heads_lead_there() -> None:
     root = start("A")
     last = block(root, RULES, fair(root, RULES, [offer(root, "X"), offer(root, "Y")]))
     path = [Block(root.tip, b"", root, None), last]
     for _ in range(SUCCESSION):
-        assert path[-1].chain.electors == ("A",)
+        assert path[-1].chain.validators == ("A",)
         path.append(empty_block(path[-1].chain))
     heirs = path[-1].chain
-    assert heirs.electors == ("A", "X", "Y") and quorum(heirs, RULES) == 2
+    assert heirs.validators == ("A", "X", "Y") and quorum(heirs, RULES) == 2
     after = block(heirs, RULES, fair(heirs, RULES, [offer(heirs, "X")], silent="A"))
     tree = tree_of([*path, after])
     left = last.id
@@ -156,11 +156,11 @@ def test_who_worked_takes_over_where_no_elector_is_left_and_their_heads_lead_the
     assert tree.best({"A": left, "Z": after.id}) == left, "who did no work takes over nothing"
     again = block(last.chain, RULES, fair(last.chain, RULES, [offer(last.chain, "Z")]))
     tree.add(again)
-    assert tree.best({"A": again.id, "X": after.id, "Y": after.id}) == again.id, "an elector that was there decides"
+    assert tree.best({"A": again.id, "X": after.id, "Y": after.id}) == again.id, "a validator that was there decides"
 
 
 def test_a_pruned_tree_still_decides_forks_of_the_last_rounds_and_no_older_ones() -> None:
-    root = start(ELECTORS)
+    root = start(VALIDATORS)
     old, blocks = block(root, RULES, fair(root, RULES, [offer(root, "X")])), [Block(root.tip, b"", root, None)]
     for _ in range(DEPTH + 5):
         blocks.append(empty_block(blocks[-1].chain))

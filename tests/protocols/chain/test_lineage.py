@@ -35,12 +35,12 @@ TRUSTED = TrustedRoster(FIVE.round, HISTORY[0][1].id)
 
 
 def test_the_history_since_a_trusted_roster_leads_to_where_members_stand() -> None:
-    """Through a change of electors, without the bytes of any contribution."""
+    """Through a change of validators, without the bytes of any contribution."""
     chain = lineage.begin(TRUSTED, HISTORY[0][1], FIVE.encode())
     for before, roster, quoted in HISTORY:
         assert lineage.leads_to(chain, before)
         chain = lineage.after(chain, RULES, roster, replace(quoted, norms={}))
-    assert "X" in chain.electors and "X" not in FIVE.electors
+    assert "X" in chain.validators and "X" not in FIVE.validators
 
 
 @given(st.integers(0, 10**8 - 1), st.binary(min_size=32, max_size=32))
@@ -57,7 +57,7 @@ def test_what_is_no_roster_is_refused(text: str) -> None:
 
 
 def test_another_chain_before_the_trusted_roster_is_refused() -> None:
-    made_up = replace(FIVE, electors=("L",))
+    made_up = replace(FIVE, validators=("L",))
     for raw in (made_up.encode(), b"nothing"):
         with pytest.raises(InvalidRoster):
             lineage.begin(TRUSTED, HISTORY[0][1], raw)

@@ -19,12 +19,12 @@ from hypothesis import settings
 
 from swarmnode.protocols.chain import duty, rules
 from swarmnode.protocols.chain.forks import Tree
-from swarmnode.protocols.chain.statements import Commit, Cut, Head, Reveal, Roster, Scores, Seal
+from swarmnode.protocols.chain.statements import AvailabilityVote, Commit, ForkChoiceVote, Reveal, Roster, Scores, Seal
 
 WALKS = settings().max_examples // 5  # per swarm
 MOST = 5_000_000 if settings().max_examples > 100 else 60_000  # states explored of one swarm
-SPOKEN: tuple[type, ...] = (Commit, Cut, Reveal, Seal, Scores)
-DECIDED: tuple[type, ...] = (Roster, Head)
+SPOKEN: tuple[type, ...] = (Commit, AvailabilityVote, Reveal, Seal, Scores)
+DECIDED: tuple[type, ...] = (Roster, ForkChoiceVote)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_three_nodes_decide_alike_in_every_order(authors: str, may_die: str, lia
 @pytest.mark.parametrize(
     ("authors", "may_die", "late"),
     [
-        ("A", "", (Commit, Cut, Reveal)),
-        pytest.param("A", "B", (Commit, Cut, Reveal), marks=thorough),
-        pytest.param("AB", "", (Commit, Cut, Reveal), marks=thorough),
+        ("A", "", (Commit, AvailabilityVote, Reveal)),
+        pytest.param("A", "B", (Commit, AvailabilityVote, Reveal), marks=thorough),
+        pytest.param("AB", "", (Commit, AvailabilityVote, Reveal), marks=thorough),
         pytest.param("A", "", SPOKEN, marks=thorough),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_fork_rule_that_stays_where_a_node_stands_is_noticed(monkeypatch: pyte
 def test_judges_who_wait_for_all_to_seal_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that dies would stop the round: with no roster and no empty one either, if attempts did not end."""
     monkeypatch.setattr(duty, "empty_id", lambda chain: chain.tip)
-    monkeypatch.setattr(duty, "quorum", lambda chain, rules: len(chain.electors))
+    monkeypatch.setattr(duty, "quorum", lambda chain, rules: len(chain.validators))
     model = Model(("A", "B", "C"), frozenset("A"), may_die=frozenset("B"))
     with pytest.raises(Broken, match="cannot end its round"):
         for seed in range(50):

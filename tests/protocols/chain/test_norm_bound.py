@@ -12,10 +12,10 @@ from swarmnode.protocols.chain.statements import ONE
 
 
 def clips_of_rounds(norms: Sequence[float], chain: ChainState) -> tuple[ChainState, list[float]]:
-    """The chain after rounds in which all electors offer contributions of these norms, and the share that was kept."""
+    """The chain after rounds in which all validators offer contributions of these norms, and the share kept."""
     shares = []
     for norm in norms:
-        offers = [offer(chain, author, norm=norm) for author in chain.electors]
+        offers = [offer(chain, author, norm=norm) for author in chain.validators]
         made = block(chain, RULES, fair(chain, RULES, offers))
         assert made.roster is not None
         shares.append(made.roster.accepted[0].clip / ONE)
@@ -66,7 +66,7 @@ def test_whoever_is_most_of_what_counts_cannot_shrink_the_others_steps_at_once()
     """Free riders offer less and less; clipped to their median, honest work would fall with it."""
     chain, _ = clips_of_rounds([4.0] * 8, start("ABCDE"))
     for _ in range(8):
-        offers = [offer(chain, author, norm=0.01 if author in "ABC" else 4.0) for author in chain.electors]
+        offers = [offer(chain, author, norm=0.01 if author in "ABC" else 4.0) for author in chain.validators]
         made = block(chain, RULES, fair(chain, RULES, offers))
         assert made.roster is not None
         honest = [entry for entry in made.roster.entries if entry.commit in {one.id for one in offers[3:]}]

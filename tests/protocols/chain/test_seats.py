@@ -1,4 +1,4 @@
-"""Electors who are silent leave soon, nobody else does, and those who earned a place take their seats one by one."""
+"""Validators who are silent leave soon, nobody else does, and those who earned a place take their seats one by one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from swarmnode.protocols.chain.state import (
     judges,
     leaders,
     majority,
-    most_electors,
+    most_validators,
     next_silent,
     places_of,
     quorum,
     reseated,
 )
 
-NAMES = tuple(f"elector-{number:02d}" for number in range(16))
+NAMES = tuple(f"validator-{number:02d}" for number in range(16))
 OTHERS = tuple(f"other-{number:02d}" for number in range(48))
 
 
@@ -43,47 +43,47 @@ def roster(chain: ChainState, quoted: Mapping[str, Iterable[str]], authors: Coll
 # --- who leaves -------------------------------------------------------------------------------------------------------
 
 
-def test_an_elector_that_most_judges_missed_for_some_rosters_is_none_any_more() -> None:
+def test_a_validator_that_most_judges_missed_for_some_rosters_is_none_any_more() -> None:
     chain, rest = start(NAMES), NAMES[1:]
     for _ in range(SILENCE - 1):
         chain = roster(chain, {judge: NAMES[:1] for judge in rest})
-    assert chain.electors == NAMES
+    assert chain.validators == NAMES
     chain = roster(chain, {judge: NAMES[:1] for judge in rest})
-    assert chain.electors == rest and chain.silent == {}
+    assert chain.validators == rest and chain.silent == {}
 
 
-def test_a_swarm_that_loses_its_electors_one_after_the_other_goes_on_without_an_empty_round() -> None:
+def test_a_swarm_that_loses_its_validators_one_after_the_other_goes_on_without_an_empty_round() -> None:
     chain, left = start(NAMES), list(NAMES)
     while len(left) > SMALL - 1:
         left.pop()
         chain = after_rounds(chain, RULES, SILENCE + 1, left, silent=set(NAMES) - set(left))
     assert chain.empties == 0 and chain.made == chain.round
-    assert len(chain.electors) == SMALL
+    assert len(chain.validators) == SMALL
 
 
 @given(st.integers(5, 16), st.randoms(use_true_random=False))
-def test_a_minority_of_liars_has_nobody_removed_whom_most_judges_heard(electors: int, rng: random.Random) -> None:
+def test_a_minority_of_liars_has_nobody_removed_whom_most_judges_heard(validators: int, rng: random.Random) -> None:
     """Whichever cuts a lying leader quotes: here a quorum at least, all liars, and never the one to be removed."""
-    chain = start(NAMES[:electors])
+    chain = start(NAMES[:validators])
     needed = quorum(chain, RULES)
-    liars = set(rng.sample(NAMES[:electors], electors - needed))
-    victim = min(set(chain.electors) - liars)
+    liars = set(rng.sample(NAMES[:validators], validators - needed))
+    victim = min(set(chain.validators) - liars)
     for _ in range(4 * SILENCE):
-        others = sorted(set(chain.electors) - {victim} - liars)
+        others = sorted(set(chain.validators) - {victim} - liars)
         chosen = liars.union(rng.sample(others, rng.randint(max(0, needed - len(liars)), len(others))))
-        chain = roster(chain, {judge: set(chain.electors) - liars if judge in liars else () for judge in chosen})
-        assert victim in chain.electors and victim not in chain.silent
+        chain = roster(chain, {judge: set(chain.validators) - liars if judge in liars else () for judge in chosen})
+        assert victim in chain.validators and victim not in chain.silent
 
 
 @given(st.lists(st.sets(st.sampled_from(NAMES), min_size=9), min_size=1, max_size=12))
 def test_who_is_quoted_is_never_removed_whatever_others_say(quoted: list[set[str]]) -> None:
     chain = start(NAMES)
     for chosen in quoted:
-        there = set(chosen).intersection(chain.electors)
+        there = set(chosen).intersection(chain.validators)
         if len(there) < quorum(chain, RULES):
             break
-        chain = roster(chain, {judge: chain.electors for judge in there})
-        assert there <= set(chain.electors) and there.isdisjoint(chain.silent)
+        chain = roster(chain, {judge: chain.validators for judge in there})
+        assert there <= set(chain.validators) and there.isdisjoint(chain.silent)
 
 
 def test_who_is_heard_again_begins_at_zero() -> None:
@@ -94,19 +94,19 @@ def test_who_is_heard_again_begins_at_zero() -> None:
         assert chain.silent == {NAMES[0]: SILENCE - 1}
         chain = roster(chain, {judge: () for judge in NAMES})
         assert chain.silent == {}
-    assert chain.electors == NAMES
+    assert chain.validators == NAMES
 
 
 @given(st.integers(1, 16), st.dictionaries(st.sampled_from(NAMES), st.integers(1, 9)))
-def test_an_electorate_never_becomes_small(electors: int, silent: dict[str, int]) -> None:
-    chain = replace(start(NAMES[:electors]), made=1, silent=silent)
+def test_a_validator_set_never_becomes_small(validators: int, silent: dict[str, int]) -> None:
+    chain = replace(start(NAMES[:validators]), made=1, silent=silent)
     after = reseated(chain, RULES)
-    assert len(after.electors) >= min(electors, SMALL)
-    gone = set(chain.electors) - set(after.electors)
-    assert all(silent[elector] >= SILENCE for elector in gone)
-    if len(after.electors) > SMALL:
-        assert all(silent.get(elector, 0) < SILENCE for elector in after.electors)
-    assert set(after.silent) <= set(after.electors)
+    assert len(after.validators) >= min(validators, SMALL)
+    gone = set(chain.validators) - set(after.validators)
+    assert all(silent[validator] >= SILENCE for validator in gone)
+    if len(after.validators) > SMALL:
+        assert all(silent.get(validator, 0) < SILENCE for validator in after.validators)
+    assert set(after.silent) <= set(after.validators)
 
 
 def test_silence_is_part_of_the_chain() -> None:
@@ -138,44 +138,44 @@ def test_above_the_committee_s_size_those_who_do_not_judge_keep_their_places() -
     for _ in range(3 * SILENCE):
         judging = judges(chain, RULES)
         chain = roster(chain, {judge: () for judge in judging})
-    assert chain.electors == tuple(sorted(many))
+    assert chain.validators == tuple(sorted(many))
     dead = set(many[:12])
     for _ in range(30):
         judged = judges(chain, RULES)
         following = roster(chain, {judge: () for judge in judged if judge not in dead})
         missed = dead.intersection(judged)
         chain = roster(following, {judge: missed for judge in judges(following, RULES) if judge not in dead})
-    assert dead.isdisjoint(chain.electors)
+    assert dead.isdisjoint(chain.validators)
 
 
 # --- who comes --------------------------------------------------------------------------------------------------------
 
 
-def proven(electors: Collection[str], others: Collection[str], *, made: int = 33, seats: int = 16) -> ChainState:
+def proven(validators: Collection[str], others: Collection[str], *, made: int = 33, seats: int = 16) -> ChainState:
     """A chain in which these others have earned places, with vacated seats."""
-    worked = tuple(Worked(author, 1000) for author in sorted({*electors, *others}))
-    chain = replace(start(electors), made=made, seats=seats, history=(worked,) * RULES.remembered)
+    worked = tuple(Worked(author, 1000) for author in sorted({*validators, *others}))
+    chain = replace(start(validators), made=made, seats=seats, history=(worked,) * RULES.remembered)
     return chain
 
 
 @given(st.integers(4, 16), st.integers(0, 40), st.integers(16, 64))
-def test_seats_are_filled_by_the_growth_and_no_further_than_they_are(electors: int, others: int, made: int) -> None:
-    chain = proven(NAMES[:electors], OTHERS[:others], made=made)
+def test_seats_are_filled_by_the_growth_and_no_further_than_they_are(validators: int, others: int, made: int) -> None:
+    chain = proven(NAMES[:validators], OTHERS[:others], made=made)
     after = reseated(chain, RULES)
-    came = set(after.electors) - set(chain.electors)
+    came = set(after.validators) - set(chain.validators)
     assert came <= set(OTHERS[:others])
-    assert len(came) <= -(-electors * RULES.growth // MILLION)
-    assert len(after.electors) <= max(chain.seats, after.seats) <= most_electors(RULES)
+    assert len(came) <= -(-validators * RULES.growth // MILLION)
+    assert len(after.validators) <= max(chain.seats, after.seats) <= most_validators(RULES)
     if made % RULES.earn_window:
         assert after.seats == chain.seats and after.cohort == chain.cohort
-        assert len(came) == min(others, chain.seats - electors, -(-electors * RULES.growth // MILLION))
+        assert len(came) == min(others, chain.seats - validators, -(-validators * RULES.growth // MILLION))
 
 
 def test_who_is_not_in_the_last_roster_gets_no_seat() -> None:
     chain = proven(NAMES[:8], OTHERS[:1])
     gone = replace(chain, history=(*chain.history[:-1], tuple(Worked(name, 1000) for name in NAMES[:8])))
-    assert OTHERS[0] in reseated(chain, RULES).electors
-    assert reseated(gone, RULES).electors == chain.electors
+    assert OTHERS[0] in reseated(chain, RULES).validators
+    assert reseated(gone, RULES).validators == chain.validators
 
 
 def test_seats_grow_where_more_have_earned_one_and_lapse_where_nobody_has() -> None:
@@ -183,17 +183,17 @@ def test_seats_grow_where_more_have_earned_one_and_lapse_where_nobody_has() -> N
     assert reseated(proven(NAMES[:8], (), made=48), RULES).seats == 14
     assert reseated(proven(NAMES, (), made=48), RULES).seats == 16
     full = proven((*NAMES, *OTHERS[:32]), OTHERS[32:], made=48, seats=48)
-    assert reseated(full, RULES).seats == most_electors(RULES) == 48
+    assert reseated(full, RULES).seats == most_validators(RULES) == 48
 
 
-def test_a_genesis_elector_that_was_away_takes_its_seat_again_as_soon_as_it_works() -> None:
+def test_a_genesis_validator_that_was_away_takes_its_seat_again_as_soon_as_it_works() -> None:
     chain = after_rounds(start(NAMES[:6]), RULES, SILENCE + 1, NAMES[1:6], silent=NAMES[:1])
-    assert NAMES[0] not in chain.electors and chain.seats == 6
+    assert NAMES[0] not in chain.validators and chain.seats == 6
     chain = after_rounds(chain, RULES, 1, NAMES[:6])
-    assert chain.electors == NAMES[:6]
+    assert chain.validators == NAMES[:6]
 
 
-def test_a_swarm_whose_nodes_all_leave_in_time_keeps_as_many_electors() -> None:
+def test_a_swarm_whose_nodes_all_leave_in_time_keeps_as_many_validators() -> None:
     """Every round one of 40 nodes dies and another comes: the nodes that began are all gone after 100 rounds."""
     nodes = [*NAMES, *OTHERS[:24]]
     chain, left = start(NAMES), set[str]()
@@ -203,4 +203,4 @@ def test_a_swarm_whose_nodes_all_leave_in_time_keeps_as_many_electors() -> None:
         nodes.append(f"later-{number:03d}")
     assert left.issuperset(NAMES)
     assert chain.made == chain.round and chain.empties == 0
-    assert len(set(chain.electors) - left) >= 12 and len(set(chain.electors) - left) >= majority(chain, RULES)
+    assert len(set(chain.validators) - left) >= 12 and len(set(chain.validators) - left) >= majority(chain, RULES)

@@ -22,21 +22,21 @@ from swarmnode.protocols.chain.statements import (
     JUDGED,
     MALFORMED,
     MAX_COMMITS,
-    MAX_ELECTORS,
     MAX_GAIN,
     MAX_JUDGES,
     MAX_ROUND,
     MAX_SIZE,
+    MAX_VALIDATORS,
     MAX_WINDOW,
     MISSING,
     ONE,
     PREFIX,
     SALT,
     VERDICTS,
+    AvailabilityVote,
     Commit,
-    Cut,
     Entry,
-    Head,
+    ForkChoiceVote,
     InvalidStatement,
     Reveal,
     Roster,
@@ -77,10 +77,10 @@ def entries(draw: st.DrawFn) -> tuple[Entry, ...]:
     )
 
 
-places = st.sets(st.integers(0, MAX_ELECTORS - 1), max_size=5).map(lambda some: tuple(sorted(some)))
+places = st.sets(st.integers(0, MAX_VALIDATORS - 1), max_size=5).map(lambda some: tuple(sorted(some)))
 statements: st.SearchStrategy[Any] = st.one_of(
     st.builds(Commit, rounds, hashes, hashes, hashes),
-    st.builds(Cut, rounds, hashes, ascending(HASH, 5), hashes, windows, places),
+    st.builds(AvailabilityVote, rounds, hashes, ascending(HASH, 5), hashes, windows, places),
     st.builds(
         Reveal, rounds, hashes, hashes, st.binary(min_size=SALT, max_size=SALT), hashes, st.integers(1, MAX_SIZE)
     ),
@@ -109,7 +109,7 @@ statements: st.SearchStrategy[Any] = st.one_of(
         hashes,
         hashes,
     ),
-    st.builds(Head, hashes, rounds, hashes),
+    st.builds(ForkChoiceVote, hashes, rounds, hashes),
 )
 
 
@@ -157,7 +157,7 @@ def test_whatever_a_record_says_it_is_read_as_itself_or_refused(statement: Any, 
 def test_a_key_that_does_not_fit_what_is_said_is_refused(statement: Any, wrong: str) -> None:
     made = record_of("author", statement)
     kind, _, rest = made.key.partition("/")
-    if kind == "head":
+    if kind == "vote":
         return
     key = {
         "parent": f"{kind}/{rest[:9]}{hashed('other').hex()[:16]}{rest[25:]}",
@@ -198,12 +198,14 @@ def largest() -> list[Any]:
     of, total = (MAX_ROUND, bytes(HASH)), MAX_COMMITS * 1000 << 10
     return [
         Commit(*of, bytes(HASH), bytes(HASH)),
-        Cut(*of, commits, bytes(HASH), MAX_WINDOW, tuple(range(MAX_ELECTORS - MAX_JUDGES, MAX_ELECTORS))),
+        AvailabilityVote(
+            *of, commits, bytes(HASH), MAX_WINDOW, tuple(range(MAX_VALIDATORS - MAX_JUDGES, MAX_VALIDATORS))
+        ),
         Reveal(*of, bytes(HASH), bytes(SALT), bytes(HASH), MAX_SIZE),
         Seal(*of, bytes(HASH)),
         Scores(*of, bytes(HASH), bytes(SALT), -MAX_GAIN, rows),
         Roster(*of, 4, bytes(HASH), judges, judges, listed, total, False, MAX_WINDOW, bytes(HASH), bytes(HASH)),
-        Head(bytes(HASH), MAX_ROUND, bytes(HASH)),
+        ForkChoiceVote(bytes(HASH), MAX_ROUND, bytes(HASH)),
     ]
 
 
@@ -217,15 +219,15 @@ def test_the_largest_of_each_kind_fits_its_record_whoever_says_it(statement: Any
 def test_one_commit_more_than_the_most_is_refused() -> None:
     too_many = tuple(sorted(hashed("commit", i) for i in range(MAX_COMMITS + 1)))
     with pytest.raises(InvalidStatement):
-        read(record_of("author", Cut(0, bytes(HASH), too_many, bytes(HASH), 0)))
+        read(record_of("author", AvailabilityVote(0, bytes(HASH), too_many, bytes(HASH), 0)))
 
 
 @pytest.mark.parametrize(
-    "absent", [(1, 0), (1, 1), (-1,), (MAX_ELECTORS,), (True,), ("a",), tuple(range(MAX_JUDGES + 1)), None]
+    "absent", [(1, 0), (1, 1), (-1,), (MAX_VALIDATORS,), (True,), ("a",), tuple(range(MAX_JUDGES + 1)), None]
 )
 def test_who_was_missed_is_named_by_ascending_places_and_by_few(absent: Any) -> None:
     with pytest.raises(InvalidStatement):
-        read(record_of("author", Cut(0, bytes(HASH), (), bytes(HASH), 0, absent)))
+        read(record_of("author", AvailabilityVote(0, bytes(HASH), (), bytes(HASH), 0, absent)))
 
 
 def test_a_seal_is_the_hash_of_one_list_of_scores() -> None:
@@ -242,7 +244,7 @@ def test_clip_factors_have_the_unit_of_the_arithmetic() -> None:
 
 @pytest.mark.parametrize("value", [None, 1, (), {}, {"parent": b""}])
 def test_records_of_other_forms_are_refused(value: Any) -> None:
-    for key in ("commit/00000000/x", "roster/00000000/x-0", "head", "note/x", "score/00000000/x-seal"):
+    for key in ("commit/00000000/x", "roster/00000000/x-0", "vote", "note/x", "score/00000000/x-seal"):
         with pytest.raises(InvalidStatement):
             read(Record(1, RUN, "author", key, 0, 1, value, b""))
 

@@ -174,7 +174,7 @@ def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_
         "tip": hashed(1),
         "seed": hashed(2),
         "cohort": hashed(3),
-        "electors": ("A",),
+        "validators": ("A",),
         "genesis": ("A",),
         "made": 3,
         "history": (),

@@ -40,10 +40,10 @@ pytestmark = pytest.mark.parametrize("method", sorted(OF_ONE_HISTORY))
 Body = Callable[[SimSwarm], Awaitable[None]]
 
 
-def simulate(method: str, body: Body, *, electors: tuple[str, ...] = NAMES, **options: Any) -> None:
+def simulate(method: str, body: Body, *, validators: tuple[str, ...] = NAMES, **options: Any) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, method=method, electors=electors, steps=STEPS, floor=FLOOR, **options))
+            await body(SimSwarm(nursery, method=method, validators=validators, steps=STEPS, floor=FLOOR, **options))
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
@@ -96,7 +96,7 @@ def final_loss(method: str, names: tuple[str, ...], rounds: int) -> float:
         assert_one_result_a_round(swarm, names, "learning")
         losses.append(swarm.nodes[names[0]].rounds[rounds]["loss"])
 
-    simulate(method, body, electors=names)
+    simulate(method, body, validators=names)
     return losses[0]
 
 

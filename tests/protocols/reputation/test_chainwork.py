@@ -41,7 +41,7 @@ def test_a_roster_proves_what_its_judges_measured_of_everybody_but_themselves() 
     by_author = {one.author: one for one in work.works}
     assert by_author["ann"].gains == dict.fromkeys(JUDGES[1:], 1000)
     assert by_author["zoe"].gains == dict.fromkeys(JUDGES, -400)
-    assert (by_author["ann"].elector, by_author["zoe"].elector) == (True, False)
+    assert (by_author["ann"].validator, by_author["zoe"].validator) == (True, False)
 
 
 def test_gains_are_relative_to_the_median_of_what_helped() -> None:

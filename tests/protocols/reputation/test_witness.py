@@ -14,7 +14,7 @@ from chains import RULES, block, fair, offer, say, start
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import Quoted
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import Head
+from swarmnode.protocols.chain.statements import ForkChoiceVote
 from swarmnode.protocols.methods.open.checks.ledger import update_ledger
 from swarmnode.protocols.methods.open.store import RoundLog
 from swarmnode.protocols.reputation.attestation import Finding, Saw
@@ -37,7 +37,7 @@ class Chain:
         )
 
     def hears_head(self, author: str, at: Block, state: bytes) -> None:
-        self.store.last_heads[author] = ((1, b""), say(author, Head(at.id, at.chain.round, state)))
+        self.store.last_heads[author] = ((1, b""), say(author, ForkChoiceVote(at.id, at.chain.round, state)))
 
     def grow(self, at: ChainState, gains: dict[str, int]) -> Block:
         offers = [offer(at, author, gain=gain) for author, gain in gains.items()]
@@ -100,7 +100,7 @@ def test_a_roster_whose_quotes_are_gone_proves_nothing_and_stops_nobody() -> Non
     assert mine.accounts()["zoe"].rounds == 1
 
 
-def test_an_elector_who_signs_another_state_than_the_replay_gives_offends_once() -> None:
+def test_a_validator_who_signs_another_state_than_the_replay_gives_offends_once() -> None:
     chain, mine = Chain(), ledger()
     last = chain.grow(chain.chain, {"ann": 1000, "bob": 1000, "cat": 1000})
     chain.store.hashes[last.id] = (b"\1" * 32).hex()

@@ -43,7 +43,7 @@ def test_who_has_the_work_is_admitted_and_who_lacks_it_is_not() -> None:
 
 
 def test_those_whom_the_run_names_need_no_work() -> None:
-    assert admits(run(identity_bits=40, electors=[CHEAP]))(CHEAP)
+    assert admits(run(identity_bits=40, validators=[CHEAP]))(CHEAP)
     owned = parse_runspec(
         {"run": {"name": "r", "trust": "open", "owner": CHEAP}, "trust": {"identity_bits": 40}}, source="test"
     )

@@ -33,10 +33,10 @@ def update_ledger(ledger: Ledger, store: ChainStore, to: Block) -> None:
 
 
 def _compare_heads(ledger: Ledger, store: ChainStore) -> None:
-    """Hold the state hash that each elector signed against that of this node's own replay, once for each head."""
+    """Hold the state hash that each validator signed against that of this node's own replay, once for each head."""
     for author, (_, said) in store.last_heads.items():
         own = store.hashes.get(said.what.roster)
-        if own is not None and author in store.block.chain.electors:
+        if own is not None and author in store.block.chain.validators:
             same = said.what.state == bytes.fromhex(own)
             ledger.observe_once(said.id, author, Saw.SYNC, good=int(same), bad=int(not same), evidence=said.what.roster)
 

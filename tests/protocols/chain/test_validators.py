@@ -21,8 +21,8 @@ from swarmnode.protocols.chain.state import (
     judges,
     leaders,
     majority,
-    next_electors,
     next_participation,
+    next_validators,
     participates,
     quorum,
     ticket,
@@ -35,13 +35,13 @@ NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @st.composite
 def chains(draw: st.DrawFn) -> ChainState:
-    electors = draw(st.sets(st.sampled_from(NAMES), min_size=1))
+    validators = draw(st.sets(st.sampled_from(NAMES), min_size=1))
     work = st.sets(st.sampled_from(NAMES), max_size=8).map(
         lambda names: tuple(Worked(name, draw(st.integers(1, 1000))) for name in sorted(names))
     )
     return replace(
-        start(electors),
-        genesis=tuple(sorted(draw(st.sets(st.sampled_from(sorted(electors)))))),
+        start(validators),
+        genesis=tuple(sorted(draw(st.sets(st.sampled_from(sorted(validators)))))),
         made=draw(st.sampled_from([0, 5, 16, 32, 48])),
         history=tuple(draw(st.lists(work, max_size=RULES.remembered))),
         seed=hashed(draw(st.integers(0, 99))),
@@ -52,32 +52,32 @@ def chains(draw: st.DrawFn) -> ChainState:
 
 @given(chains())
 def test_newcomers_are_few_proven_and_no_majority(chain: ChainState) -> None:
-    after = next_electors(chain, RULES)
-    new = set(after) - set(chain.electors)
-    assert after and len(new) <= max(1, len(chain.electors) * RULES.growth // MILLION)
+    after = next_validators(chain, RULES)
+    new = set(after) - set(chain.validators)
+    assert after and len(new) <= max(1, len(chain.validators) * RULES.growth // MILLION)
     assert 2 * len(new) <= len(after)
-    assert len(after) - len(chain.electors) <= max(1, len(chain.electors) // 8)
+    assert len(after) - len(chain.validators) <= max(1, len(chain.validators) // 8)
     old = chain.history[: max(0, len(chain.history) - RULES.earn_lag)][-RULES.earn_window :]
     for one in new:
         assert sum(one in {worked.author for worked in roster} for roster in old) >= RULES.earn_rounds
     if chain.made % RULES.earn_window:
-        assert after == chain.electors
+        assert after == chain.validators
 
 
 @given(chains())
 def test_nobody_lapses_who_works_and_never_more_than_half(chain: ChainState) -> None:
-    after = set(next_electors(chain, RULES))
-    gone = set(chain.electors) - after
-    assert 2 * len(gone) <= len(chain.electors)
+    after = set(next_validators(chain, RULES))
+    gone = set(chain.validators) - after
+    assert 2 * len(gone) <= len(chain.validators)
     old = chain.history[: max(0, len(chain.history) - RULES.earn_lag)][-RULES.earn_window :]
     for one in gone:
         assert sum(one in {worked.author for worked in roster} for roster in old) < RULES.earn_rounds
 
 
 @given(chains())
-def test_judges_and_leaders_are_electors_and_any_two_quorums_meet(chain: ChainState) -> None:
+def test_judges_and_leaders_are_validators_and_any_two_quorums_meet(chain: ChainState) -> None:
     judging, leading = judges(chain, RULES), leaders(chain, RULES)
-    assert set(leading) <= set(judging) <= set(chain.electors)
+    assert set(leading) <= set(judging) <= set(chain.validators)
     assert len(leading) == min(ATTEMPTS, len(judging)) == len(set(leading))
     assert 2 * majority(chain, RULES) > len(judging)
     assert 1 <= quorum(chain, RULES) <= majority(chain, RULES)
@@ -95,35 +95,35 @@ def test_an_outage_of_any_length_costs_nobody_its_place() -> None:
     later = chain
     for _ in range(100):
         later = empty_block(later).chain
-    assert (later.electors, later.history, later.made) == (chain.electors, chain.history, chain.made)
+    assert (later.validators, later.history, later.made) == (chain.validators, chain.history, chain.made)
 
 
-def test_who_works_becomes_an_elector_one_after_the_other() -> None:
+def test_who_works_becomes_a_validator_one_after_the_other() -> None:
     chain = after_rounds(start("A"), RULES, 15, "AXYZ")
-    assert chain.electors == ("A",)
+    assert chain.validators == ("A",)
     chain = after_rounds(chain, RULES, 1, "AXYZ")
-    assert len(chain.electors) == 2
+    assert len(chain.validators) == 2
     chain = after_rounds(chain, RULES, 16, "AXYZ")
-    assert len(chain.electors) == 3
+    assert len(chain.validators) == 3
 
 
 def test_of_newcomers_the_most_audited_work_comes_first() -> None:
     chain = after_rounds(start("A"), RULES, 16, "AXYZ", gains={"A": 1000, "X": 100, "Y": 900, "Z": 500})
-    assert chain.electors == ("A", "Y")
+    assert chain.validators == ("A", "Y")
 
 
-def test_electors_who_died_for_good_lose_their_places_and_the_run_goes_on() -> None:
+def test_validators_who_died_for_good_lose_their_places_and_the_run_goes_on() -> None:
     """Four of five never return: rounds end empty, then the one that is left goes on, and newcomers earn places."""
     chain = after_rounds(start("ABCDE"), RULES, 30, "ABCDE")
     chain = after_rounds(chain, RULES, 300, "EXYZ", silent="ABCD")
     assert chain.made > 100
-    assert "E" in chain.electors and not set("ABCD") & set(chain.electors) and len(chain.electors) >= 3
+    assert "E" in chain.validators and not set("ABCD") & set(chain.validators) and len(chain.validators) >= 3
 
 
-def test_genesis_electors_need_work_after_two_changes() -> None:
+def test_genesis_validators_need_work_after_two_changes() -> None:
     idle = after_rounds(start("ABC"), RULES, 31, "AX")
-    assert {"A", "B", "C"} <= set(idle.electors)
-    assert set(after_rounds(idle, RULES, 33, "AX").electors) == {"A", "X"}
+    assert {"A", "B", "C"} <= set(idle.validators)
+    assert set(after_rounds(idle, RULES, 33, "AX").validators) == {"A", "X"}
 
 
 @pytest.mark.parametrize("nodes", [10, 100, 1000, 10_000])
@@ -138,7 +138,7 @@ def test_participation_settles_at_what_is_aimed_at(nodes: int) -> None:
         assert drawn == nodes
     else:
         assert 0.5 * RULES.participants <= drawn <= 1.5 * RULES.participants
-    assert all(participates(chain, elector) for elector in "ABCD")
+    assert all(participates(chain, validator) for validator in "ABCD")
 
 
 def cut_by_judges(chain: ChainState, names: list[str]) -> list[str]:
@@ -162,7 +162,7 @@ def test_many_who_begin_a_run_hold_back_and_later_nobody_does(nodes: int) -> Non
     eager = sum(volunteers(chain, RULES, name, nodes) for name in names)
     assert RULES.participants <= eager <= 3 * RULES.participants
     assert all(volunteers(chain, RULES, name, RULES.participants) for name in names)  # a small swarm as it sees it
-    assert all(volunteers(chain, RULES, elector, nodes) for elector in "ABCD")
+    assert all(volunteers(chain, RULES, validator, nodes) for validator in "ABCD")
     later = replace(chain, made=1, participation=EVERYBODY // 2)
     assert all(volunteers(later, RULES, name, nodes) == participates(later, name) for name in names)
 
@@ -201,7 +201,7 @@ def test_of_too_many_who_were_listed_those_stay_for_whom_there_is_room(strangers
     assert stay == len(names) if len(names) <= room else room - 1 <= stay <= room  # rates are in millionths
 
 
-def test_the_same_are_drawn_until_the_electorate_changes() -> None:
+def test_the_same_are_drawn_until_the_validator_set_changes() -> None:
     chain = replace(start("ABCD"), participation=EVERYBODY // 2)
     later = replace(chain, seed=hashed("next"))
     names = [f"{a}{b}" for a in NAMES for b in NAMES]
