@@ -203,10 +203,11 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
     if me not in chain.validators:
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
-    early = {child for child in attempts if attempts[child] > attempt}
+    early = {child for child, its in attempts.items() if its > attempt}
     early = {child for child in early if 2 * tree.support(child, heads) <= len(chain.validators)}
-    counted = {peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))}
-    best = _forward(tree, tip, tree.best(counted))
+    if early:
+        heads = {peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))}
+    best = _forward(tree, tip, tree.best(heads))
     if best != tip:
         return best
     begun = sorted((its, child) for child, its in attempts.items() if its <= attempt)
@@ -217,7 +218,7 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:
     """`best`, but where `tip` builds on it: that heads end before where a node stands is no reason to go back."""
-    return tip if best in tree.ancestry(tip) else best
+    return tip if best == tip or best in tree.ancestry(tip) else best
 
 
 def _judging(

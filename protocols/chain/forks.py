@@ -87,7 +87,7 @@ class Tree:
         """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
         at = found = self._root
         level = 0
-        while True:
+        while self._children[at]:
             level += 1
             if votes := self._votes(at, level, heads):
                 most = max(votes.values())
@@ -95,7 +95,8 @@ class Tree:
             elif (empty := empty_id(self._blocks[at].chain)) in self._blocks:
                 at = empty
             else:
-                return found
+                break
+        return found
 
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
         """How many validators of the round that made this block follow it or what builds on it."""
