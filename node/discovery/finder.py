@@ -161,11 +161,8 @@ class Discovery:
 
     def _note(self, peer: PeerId) -> None:
         view = next((view for view in self._network.peers() if view.peer == peer), None)
-        addresses = tuple(dict.fromkeys((view.addresses if view else ()) + self._addresses(peer)))
+        addresses = tuple(dict.fromkeys((view.addresses if view else ()) + self._network.known_addresses(peer)))
         self._book.answered(peer, addresses, view.group if view else None)
-
-    def _addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        return self._network.known_addresses(peer)
 
     def _went(self, peer: PeerId) -> None:
         now = trio.current_time()

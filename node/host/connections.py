@@ -50,7 +50,7 @@ class Connection:
     group: Group = None
 
 
-class Connections:
+class Connections(INotifee):
     """Kept up to date by py-libp2p's notifications."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Connections:
             self._feeds.discard(feed)
             feed.close()
 
-    def opened(self, conn: INetConn) -> None:
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
         """py-libp2p registered a connection."""
         session = conn.muxed_conn
         assert isinstance(session, YamuxSession)
@@ -139,7 +139,7 @@ class Connections:
         if len(connections) == 1:
             self._tell(PeerEvent(peer, up=True))
 
-    def closed(self, conn: INetConn) -> None:
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         """py-libp2p let go of a connection."""
         peer = str(conn.muxed_conn.peer_id)
         connections = self._of.get(peer, {})
@@ -188,6 +188,14 @@ class Connections:
         if stream is not None:
             stream.settled(self._pacer.of(peer))
 
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
     def measure(self, metrics: Metrics) -> None:
         metrics.show(PEERS, lambda: len(self._of))
         metrics.show(CONNECTIONS, lambda: sum(map(len, self._of.values())))
@@ -232,24 +240,3 @@ class _Feed:
     def close(self) -> None:
         self._sender.close()
         self._drain.close()
-
-
-class Watcher(INotifee):
-    """Receives from py-libp2p which connections open and close."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self._connections.opened(conn)
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._connections.closed(conn)
-
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
-
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
-
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...

@@ -32,7 +32,7 @@ from swarmnode.node.discovery.kademlia import ContentRouting, Kademlia
 from swarmnode.node.discovery.mdns import advertise_and_listen
 from swarmnode.node.host.addresses import EXPECTED, announced, parse, peer_of, public_key, with_peer, without_peer
 from swarmnode.node.host.allowances import Pacer
-from swarmnode.node.host.connections import Connection, Connections, Watcher, relay_in
+from swarmnode.node.host.connections import Connection, Connections, relay_in
 from swarmnode.node.host.dialling import Dialler, peer_id
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.host.patches import mend_libp2p
@@ -96,12 +96,12 @@ class Libp2pNetwork:
         self._made = True
         network = self._host.get_network()
         assert isinstance(network, Swarm)
-        self._swarm = network
+        self.swarm = network  # for what works below streams: circuits, hole punching
         self.connections = Connections(settings.connections, self.conduct, self._pacer)
-        self._swarm.register_notifee(Watcher(self.connections))
-        self.relay_client = RelayClient(self, self._swarm, carried=carried)
+        self.swarm.register_notifee(self.connections)
+        self.relay_client = RelayClient(self, self.swarm, carried=carried)
         self._dialler = Dialler(
-            self.me, self._swarm, self.connections, self.conduct, self.relay_client, lambda: self.addresses
+            self.me, self.swarm, self.connections, self.conduct, self.relay_client, lambda: self.addresses
         )
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
@@ -113,11 +113,6 @@ class Libp2pNetwork:
         self.watch_peers, self.known_addresses = self.connections.watch, self._dialler.known
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
         self.find_providers = self._routing.find_providers
-
-    @property
-    def swarm(self) -> Swarm:
-        """py-libp2p's own, for what works below streams: circuits, hole punching."""
-        return self._swarm
 
     @property
     def me(self) -> PeerId:
@@ -150,9 +145,9 @@ class Libp2pNetwork:
         for address in listen:
             check_free(address)
         try:
-            async with background_trio_service(self._swarm):
+            async with background_trio_service(self.swarm):
                 try:
-                    listens = await self._swarm.listen(*listen)
+                    listens = await self.swarm.listen(*listen)
                     if listens:
                         await self._serve_until_cancelled(task_status)
                 finally:
@@ -204,7 +199,7 @@ class Libp2pNetwork:
     def speaks(self, peer: PeerId, protocol: str) -> bool:
         """Whether `peer` said in identify that it serves `protocol`."""
         with contextlib.suppress(PeerStoreError):  # nothing stored yet
-            return protocol in self._swarm.peerstore.get_protocols(peer_id(peer))
+            return protocol in self.swarm.peerstore.get_protocols(peer_id(peer))
         return False
 
     def dial_source(self) -> tuple[str, int] | None:
@@ -223,7 +218,7 @@ class Libp2pNetwork:
             if endpoint is None or endpoint.host != host or endpoint.relay is not None or source is None:
                 continue
             try:
-                conn = await self._swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
+                conn = await self.swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
             except (SwarmException, OSError) as error:
                 log.debug("no connection to %s from the listening port: %s", peer, error)
                 continue
@@ -337,7 +332,7 @@ class Libp2pNetwork:
                     nursery.start_soon(self._routing.run)
                     nursery.start_soon(self.records.run)
                     if self._settings.mdns:
-                        nursery.start_soon(advertise_and_listen, self._swarm, self.addresses, self._found)
+                        nursery.start_soon(advertise_and_listen, self.swarm, self.addresses, self._found)
                     task_status.started()
         finally:
             self._nursery = None
@@ -397,7 +392,7 @@ class Libp2pNetwork:
         return tuple(dict.fromkeys([*dialled, *told]))
 
     def _agent_of(self, peer: PeerId) -> str:
-        store = self._swarm.peerstore
+        store = self.swarm.peerstore
         with contextlib.suppress(Exception):  # PeerStoreError: nothing stored yet
             return str(store.get(peer_id(peer), AGENT))
         return ""

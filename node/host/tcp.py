@@ -57,14 +57,39 @@ class Meter:
         self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
 
 
-class MeteredStream(ReadWriteCloser):
+class ExactReader(ReadWriteCloser):
+    """A connection that is read exactly, whatever the pieces in which it arrives."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    async def _some(self) -> bytes | memoryview:
+        """What arrives next; nothing at the end."""
+        raise NotImplementedError
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes, fewer only at the connection's end; without `n` whatever is there."""
+        wanted = 1 if n is None else n
+        while len(self._received) < wanted:
+            chunk = await self._some()
+            if not chunk:
+                break
+            if n is None and not self._received:
+                return bytes(chunk)
+            self._received += chunk
+        size = len(self._received) if n is None else n
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+
+class MeteredStream(ExactReader):
     """One TCP connection, on a socket of its own: trio's streams cost each small message three more system calls."""
 
     def __init__(self, stream: trio.SocketStream, meter: Meter) -> None:
+        super().__init__()
         self._remote = _remote_of(stream)
-        self.local_port = int(stream.socket.getsockname()[1])
         self._meter = meter
-        self._received = bytearray()
         self._unpaid = 0  # bytes read for which nobody waited yet
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
@@ -118,20 +143,8 @@ class MeteredStream(ReadWriteCloser):
         self._meter.bytes_out += size
         return size
 
-    async def read(self, n: int | None = None) -> bytes:
-        """Exactly `n` bytes, fewer only at the connection's end; without `n` whatever is there."""
-        wanted = 1 if n is None else n
-        while len(self._received) < wanted:
-            chunk = await self._arrived(b"")
-            if not chunk:
-                break
-            if n is None and not self._received:
-                return bytes(chunk)
-            self._received += chunk
-        size = len(self._received) if n is None else n
-        data = bytes(self._received[:size])
-        del self._received[:size]
-        return data
+    async def _some(self) -> memoryview:
+        return await self._arrived(b"")
 
     async def read_after(self, head: bytes) -> memoryview:
         """Whatever is there, behind `head`; nothing but `head` at the end. It is good until the next `await`."""

@@ -40,12 +40,12 @@ import trio
 from libp2p.abc import IRawConnection
 from libp2p.host.autonat.pb import autonat_pb2 as pb
 from libp2p.identity.identify.pb.identify_pb2 import Identify
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import (
     BadMessage,
@@ -57,7 +57,7 @@ from swarmnode.node.host.stream import (
     receive,
     send,
 )
-from swarmnode.protocols.network import Address, Network, PeerId, Stream
+from swarmnode.protocols.network import Address, PeerId, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +174,8 @@ class DialBack:
 class AutoNat:
     """Both sides of AutoNAT."""
 
-    def __init__(self, network: Network, swarm: Swarm) -> None:
+    def __init__(self, network: Libp2pNetwork) -> None:
         self._network = network
-        self._swarm = swarm
         self._under_way = 0
         self._asked: OrderedDict[PeerId, float] = OrderedDict()  # trio time of the last dial for each asker
         network.serve(AUTONAT, self._serve)
@@ -211,7 +210,7 @@ class AutoNat:
         if request.type != pb.Message.DIAL:
             await self._answer(stream, pb.Message.E_BAD_REQUEST)
             return
-        host = self._host_of(asker)
+        host = self._network.host_of(asker)
         places = _at(host, [bytes(raw) for raw in request.dial.peer.addrs]) if host else ()
         now = trio.current_time()
         if not places or self._under_way >= AT_ONCE or now < self._asked.get(asker, -EVERY) + EVERY:
@@ -252,7 +251,7 @@ class AutoNat:
 
     async def _answers(self, asker: PeerId, place: Address) -> bool:
         where = Multiaddr(place)
-        transport = self._swarm.transport_manager.transport_for_dialing(where)
+        transport = self._network.swarm.transport_manager.transport_for_dialing(where)
         if transport is None:
             return False
         try:
@@ -262,7 +261,7 @@ class AutoNat:
             return False
         assert isinstance(raw, IRawConnection)
         try:
-            secured = await self._swarm.upgrader.upgrade_security(raw, True, ID.from_string(asker))
+            secured = await self._network.swarm.upgrader.upgrade_security(raw, True, ID.from_string(asker))
             return str(secured.get_remote_peer()) == asker
         except Exception as error:
             logger.debug("whoever answers at %s is not %s: %s", place, asker, error)
@@ -271,13 +270,6 @@ class AutoNat:
             with trio.move_on_after(1.0) as closing:
                 closing.shield = True
                 await raw.close()
-
-    def _host_of(self, peer: PeerId) -> str | None:
-        for conn in self._swarm.connections.get(ID.from_string(peer), ()):
-            remote = conn.muxed_conn.get_remote_address()
-            if remote is not None:
-                return str(remote[0])
-        return None
 
 
 def _at(host: str, packed: list[bytes]) -> tuple[Address, ...]:

@@ -34,7 +34,6 @@ from typing import Protocol
 
 import trio
 from libp2p.abc import ConnectionType
-from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.exceptions import SwarmException
@@ -45,6 +44,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, peer_bytes, peer_in, places_in, receive, send
+from swarmnode.node.host.tcp import ExactReader
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -479,13 +479,13 @@ class RelayClient:
             self._network.announce_instead(self.addresses)
 
 
-class CircuitStream(ReadWriteCloser):
+class CircuitStream(ExactReader):
     """What py-libp2p reads and writes as if it were a socket: a stream to the relay."""
 
     def __init__(self, stream: Stream, carried: Carried) -> None:
+        super().__init__()
         self._stream = stream
         self._carried = carried
-        self._received = bytearray()
         self.ended = trio.Event()
 
     async def write(self, data: bytes) -> None:
@@ -496,24 +496,17 @@ class CircuitStream(ReadWriteCloser):
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
         self._carried(self._stream.peer, len(data))
 
-    async def read(self, n: int | None = None) -> bytes:
-        """Exactly `n` bytes, fewer only at the circuit's end; without `n` whatever is there."""
-        wanted = 1 if n is None else n
-        while len(self._received) < wanted:
-            try:
-                chunk = await self._stream.receive_some(64 << 10)
-            except NetworkError as error:
-                self.ended.set()
-                raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
-            if not chunk:
-                self.ended.set()
-                break
+    async def _some(self) -> bytes:
+        try:
+            chunk = await self._stream.receive_some(64 << 10)
+        except NetworkError as error:
+            self.ended.set()
+            raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
+        if chunk:
             self._carried(self._stream.peer, len(chunk))
-            self._received += chunk
-        size = len(self._received) if n is None else n
-        data = bytes(self._received[:size])
-        del self._received[:size]
-        return data
+        else:
+            self.ended.set()
+        return chunk
 
     async def close(self) -> None:
         self.ended.set()

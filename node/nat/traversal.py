@@ -99,7 +99,7 @@ class NatTraversal:
         self._network = network
         self._rng = rng or random.Random()
         self._reachability = Reachability()
-        self._autonat = AutoNat(network, network.swarm)
+        self._autonat = AutoNat(network)
         self._puncher = HolePuncher(network, self._places)
         self._relay = RelayServer(
             network, admits=lambda p: self._entered is Reach.PUBLIC and admits(p), standing=standing, limits=limits

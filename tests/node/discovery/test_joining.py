@@ -106,7 +106,7 @@ def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
             await stream.send_all(b"news")
             await until(lambda: heard == [b"news"])
             await stream.aclose()
-            manager = b._swarm._resource_manager
+            manager = b.swarm._resource_manager
             await disconnect(a, b.me)
             assert manager is not None
             await until(lambda: a.peers() == b.peers() == () and manager._current_connections == 0)

@@ -244,9 +244,9 @@ def test_closed_connections_free_their_slots() -> None:
                 await until(lambda: bool(b.peers()))
                 await disconnect(a, b.me)
                 await until(lambda: not b.peers())
-            manager = b._swarm._resource_manager
+            manager = b.swarm._resource_manager
             assert manager is not None
-            await until(lambda: b._swarm._inbound_limiter.borrowed_tokens == 0)
+            await until(lambda: b.swarm._inbound_limiter.borrowed_tokens == 0)
             await until(lambda: manager._current_connections == 0)
 
     run(main)

@@ -36,7 +36,7 @@ def make() -> Node:
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
     network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-    return Node(network, AutoNat(network, network.swarm))
+    return Node(network, AutoNat(network))
 
 
 @asynccontextmanager
