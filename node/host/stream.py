@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.patches.yamux_session import YamuxStream
 from swarmnode.protocols.frames import frame
-from swarmnode.protocols.network import NetworkError, PeerId, Stream, StreamBroken
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 
 HANDSHAKE = b"\x13/multistream/1.0.0\n"
 MAX_LINE = 512  # bytes of a multistream line
@@ -117,6 +117,18 @@ async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHI
             raise BadMessage(f"{stream.peer} {error}") from None
         return message
     raise BadMessage(f"{stream.peer} sent no {kind.__name__} within {within:g} s")
+
+
+async def ask(
+    network: Network, peer: PeerId, protocol: str, message: Message, kind: type[M], *, within: float = ANSWER_WITHIN
+) -> M:
+    """The answer of `peer` to one message, on a stream of its own. Raises NetworkError."""
+    stream = await network.open_stream(peer, protocol)
+    try:
+        await send(stream, message)
+        return await receive(stream, kind, within=within)
+    finally:
+        await stream.aclose()
 
 
 def peer_bytes(peer: PeerId) -> bytes:

@@ -52,6 +52,7 @@ from swarmnode.node.host.stream import (
     Libp2pStream,
     ProtocolRefused,
     agree,
+    ask,
     peer_bytes,
     places_in,
     receive,
@@ -183,14 +184,11 @@ class AutoNat:
     async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
         """Whether and where `helper` reached this node. Raises NetworkError where it does not answer sensibly."""
         asked = tuple(dict.fromkeys(place.partition("/p2p/")[0] for place in places))
-        stream = await self._network.open_stream(helper, AUTONAT)
-        try:
-            packed = [Multiaddr(place).to_bytes() for place in asked]
-            me = pb.Message.PeerInfo(id=peer_bytes(self._network.me), addrs=packed)
-            await send(stream, pb.Message(type=pb.Message.DIAL, dial=pb.Message.Dial(peer=me)))
-            answer = await receive(stream, pb.Message, within=ANSWER_WITHIN)
-        finally:
-            await stream.aclose()
+        me = pb.Message.PeerInfo(
+            id=peer_bytes(self._network.me), addrs=[Multiaddr(place).to_bytes() for place in asked]
+        )
+        question = pb.Message(type=pb.Message.DIAL, dial=pb.Message.Dial(peer=me))
+        answer = await ask(self._network, helper, AUTONAT, question, pb.Message, within=ANSWER_WITHIN)
         if answer.type != pb.Message.DIAL_RESPONSE:
             raise BadMessage(f"{helper} answered no DIAL_RESPONSE")
         status = answer.dialResponse.status

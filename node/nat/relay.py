@@ -43,7 +43,7 @@ from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.limits import RelayLimits
-from swarmnode.node.host.stream import BadMessage, peer_bytes, peer_in, places_in, receive, send
+from swarmnode.node.host.stream import BadMessage, ask, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.node.host.tcp import ExactReader
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
@@ -164,12 +164,8 @@ class RelayServer:
         """Tell a holder that its place is gone, so that it announces it no longer and looks for another relay."""
         logger.info("%s has no place any more: one of more standing needs it", peer)
         try:
-            stream = await self._network.open_stream(peer, STOP)
-            try:
-                await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.NO_RESERVATION))
-                await receive(stream, pb.StopMessage)
-            finally:
-                await stream.aclose()
+            gone = pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.NO_RESERVATION)
+            await ask(self._network, peer, STOP, gone, pb.StopMessage)
         except NetworkError as error:
             logger.debug("%s could not be told: %s", peer, error)
 
@@ -333,12 +329,7 @@ class RelayClient:
 
     async def reserve(self, relay: PeerId) -> Reservation:
         """Ask `relay` for a place, or renew it. Raises RelayRefused, or another NetworkError without an answer."""
-        stream = await self._network.open_stream(relay, HOP)
-        try:
-            await send(stream, pb.HopMessage(type=pb.HopMessage.RESERVE))
-            answer = await receive(stream, pb.HopMessage)
-        finally:
-            await stream.aclose()
+        answer = await ask(self._network, relay, HOP, pb.HopMessage(type=pb.HopMessage.RESERVE), pb.HopMessage)
         if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
             raise RelayRefused(relay, _name(answer.status))
         me, places = self._network.me, places_in(answer.reservation.addrs[:8])
