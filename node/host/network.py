@@ -291,9 +291,6 @@ class Libp2pNetwork:
                 raise Unreachable(f"{peer} ended the stream before agreeing on {protocol}") from error
             except ProtocolRefused as error:
                 raise ProtocolUnsupported(f"{peer} does not speak {protocol}") from error
-            except BaseException:
-                stream.abort()
-                raise
             return Libp2pStream(stream, peer)
         raise Unreachable(f"{peer} did not answer for {protocol} within {timeout:g} s")
 

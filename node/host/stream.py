@@ -86,18 +86,21 @@ class BadMessage(NetworkError):
 
 
 async def agree(stream: YamuxStream, protocol: str) -> None:
-    """Ask for `protocol`. Raises ProtocolRefused, or MuxedStreamError where the stream ended."""
+    """Ask for `protocol`. Raises ProtocolRefused, or MuxedStreamError where the stream ended; it is dropped then."""
     line = protocol.encode() + b"\n"
     if len(line) > 127:
         raise ValueError(f"a protocol id has at most 126 bytes: {protocol}")
-    await stream.send_all(HANDSHAKE + bytes([len(line)]) + line)
+    agreed = False
     try:
-        if await _delimited(stream, MAX_LINE) == HANDSHAKE[1:] and await _delimited(stream, MAX_LINE) == line:
-            return
+        await stream.send_all(HANDSHAKE + bytes([len(line)]) + line)
+        agreed = await _delimited(stream, MAX_LINE) == HANDSHAKE[1:] and await _delimited(stream, MAX_LINE) == line
+        if not agreed:
+            raise ProtocolRefused
     except BadMessage as error:
         raise ProtocolRefused from error
-    stream.abort()
-    raise ProtocolRefused
+    finally:
+        if not agreed:
+            stream.abort()
 
 
 async def send(stream: Stream, message: Message) -> None:

@@ -13,10 +13,12 @@ import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
 from swarmnode.node.host import addresses
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
+from swarmnode.node.host.stream import ProtocolRefused, agree
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
@@ -420,6 +422,26 @@ def test_providers_are_found_through_a_third_node() -> None:
             assert await c.find_providers(os.urandom(32)) == ()
 
     run(main)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\xff\xff\xff\x7f", b"\x03na\n"], ids=["ends", "too long", "refuses"])
+def test_a_stream_whose_protocol_is_not_agreed_on_is_dropped(answer: bytes) -> None:
+    class Other:
+        left, aborted = answer, False
+
+        async def send_all(self, data: bytes) -> None: ...
+
+        async def receive_some(self, max_bytes: int) -> bytes:
+            chunk, self.left = self.left[:max_bytes], self.left[max_bytes:]
+            return chunk
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    other: Any = Other()
+    with pytest.raises((ProtocolRefused, MuxedStreamError)):
+        trio.run(agree, other, "/test/1")
+    assert other.aborted
 
 
 def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
