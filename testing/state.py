@@ -1,7 +1,7 @@
 """The state of one run in memory: the law of `law` applied to elements, with expiry, admission and evidence.
 
-It is what simulations hold by the thousand, and what `node.statestore` must agree with. Elements have been checked
-(`record.open_element`) before they get here. Times are in ms.
+It is what simulations hold by the thousand, and what `node.storage.statestore` must agree with. Elements have been
+checked (`record.open_element`) before they get here. Times are in ms.
 
 Merging is commutative, associative and idempotent. Replicas that heard the same elements, in any order and any number
 of times, each with its own clock and sweeping whenever it likes, have one `state_hash` at any cut-off that none of them

@@ -3,7 +3,7 @@
 Each member signs a *lease*: a record of kind `member` with its addresses and how long it lasts, renewed three times in
 that time: the loss of one renewal, or of two, removes nobody. It lasts a minute; in swarms of more than FEW members as
 much longer as there are more, up to the kind's ttl, so that leases cost a node no more in a larger swarm. New addresses
-are told within 20 s all the same. Leases live in the replicated state (`statesync`), which carries them to everybody
+are told within 20 s all the same. Leases live in the replicated state (`sync`), which carries them to everybody
 within seconds; this module writes this node's and folds those of others. A lease is signed by its author, so nobody can
 announce addresses for another. What is then true: members that can reach one another, through anybody, learn one
 another's addresses within seconds, and connect; one that died is no member any more when its lease has run out. Whose

@@ -1,7 +1,7 @@
 """What nodes say to one another about the replicated state, and how much of it at once.
 
 Elements travel sealed, as their author signed them. What a node may or may not have is named by *ranks* (see
-`statebackend`), 40 bytes each, one after another in one field.
+`backend`), 40 bytes each, one after another in one field.
 
 | call | request | answer |
 |---|---|---|
