@@ -349,8 +349,9 @@ class Shards:
             if brief or not announce:
                 self._quiet.add(shard)
             limits = self._limits
-            if brief:
-                limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT)
+            if brief:  # fewer and larger answers: a machine that makes a state ready is busy, and answers late
+                ahead, answer = 4 * limits.ahead, 4 * limits.answer
+                limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer)
             job = self._fetches[shard] = Job(shard, store, limits, brief=brief)
             self._nursery.start_soon(self._carry_out, job)
         job.hints.update(dict.fromkeys(providers))
