@@ -1,55 +1,62 @@
-"""How the parts of one run are built and wired, from its RunSpec and this node's configuration.
+"""One node, put together: its parts, those of the run that it takes part in, and the settings that each gets.
 
-    data, state → sync → membership, trainer → exchange method → session
+    network → calls, bulk, shards → trust → discovery; run → data, state → sync → membership, trainer → session
 
 Here alone the run's keys and the owner's options become the settings of parts. Nothing is started: `daemon.py` runs
-what is built here. Whatever blocks in a part goes to threads.
+what is built here, and `control/` shows it to the owner.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import trio
+
+from swarmnode import __version__
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import HostSettings
-from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity
+from swarmnode.node.logs import LogRing
+from swarmnode.node.metrics import metrics_of
+from swarmnode.node.nat.traversal import NatTraversal
+from swarmnode.node.provenance import SuccessorWatch
+from swarmnode.node.reputation import PeerTrust
+from swarmnode.node.session import RunSession, SessionSettings
 from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History
+from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.datasets import DataSet
-from swarmnode.node.storage.runs import ChosenRun
+from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.confinement import SCRATCH
 from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.context import Observer, Parts
-from swarmnode.protocols.methods.method import Method
-from swarmnode.protocols.methods.open.checks.texts import Texts
-from swarmnode.protocols.methods.registry import METHODS
-from swarmnode.protocols.methods.rollouts import sapo
-from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.network import Network, PeerId, relayed_peers
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.method import Place
+from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
+from swarmnode.protocols.network import Address, PeerId
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.membership import Membership, admits, work_of
+from swarmnode.protocols.state.membership import Membership, RunListing, admits, work_of
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.runspec import RunSpec, encode
 
+logger = logging.getLogger(__name__)
 
-class NoRole(ExpectedError):
-    """The role that was asked for has no meaning in the run."""
-
-    exit_code = CONFIG
+AGENT = f"swarmnode/{__version__}"
+RECENT = 16  # rounds that averages shown to people go over
 
 
 class WorkMissing(ExpectedError):
@@ -58,8 +65,231 @@ class WorkMissing(ExpectedError):
     exit_code = CONFIG
 
 
-def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSettings:
-    """Where the host listens and what it may use; `agent` is what it calls itself."""
+@dataclass(frozen=True)
+class RunOptions:
+    """What `swarmnode run` was asked for beside the node's configuration."""
+
+    runspec: Path | None  # run file
+    run_id: str | None
+    rounds: int | None  # stop training after this many rounds
+    stay: bool  # serve on after the last round
+    json_events: bool  # one JSON object a line on standard output
+    roster: str = ""  # of the run's history that is to be joined, ROUND:ID
+
+
+class Node:
+    """The parts of one node. Those of its run are None until it has one: `join_run`, then `take_part`."""
+
+    def __init__(
+        self, config: NodeConfig, datadir: DataDir, identity: Identity, logs: LogRing, options: RunOptions
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.logs = logs
+        self.socket = datadir.prepare_socket()
+        self.store = RunStore(datadir)
+        self.limits = limits = Limits()
+        self.trust = trust = PeerTrust(relays_for_all=config.role == "relay")
+        self.network = Libp2pNetwork(
+            identity,
+            host_settings(config, limits=limits),
+            is_member=trust.is_member,
+            carried=trust.receipts.served,
+        )
+        self.rpc = Rpc(self.network, limits=limits.rpc)
+        self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
+        self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
+        self.shards = Shards(
+            self.network,
+            self.rpc,
+            self.shard_store,
+            runner=in_thread,
+            limits=limits.shards,
+            gave=trust.receipts.gave,
+        )
+        self.liveness = Liveness(self.rpc)
+        self.nat = NatTraversal(
+            self.network, admits=trust.relays_for, standing=trust.standing, limits=limits.relay, upnp=config.upnp
+        )
+        trust.wire(self.network, self.rpc, self.bulk, self.shards)
+        self.book = AddressBook(datadir.address_book)
+        self.discovery = Discovery(self.network, self.book, join=config.join, runner=in_thread)
+        self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
+        self.stopping = trio.Event()  # an orderly stop has begun
+        self.left = trio.Event()  # the session is over and saved
+        self.forgetting = False  # `leave` deletes what was saved
+        self.followers: set[trio.MemorySendChannel[dict[str, Any]]] = set()  # of events; a slow one misses some
+        self.paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
+        self.chosen: ChosenRun | None = None
+        self.data: DataSet | None = None
+        self.state: StateStore | None = None  # None again once it closes: from then on nobody can ask for it
+        self.sync: StateSync | None = None
+        self.membership: Membership | None = None
+        self.successors: SuccessorWatch | None = None
+        self.trainer: TrainerProcess | None = None
+        self.session: RunSession | None = None
+
+    @property
+    def folder(self) -> Path:
+        """What is kept of the run lies below it."""
+        assert self.chosen is not None
+        return self.store.folder(self.chosen.run_id)
+
+    def join_run(self, chosen: ChosenRun) -> StateStore:
+        """Build what the run needs before its trainer; its state, which is not open yet. Raises WorkMissing."""
+        check_admitted(chosen.spec, self.network.me)
+        self.chosen, config = chosen, self.config
+        self.discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
+        if chosen.spec.needs_data and not config.task:  # a task of the owner's reads its own
+            self.data = DataSet(
+                chosen.spec,
+                network=self.network,
+                rpc=self.rpc,
+                shards=self.shards,
+                store=self.shard_store,
+                runner=in_thread,
+                corpus=config.corpus,
+                own_text=config.data == "local",
+                emit=self.emit,
+            )
+        state = StateStore(
+            self.folder / "state.db",
+            chosen.run_id,
+            me=self.network.me,
+            sign=self.network.sign,
+            now=now_ms,
+            admitted=admits(chosen.spec),
+        )
+        self.sync = StateSync(state, network=self.network, rpc=self.rpc, runner=in_thread, now=now_ms)
+        self.membership = Membership(
+            network=self.network, state=state, sync=self.sync, now=now_ms, admits=admits(chosen.spec)
+        )
+        self.successors = SuccessorWatch(state, chosen.spec)
+        state.measure(self.metrics)
+        self.sync.measure(self.metrics)
+        return state
+
+    def make_trainer(self) -> TrainerProcess:
+        """Build the trainer's supervisor, with the text that is here by now."""
+        assert self.chosen is not None
+        self.trainer = make_trainer(self.chosen, self.config, me=self.network.me, data=self.data)
+        self.trainer.measure(self.metrics)
+        return self.trainer
+
+    def take_part(self) -> RunSession:
+        """Build this node's life in the run, once the trainer told its layout and the run's parts run.
+
+        From now on the run's exchange method answers its peers. Raises NoRole.
+        """
+        chosen, config, trainer = self.chosen, self.config, self.trainer
+        assert chosen is not None and trainer is not None and self.membership is not None
+        assert self.state is not None and self.sync is not None and self.trust.reputation is not None
+        samples = config.role == "rollout"
+        context = Context(
+            run_id=chosen.run_id,
+            spec=chosen.spec,
+            network=self.network,
+            rpc=self.rpc,
+            bulk=self.bulk,
+            liveness=self.liveness,
+            runner=in_thread,
+            trainer=trainer,
+            membership=self.membership,
+            state=self.state,
+            sync=self.sync,
+            shards=self.shards,
+            admits=admits(chosen.spec),
+            now=now_ms,
+            rng=random.Random(),
+            ledger=self.trust.reputation.ledger,
+            policy=config.policy,
+            rollouts=self.limits.rollouts,
+            texts=self.data if self.data is not None else NO_TEXTS,
+        )
+        self.session = RunSession(
+            context,
+            SessionSettings(
+                rounds=self.options.rounds,
+                creator=chosen.creator,
+                wait_peers=config.wait_peers,
+                wait_seconds=config.wait_seconds,
+                checkpoint_every=config.checkpoint_every,
+                roster=self.options.roster,
+                samples=samples,
+            ),
+            emit=self.emit,
+            checkpoints=None
+            if samples  # what it has is its trainer's
+            else Checkpoints(
+                self.folder / "checkpoints",
+                run_id=chosen.run_id,
+                layout=trainer.layout,
+                keep=config.checkpoint_keep,
+                hours=config.checkpoint_hours,
+                spec=encode(chosen.spec),
+            ),
+            history=None if samples else History(self.folder / HISTORY),
+        )
+        self.session.method.measure(self.metrics)
+        self.trust.take_part(self.session.method)
+        return self.session
+
+    def stop(self) -> None:
+        """Begin an orderly stop."""
+        self.stopping.set()
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Tell an event to those who follow, and on standard output where that was asked for."""
+        if event["event"] == "round":
+            self.paces.append((event["seconds"], event["compute_seconds"], event["tokens"]))
+        for follower in self.followers:
+            try:
+                follower.send_nowait(event)
+            except trio.WouldBlock:
+                logger.debug("a reader of events is too slow; it misses one")
+        if self.options.json_events:
+            print(json.dumps(event, allow_nan=False), flush=True)
+
+    # --- what others ask --------------------------------------------------------------------------------------------
+
+    def listings(self) -> tuple[RunListing, ...]:
+        """The run that this node takes part in, for peers who ask what they could join."""
+        if self.chosen is None:
+            return ()
+        place = self.place()
+        round, members = (place.round, len(place.members)) if place is not None else (0, 0)
+        return (RunListing(self.chosen.run_id, self.chosen.spec.run.name, round, members),)
+
+    def place(self) -> Place | None:
+        """Where this node stands in its run; None until it knows."""
+        return self.session.place if self.session is not None else None
+
+    def rounds_done(self) -> int:
+        place = self.place()
+        return place.round if place is not None else 0
+
+    def parameters(self) -> int | None:
+        """Parameters of the model; None until the trainer has told."""
+        try:
+            return self.trainer.layout.parameters if self.trainer is not None else None
+        except RuntimeError:
+            return None
+
+    def join_failures(self) -> dict[Address, str]:
+        """Why join addresses could not be reached, for those that are not connected now."""
+        return self.discovery.join_failures()
+
+    def join_line(self) -> str:
+        """A command for another machine."""
+        addresses = self.network.addresses
+        chosen = f" --run {self.chosen.run_id}" if self.chosen is not None else ""
+        place = self.place()
+        roster = f" --roster {place.roster}" if place is not None and place.roster else ""
+        return f"swarmnode run --join {addresses[0]}{chosen}{roster}" if addresses else ""
+
+
+def host_settings(config: NodeConfig, *, limits: Limits) -> HostSettings:
+    """Where the host listens and what it may use."""
     return HostSettings(
         listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
         announce=config.announce,
@@ -67,7 +297,7 @@ def host_settings(config: NodeConfig, *, agent: str, limits: Limits) -> HostSett
         up=config.up_bytes,
         down=config.down_bytes,
         max_peers=config.max_peers,
-        agent=agent,
+        agent=AGENT,
         limits=limits,
     )
 
@@ -81,32 +311,6 @@ def check_admitted(spec: RunSpec, me: PeerId) -> None:
             f"{spec.trust.identity_bits} --replace: a new key is a new peer id, and standing elsewhere is lost with "
             "the old one; or give this run a data directory of its own (--data-dir)"
         )
-
-
-def make_data(
-    chosen: ChosenRun,
-    config: NodeConfig,
-    *,
-    network: Network,
-    rpc: Rpc,
-    shards: Shards,
-    store: ShardStore,
-    emit: Callable[[dict[str, Any]], None],
-) -> DataSet | None:
-    """The run's data on this node; None where a task of the owner's reads its own, and where a run needs none."""
-    if config.task or not chosen.spec.needs_data:
-        return None
-    return DataSet(
-        chosen.spec,
-        network=network,
-        rpc=rpc,
-        shards=shards,
-        store=store,
-        runner=in_thread,
-        corpus=config.corpus,
-        own_text=config.data == "local",
-        emit=emit,
-    )
 
 
 def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: DataSet | None) -> TrainerProcess:
@@ -137,116 +341,3 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
 def now_ms() -> int:
     """Real time in ms since the epoch."""
     return time.time_ns() // 1_000_000
-
-
-def make_state(chosen: ChosenRun, *, folder: Path, network: Network) -> StateStore:
-    """What the run knows together, as this node holds it; `folder` is the run's."""
-    return StateStore(
-        folder / "state.db",
-        chosen.run_id,
-        me=network.me,
-        sign=network.sign,
-        now=now_ms,
-        admitted=admits(chosen.spec),
-    )
-
-
-def make_sync(state: StateStore, *, network: Network, rpc: Rpc) -> StateSync:
-    """What keeps the state in step with that of other nodes; from now on it answers `state.*` calls."""
-    return StateSync(state, network=network, rpc=rpc, runner=in_thread, now=now_ms)
-
-
-def make_membership(chosen: ChosenRun, *, network: Network, state: StateStore, sync: StateSync) -> Membership:
-    """This node's view of who takes part, on the clock of this machine."""
-    return Membership(network=network, state=state, sync=sync, now=now_ms, admits=admits(chosen.spec))
-
-
-def make_session(
-    chosen: ChosenRun,
-    config: NodeConfig,
-    *,
-    limits: Limits,
-    rounds: int | None,
-    roster: str,
-    folder: Path,
-    network: Network,
-    rpc: Rpc,
-    bulk: Bulk,
-    shards: Shards,
-    liveness: Liveness,
-    state: StateStore,
-    sync: StateSync,
-    trainer: Trainer,
-    membership: Membership,
-    ledger: Ledger,
-    texts: Texts,
-    emit: Callable[[dict[str, Any]], None],
-) -> Session:
-    """This node's life in the run, for so many `rounds`, in the history with this roster. The trainer told its layout.
-
-    Checkpoints lie below `folder`, the run's; `emit` is told what happens. From now on the run's exchange method
-    answers its peers.
-    """
-
-    samples = config.role == "rollout"
-    if samples and chosen.spec.exchange.method != "sapo":
-        raise NoRole(
-            f"the run {chosen.spec.run.name} shares no rollouts, so nobody can only sample for it; leave out "
-            "--role rollout, or name a run such as --task digits-rl"
-        )
-
-    def build(observer: Observer) -> Method:
-        return (sapo.build_sampler if samples else METHODS[chosen.spec.exchange.method])(
-            Parts(
-                me=network.me,
-                run_id=chosen.run_id,
-                spec=chosen.spec,
-                network=network,
-                rpc=rpc,
-                bulk=bulk,
-                liveness=liveness,
-                runner=in_thread,
-                trainer=trainer,
-                membership=membership,
-                state=state,
-                sync=sync,
-                shards=shards,
-                admits=admits(chosen.spec),
-                relayed=partial(relayed_peers, network),
-                observer=observer,
-                now=now_ms,
-                sign=network.sign,
-                rng=random.Random(),
-                ledger=ledger,
-                policy=config.policy,
-                rollouts=limits.rollouts,
-                texts=texts,
-            )
-        )
-
-    return Session(
-        network=network,
-        membership=membership,
-        build=build,
-        checkpoints=None
-        if samples  # what it has is its trainer's
-        else Checkpoints(
-            folder / "checkpoints",
-            run_id=chosen.run_id,
-            layout=trainer.layout,
-            keep=config.checkpoint_keep,
-            hours=config.checkpoint_hours,
-            spec=encode(chosen.spec),
-        ),
-        runner=in_thread,
-        settings=SessionSettings(
-            rounds=rounds,
-            creator=chosen.creator,
-            wait_peers=config.wait_peers,
-            wait_seconds=config.wait_seconds,
-            checkpoint_every=config.checkpoint_every,
-            roster=roster,
-        ),
-        emit=emit,
-        history=None if samples else History(folder / HISTORY),
-    )

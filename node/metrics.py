@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,7 +67,7 @@ def resident_bytes() -> float:
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
-def document(metrics: Metrics) -> str:
+def document(metrics: Iterable[Metric]) -> str:
     """docs/metrics.md: every metric with its kind, label and meaning."""
     lines = [
         "# Metrics",
@@ -96,58 +96,30 @@ def document(metrics: Metrics) -> str:
         "| metric | kind | label | meaning |",
         "|---|---|---|---|",
     ]
-    for metric in metrics.declared():
+    for metric in metrics:
         label = f"`{metric.label}`" if metric.label else ""
         lines.append(f"| `{metric.name}` | {metric.kind} | {label} | {metric.help} |")
     return "\n".join(lines) + "\n"
 
 
-def of_a_node_that_never_runs(folder: Path) -> Metrics:
-    """What a daemon's metrics declare; its parts may write below `folder`."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+def declared() -> tuple[Metric, ...]:
+    """All metrics that a node can show, by name: those that stand as constants beside what they measure."""
+    import swarmnode.node.daemon  # noqa: F401 (with it come all parts of a node)
 
-    from swarmnode.node.assembly import now_ms
-    from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-    from swarmnode.node.identity import Identity, peer_id_of
-    from swarmnode.node.storage.shardstore import ShardStore
-    from swarmnode.node.storage.statestore import StateStore
-    from swarmnode.node.trainer.supervisor import TrainerProcess
-    from swarmnode.protocols.calls.rpc import Rpc
-    from swarmnode.protocols.methods.open.checks.audits import show as show_audits
-    from swarmnode.protocols.methods.open.checks.unique import show as show_unique
-    from swarmnode.protocols.methods.open.store import show as show_chain
-    from swarmnode.protocols.methods.rollouts.pool import RolloutPool
-    from swarmnode.protocols.methods.rollouts.sharing import show as show_rollouts
-    from swarmnode.protocols.reputation.ledger import Ledger, Reputation
-    from swarmnode.protocols.runner import TimedRunner, inline
-    from swarmnode.protocols.state.sync import StateSync
-    from swarmnode.protocols.transfer.bulk import Bulk
-    from swarmnode.protocols.transfer.shards import Shards
-    from swarmnode.training.runspec import RunSection, RunSpec
-
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    network = Libp2pNetwork(identity, HostSettings(listen=()))
-    rpc = Rpc(network)
-    shards = Shards(network, rpc, ShardStore(folder / "shards", cap=1), runner=inline)
-    state = StateStore(folder / "state.db", "", me=network.me, sign=network.sign, now=now_ms)
-    sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=now_ms)
-    trainer = TrainerProcess(RunSpec(RunSection(name="none")), run_id="", peer_id=network.me)
-    watching = Reputation(Ledger(network.me, now=now_ms), state=state, sync=sync, members=lambda: 1)
-    metrics = metrics_of(Limits(), network, rpc, Bulk(network, runner=inline), shards, state, sync, trainer, watching)
-    show_chain(metrics, Counter, lambda: 0)
-    show_audits(metrics, Counter(), lambda: 0.0, lambda: 0)
-    show_unique(metrics, Counter(), lambda: 0.0)
-    show_rollouts(metrics, RolloutPool(network.me, now=now_ms), Counter(), TimedRunner(inline))
-    return metrics
+    found = {
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith("swarmnode.") and module is not None
+        for value in vars(module).values()
+        if isinstance(value, Metric)
+    }
+    return tuple(sorted(found, key=lambda metric: metric.name))
 
 
 if __name__ == "__main__":
     import argparse
-    import tempfile
 
     parser = argparse.ArgumentParser(prog="python -m swarmnode.node.metrics", description="Print docs/metrics.md.")
     parser.add_argument("--document", action="store_true", required=True, help="print the page on standard output")
     parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.write(1, document(of_a_node_that_never_runs(Path(folder))).encode())
+    os.write(1, document(declared()).encode())

@@ -12,16 +12,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import trio
 
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter, History, PastRound
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.runs import RunUnavailable
-from swarmnode.protocols.methods.context import Observer
+from swarmnode.protocols.methods.context import Context, Observer
 from swarmnode.protocols.methods.method import (
     Abandoned,
     Begin,
@@ -34,10 +35,10 @@ from swarmnode.protocols.methods.method import (
     Place,
     RoundResult,
 )
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import Learned
-from swarmnode.protocols.network import Network, Traffic
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.network import Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -55,37 +56,46 @@ class SessionSettings:
     wait_seconds: float  # … or after this long
     checkpoint_every: int
     roster: str = ""  # of the run's history that was to be joined; see TrustedRoster
+    samples: bool = False  # it does nothing but sample answers for another node's policy
 
 
-class Session:
-    """One node in one run. `run` owns its tasks; the other methods may be called while it runs."""
+class NoRole(ExpectedError):
+    """The role that was asked for has no meaning in the run."""
+
+    exit_code = CONFIG
+
+
+class RunSession(Observer):
+    """One node in one run. `run` owns its tasks; the other methods may be called while it runs.
+
+    It is the observer of its exchange method: `caught_up`, `progress` and `warn` are for that.
+    """
 
     def __init__(
         self,
-        *,
-        network: Network,
-        membership: Membership,
-        build: Callable[[Observer], Method],
-        checkpoints: Checkpoints | None,
-        runner: Runner,
+        context: Context,
         settings: SessionSettings,
+        *,
         emit: Callable[[dict[str, Any]], None],
+        checkpoints: Checkpoints | None,
         history: History | None = None,
     ) -> None:
-        """`build` makes the exchange method, which answers its peers from then on."""
-        self._network = network
-        self._membership = membership
-        self._checkpoints = checkpoints
-        self._history = history
-        self._runner = runner
+        """Builds the exchange method of the run, which answers its peers from then on. `emit` is told what happens.
+
+        Raises NoRole where the run has nothing to sample for.
+        """
+        self._context = context
         self._settings = settings
         self._emit = emit
-        self.method = build(Observer(caught_up=self._caught_up, progress=self._progress, warn=self._warn))
+        self._checkpoints = checkpoints
+        self._history = history
+        self.method = method_of(replace(context, observer=self), samples=settings.samples)
         self._writer: CheckpointWriter | None = None
         if checkpoints is not None:
-            self._writer = CheckpointWriter(checkpoints, runner=runner, warn=partial(self._warn, "checkpoint"))
+            warn = partial(self.warn, "checkpoint")
+            self._writer = CheckpointWriter(checkpoints, runner=context.runner, warn=warn)
         self._saved_at = -1
-        self._traffic = network.traffic()
+        self._traffic = context.network.traffic()
         self._stopping = trio.Event()
         self._resumed = trio.Event()
         self._resumed.set()
@@ -111,7 +121,7 @@ class Session:
         async with trio.open_nursery() as nursery:
             if self._writer is not None:
                 nursery.start_soon(self._writer.run)
-            await self._membership.announce()
+            await self._context.membership.announce()
             await self._find_place(expect_members)
             await self._take_part()
             if self._stopping.is_set():
@@ -125,7 +135,7 @@ class Session:
     async def serve_forever(self) -> None:
         """After the last round: go on serving late comers the final state, until cancelled."""
         while True:
-            await self._membership.announce()
+            await self._context.membership.announce()
             await trio.sleep(30)
 
     def stop(self) -> None:
@@ -177,7 +187,7 @@ class Session:
 
     async def _find_place(self, expect_members: bool) -> None:
         settings = self._settings
-        newest = await self._runner(self._checkpoints.newest) if self._checkpoints is not None else None
+        newest = await self._context.runner(self._checkpoints.newest) if self._checkpoints is not None else None
         begin = Begin(
             creator=settings.creator,
             expect_members=expect_members,
@@ -255,11 +265,11 @@ class Session:
         history, at = self._history, int(time.time())
         entry = PastRound(result.round, result.state_hash, result.counted, result.roster, at)
         try:
-            await self._runner(lambda: history.append(entry))
+            await self._context.runner(lambda: history.append(entry))
         except DataDirError as error:
-            self._warn("history", f"round {result.round} is missing in the run's history: {error}")
+            self.warn("history", f"round {result.round} is missing in the run's history: {error}")
         else:
-            self._warn("history", None)
+            self.warn("history", None)
 
     def _save_if_due(self) -> None:
         place = self.place
@@ -273,14 +283,14 @@ class Session:
             self._writer.put(saved)
             self._saved_at = saved.round
 
-    def _caught_up(self, round_: int, state_hash: str, seconds: float) -> None:
+    def caught_up(self, at: int, state_hash: str, seconds: float) -> None:
         self._arriving = None
-        self._emit({"event": "caught_up", "round": round_, "state_hash": state_hash, "seconds": round(seconds, 3)})
+        self._emit({"event": "caught_up", "round": at, "state_hash": state_hash, "seconds": round(seconds, 3)})
 
-    def _progress(self, done: int, size: int) -> None:
+    def progress(self, done: int, size: int) -> None:
         self._arriving = (done, size)
 
-    def _warn(self, cause: str, text: str | None) -> None:
+    def warn(self, cause: str, text: str | None) -> None:
         if text is None:
             self.warnings.pop(cause, None)
         else:
@@ -297,7 +307,7 @@ class Session:
         self.last, self.outcome = result, result.outcome
         if math.isfinite(result.loss):
             self.losses.append((result.round, result.loss))
-        now, before = self._network.traffic(), self._traffic
+        now, before = self._context.network.traffic(), self._traffic
         self._traffic = now
         spent = Traffic(now.bytes_in - before.bytes_in, now.bytes_out - before.bytes_out)
         outcome = result.outcome
@@ -335,6 +345,19 @@ class Session:
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),
             }
         )
+
+
+def method_of(context: Context, *, samples: bool) -> Method:
+    """The exchange method that the run names; where a node only `samples`, what it does instead. Raises NoRole."""
+    spec = context.spec
+    if not samples:
+        return METHODS[spec.exchange.method](context)
+    if spec.exchange.method != "sapo":
+        raise NoRole(
+            f"the run {spec.run.name} shares no rollouts, so nobody can only sample for it; leave out "
+            "--role rollout, or name a run such as --task digits-rl"
+        )
+    return sapo.build_sampler(context)
 
 
 def _what_came(result: RoundResult) -> str:

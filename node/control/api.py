@@ -1,7 +1,8 @@
-"""What a running daemon answers to its owner: the methods behind `swarmnode status`, `peers`, `ping` and the others.
+"""What a running daemon answers to its owner: one table of methods, each with the request's params, and JSON.
 
-Reads the parts of the daemon and changes nothing but what the owner asks for. Results are plain JSON values; their
-shapes are documented in docs/cli.md.
+Here stand those about the node itself (`swarmnode status`, `peers`, `ping` and the others), and what its owner should
+know now (`warnings_of`). What concerns its run is in `runs_api.py`, what it stores in `stores_api.py`. They read the
+parts of the node and change nothing but what the owner asks for. The shapes of results are documented in docs/cli.md.
 """
 
 from __future__ import annotations
@@ -9,149 +10,134 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.assembly import now_ms
+from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined
-from swarmnode.node.control.advice import warnings_of
-from swarmnode.node.control.rollouts_api import RolloutsApi
-from swarmnode.node.control.scores_api import ScoresApi
-from swarmnode.node.control.server import ControlServer
-from swarmnode.node.control.shards_api import ShardsApi
-from swarmnode.node.control.state_api import StateApi
-from swarmnode.node.control.successor_api import SuccessorApi
+from swarmnode.node.control.runs_api import RunsApi
+from swarmnode.node.control.server import ControlServer, Method, StreamMethod
+from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
+from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.storage.datasets import release_forgotten
+from swarmnode.node.trainer.confinement import exposed
+from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
-from swarmnode.protocols.runner import in_thread
-
-if TYPE_CHECKING:
-    from swarmnode.node.daemon import Daemon
+from swarmnode.protocols.peers.scoring import Conduct
+from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.sync import StateSync
 
 logger = logging.getLogger(__name__)
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
 PING_TIMEOUT = 5.0  # seconds
 GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three attempts
-RECENT = 16  # rounds that averages shown to people go over
-EVENTS_WAITING = 256  # events kept for a slow reader of the events stream, who then loses the oldest
+EVENTS_WAITING = 256  # events kept for a slow reader of the events stream, who then misses the newest
+
+
+def served(*apis: Any) -> tuple[dict[str, Method], dict[str, StreamMethod]]:
+    """The table of methods and that of streams, by the names under which the control socket serves them."""
+    methods = {name: getattr(api, name) for api in apis for name in api.METHODS}
+    return methods, {name: getattr(api, name) for api in apis for name in api.STREAMS}
 
 
 class Api:
-    """The control methods of one daemon; `run` samples traffic."""
+    """The control methods about one node; `run` samples traffic."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    METHODS = (
+        "status",
+        "peers",
+        "netcheck",
+        "metrics",
+        "ping",
+        "sample",
+        "evaluate",
+        "pause",
+        "resume",
+        "stop",
+        "leave",
+    )
+    STREAMS = ("logs", "events")
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._started = trio.current_time()
         self._samples: deque[tuple[float, Traffic]] = deque(maxlen=4)
         self._most_in = self._most_out = 0.0  # bytes/s, over RATE_OVER
-        self._listeners: set[trio.MemorySendChannel[dict[str, Any]]] = set()
-        self._seconds: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # round, computing, tokens
 
     def server(self) -> ControlServer:
-        methods = {
-            name: getattr(self, name)
-            for name in (
-                "status",
-                "peers",
-                "netcheck",
-                "metrics",
-                "ping",
-                "sample",
-                "evaluate",
-                "pause",
-                "resume",
-                "stop",
-                "leave",
-            )
-        }
-        daemon = self._daemon
-        methods |= ShardsApi(daemon.shards, daemon.shard_store, runner=in_thread).methods()
-        network = daemon.network
-        state = StateApi(lambda: daemon.state, me=network.me, verify=network.verify, now=now_ms, runner=in_thread)
-        methods |= state.methods()
-        methods |= SuccessorApi(daemon).methods() | RolloutsApi(daemon).methods() | ScoresApi(daemon).methods()
-        streams = {"logs": self.logs, "events": self.events, **state.streams()}
-        return ControlServer(daemon.socket, methods, streams)
+        """What answers on the node's control socket."""
+        methods, streams = served(self, StoresApi(self._node), RunsApi(self._node))
+        return ControlServer(self._node.socket, methods, streams)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         while True:
-            self._samples.append((trio.current_time(), self._daemon.network.traffic()))
+            self._samples.append((trio.current_time(), self._node.network.traffic()))
             (before, then), (now, total) = self._samples[max(-2, -len(self._samples))], self._samples[-1]
             if now > before:
                 self._most_in = max(self._most_in, (total.bytes_in - then.bytes_in) / (now - before))
                 self._most_out = max(self._most_out, (total.bytes_out - then.bytes_out) / (now - before))
             await trio.sleep(RATE_OVER)
 
-    def note(self, event: dict[str, Any]) -> None:
-        """An event happened: remember what status needs, and pass it to those who follow."""
-        if event["event"] == "round":
-            self._seconds.append((event["seconds"], event["compute_seconds"], event["tokens"]))
-        for listener in self._listeners:
-            try:
-                listener.send_nowait(event)
-            except trio.WouldBlock:
-                logger.debug("a reader of events is too slow; it misses one")
-
     # --- looking ----------------------------------------------------------------------------------------------------
 
     async def status(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        daemon = self._daemon
-        views = daemon.network.peers()
+        node = self._node
+        views = node.network.peers()
         relayed = sum(view.path == "relayed" for view in views)
         return {
             "version": __version__,
-            "peer_id": daemon.network.me,
+            "peer_id": node.network.me,
             "uptime_s": round(trio.current_time() - self._started, 1),
-            "role": daemon.config.role,
-            "addresses": list(daemon.network.addresses),
-            "join": daemon.join_line(),
-            "data_dir": str(daemon.config.directory),
-            "paused": daemon.session is not None and daemon.session.paused,
-            "reachability": daemon.nat.status().reachability,
+            "role": node.config.role,
+            "addresses": list(node.network.addresses),
+            "join": node.join_line(),
+            "data_dir": str(node.config.directory),
+            "paused": node.session is not None and node.session.paused,
+            "reachability": node.nat.status().reachability,
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
             "trainer": self._trainer_status(),
-            "warnings": warnings_of(daemon),
+            "warnings": warnings_of(node),
         }
 
     def _run_status(self) -> dict[str, Any] | None:
-        daemon = self._daemon
-        session, chosen = daemon.session, daemon.chosen
+        node = self._node
+        session, chosen = node.session, node.chosen
         if chosen is None:
             return None
-        place = daemon.place()
+        place = node.place()
         last = session.last if session is not None else None
         elapsed, computed, tokens = (
-            (sum(column) for column in zip(*self._seconds, strict=True)) if self._seconds else (0.0, 0.0, 0)
+            (sum(column) for column in zip(*self._node.paces, strict=True)) if self._node.paces else (0.0, 0.0, 0)
         )
-        usual = median(seconds for seconds, _, _ in self._seconds) if self._seconds else None
+        usual = median(seconds for seconds, _, _ in self._node.paces) if self._node.paces else None
         outcome = session.outcome if session is not None else None
         return {
             "run_id": chosen.run_id,
             "name": chosen.spec.run.name,
             "round": place.round if place is not None else None,
-            "rounds": daemon.options.rounds,
+            "rounds": node.options.rounds,
             "phase": session.phase if session is not None else "waiting",
             "arriving": list(session.arriving) if session is not None and session.arriving is not None else None,
             "members": len(place.members) if place is not None else 0,
-            "parameters": daemon.parameters(),
+            "parameters": node.parameters(),
             "codec": chosen.spec.exchange.codec if chosen.spec.needs_data else "rollouts",
-            "data": daemon.data.status() if daemon.data is not None else None,
+            "data": node.data.status() if node.data is not None else None,
             "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
@@ -168,10 +154,10 @@ class Api:
         }
 
     def _trainer_status(self) -> dict[str, Any] | None:
-        trainer = self._daemon.trainer
+        trainer = self._node.trainer
         if trainer is None:
             return None
-        threads = self._daemon.config.threads
+        threads = self._node.config.threads
         return {
             "pid": trainer.pid,
             "device": trainer.device,
@@ -182,7 +168,7 @@ class Api:
         }
 
     def _traffic(self) -> dict[str, float]:
-        now, total = trio.current_time(), self._daemon.network.traffic()
+        now, total = trio.current_time(), self._node.network.traffic()
         then, before = self._samples[0] if self._samples else (now, total)
         seconds = max(now - then, 1e-9)
         return {
@@ -193,12 +179,12 @@ class Api:
         }
 
     async def peers(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        daemon = self._daemon
-        members = set(daemon.membership.members()) if daemon.membership is not None else set()
-        place = daemon.place()
+        node = self._node
+        members = set(node.membership.members()) if node.membership is not None else set()
+        place = node.place()
         seated = {*place.members, *place.newcomers} if place is not None else set()
         now = trio.current_time()
-        conduct = daemon.network.conduct
+        conduct = node.network.conduct
         return {
             "kept_out": [
                 {"peer_id": kept.peer, "for_s": round(kept.seconds, 1), "why": kept.why} for kept in conduct.kept_out()
@@ -208,7 +194,7 @@ class Api:
                     "peer_id": view.peer,
                     "address": view.addresses[0] if view.addresses else "",
                     "path": view.path,
-                    "relay": daemon.network.relay_of(view.peer),
+                    "relay": node.network.relay_of(view.peer),
                     "inbound": view.inbound,
                     "age_s": round(now - view.connected_at, 1),
                     "rtt_ms": round(1000 * rtt, 2) if (rtt := self._rtt(view.peer)) else None,
@@ -217,22 +203,22 @@ class Api:
                     "standing": conduct.standing(view.peer).word,
                     "round": place.round if place is not None and view.peer in seated else None,
                 }
-                for view in daemon.network.peers()
+                for view in node.network.peers()
             ],
         }
 
     async def netcheck(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        daemon, traffic = self._daemon, self._traffic()
+        node, traffic = self._node, self._traffic()
         rates = {
             "in": traffic["rate_in"],
             "out": traffic["rate_out"],
             "most_in": round(self._most_in, 1),
             "most_out": round(self._most_out, 1),
         }
-        return report(daemon.network, daemon.nat.status(), upnp=daemon.config.upnp, rates=rates)
+        return report(node.network, node.nat.status(), upnp=node.config.upnp, rates=rates)
 
     async def metrics(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        metrics = self._daemon.metrics
+        metrics = self._node.metrics
         samples: dict[str, list[dict[str, Any]]] = {}
         for sample in metrics.samples():
             label = {sample.metric.label: sample.of} if sample.metric.label else {}
@@ -248,15 +234,15 @@ class Api:
     async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
         peer = await self._resolve(str(params.get("peer", "")))
         count = max(1, min(int(params.get("count", 3)), 100))
-        network = self._daemon.network
+        network = self._node.network
         rtts: list[float] = []
         relays: list[PeerId | None] = []  # through whom each ping went
         for number in range(count):
             if number == 1 and relays[0] is not None:
                 with trio.move_on_after(GO_DIRECT_WITHIN):
-                    await self._daemon.nat.go_direct(peer)
+                    await self._node.nat.go_direct(peer)
             try:
-                rtts.append(round(1000 * await self._daemon.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
+                rtts.append(round(1000 * await self._node.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
             except CallError as error:
                 raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
             relays.append(network.relay_of(peer))
@@ -264,16 +250,16 @@ class Api:
 
     def _rtt(self, peer: PeerId) -> float | None:
         """In seconds: of calls where there were any lately, else of the connection's own pings."""
-        return self._daemon.liveness.rtts.get(peer) or self._daemon.network.rtt(peer)
+        return self._node.liveness.rtts.get(peer) or self._node.network.rtt(peer)
 
     async def _resolve(self, name: str) -> PeerId:
         """A peer id, the end or beginning of a connected one's, or a multiaddr."""
         if name.startswith("/"):
             try:
-                return await self._daemon.network.connect(name, timeout=PING_TIMEOUT)
+                return await self._node.network.connect(name, timeout=PING_TIMEOUT)
             except NetworkError as error:
                 raise Declined(f"{name} cannot be reached: {error}") from error
-        connected = [view.peer for view in self._daemon.network.peers()]
+        connected = [view.peer for view in self._node.network.peers()]
         fitting = [p for p in connected if name and (p.startswith(name) or p.endswith(name))]
         if len(fitting) == 1:
             return fitting[0]
@@ -284,16 +270,16 @@ class Api:
         return name
 
     def logs(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
-        return self._daemon.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))
+        return self._node.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))
 
     async def events(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         send, receive = trio.open_memory_channel[dict[str, Any]](EVENTS_WAITING)
-        self._listeners.add(send)
+        self._node.followers.add(send)
         try:
             while True:
                 yield await receive.receive()
         finally:
-            self._listeners.discard(send)
+            self._node.followers.discard(send)
 
     # --- asking the model -------------------------------------------------------------------------------------------
 
@@ -313,14 +299,14 @@ class Api:
     async def evaluate(self, params: Mapping[str, Any]) -> dict[str, Any]:
         async with self._lent_trainer() as trainer:
             loss = await trainer.evaluate(thorough=True)
-        chosen = self._daemon.chosen
+        chosen = self._node.chosen
         by_rollouts = chosen is not None and not chosen.spec.needs_data
         return {"reward": 1.0 - loss} if by_rollouts else {"heldout_bits_per_byte": loss}
 
     @asynccontextmanager
     async def _lent_trainer(self) -> AsyncIterator[Trainer]:
         """The trainer, with the model that this node shows to others (`Method.lent`). Raises Declined."""
-        trainer, session = self._daemon.trainer, self._daemon.session
+        trainer, session = self._node.trainer, self._node.session
         if trainer is None:
             raise Declined("this node has no trainer and so no model to ask; start it with --role train and a run")
         try:
@@ -332,36 +318,83 @@ class Api:
     # --- steering ---------------------------------------------------------------------------------------------------
 
     async def pause(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        if self._daemon.session is None:
+        if self._node.session is None:
             raise Declined("this node trains nothing, so there is nothing to pause")
-        if self._daemon.session.finished.is_set():
+        if self._node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
-        await self._daemon.session.pause()
+        await self._node.session.pause()
         return {}
 
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        if self._daemon.session is None:
+        if self._node.session is None:
             raise Declined("this node trains nothing, so there is nothing to resume")
-        self._daemon.session.resume()
+        self._node.session.resume()
         return {}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        self._daemon.stop()
+        self._node.stop()
         return {}
 
     async def leave(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Forget a run and delete what was kept of it. Leaving the present run stops the daemon."""
-        present = self._daemon.chosen.run_id if self._daemon.chosen is not None else None
+        """Forget a run and delete what was kept of it. Leaving the present run stops the node."""
+        present = self._node.chosen.run_id if self._node.chosen is not None else None
         run_id = params.get("run_id") or present
-        known = self._daemon.store.known()
+        known = self._node.store.known()
         if run_id is None or (run_id not in known and run_id != present):
             listed = ", ".join(r[:12] for r in known) or "none"
             raise Declined(f"this node does not know that run; known: {listed}", exit_code=RUN_UNAVAILABLE)
-        folder = self._daemon.store.folder(run_id)
+        folder = self._node.store.folder(run_id)
         if run_id == present:
-            self._daemon.forgetting = True
-            self._daemon.stop()
-            await self._daemon.left.wait()
+            self._node.forgetting = True
+            self._node.stop()
+            await self._node.left.wait()
         await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
-        await trio.to_thread.run_sync(lambda: release_forgotten(self._daemon.store, self._daemon.shard_store))
+        await trio.to_thread.run_sync(lambda: release_forgotten(self._node.store, self._node.shard_store))
         return {"run_id": run_id, "deleted": [str(folder)]}
+
+
+# --- what the owner should know --------------------------------------------------------------------------------------
+
+
+def warnings_of(node: Node) -> list[str]:
+    """All of it, a sentence each, what concerns the run first."""
+    told = list(node.session.warnings.values()) if node.session is not None else []
+    told += list(node.data.warnings.values()) if node.data is not None else []
+    told += [node.state.warning] if node.state is not None and node.state.warning else []
+    told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
+    told += _of_state(node.sync, node.membership)
+    if node.trainer is not None:
+        told += _of_sampling(node.trainer) + _of_sandbox(node.trainer)
+        within = exposed(node.trainer.rules, node.config.directory)
+        if within:
+            told.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
+    told += [AS_ROOT] if runs_as_root() else []
+    told += _of_conduct(node.network.conduct)
+    if not node.network.peers():
+        told += [f"{why} (join address {address})" for address, why in node.join_failures().items()]
+    return told
+
+
+def _of_state(sync: StateSync | None, membership: Membership | None) -> list[str]:
+    """Why this node does not write to the state; what keeps it from its lease is told once where both say it."""
+    told = list(sync.complaints) if sync is not None else []
+    lease = membership.complaint if membership is not None else ""
+    return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
+
+
+def _of_sampling(trainer: TrainerProcess) -> list[str]:
+    told = trainer.sampling
+    return [told["why"]] if told is not None and told["why"] else []
+
+
+def _of_sandbox(trainer: TrainerProcess) -> list[str]:
+    told = trainer.sandbox
+    lacking = [f"{missing['part']} ({missing['why']})" for missing in told["missing"]] if told is not None else []
+    return [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
+
+
+def _of_conduct(conduct: Conduct) -> list[str]:
+    """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""
+    worse = Counter(standing.word for _, standing in conduct.below_good())
+    told = ", ".join(f"{count} {word}" for word, count in sorted(worse.items()))
+    return [f"peers that broke rules or ask too much: {told} (swarmnode peers)"] if told else []

@@ -10,7 +10,7 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.network import Network, PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.runner import Runner
@@ -22,20 +22,26 @@ from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.runspec import RunSpec
 
 
-@dataclass(frozen=True)
 class Observer:
-    """What a method tells whoever shows or records it. All return at once; none raises."""
+    """Whom a method tells what is to be shown or recorded: here nobody. All return at once; none raises."""
 
-    caught_up: Callable[[int, str, float], None]  # round, state hash, seconds
-    progress: Callable[[int, int], None]  # bytes of a state that have arrived, and its size
-    warn: Callable[[str, str | None], None]  # cause, and what the owner should know; None: it is over
+    def caught_up(self, at: int, state_hash: str, seconds: float) -> None:
+        """This node stands on a state that it fetched, that of round `at`."""
+
+    def progress(self, done: int, size: int) -> None:
+        """Bytes of a state that have arrived, and its size."""
+
+    def warn(self, cause: str, text: str | None) -> None:
+        """What the owner should know, by its cause; None: it is over."""
+
+
+NOBODY = Observer()
 
 
 @dataclass(frozen=True)
-class Parts:
+class Context:
     """What a method may be built from. The trainer has told its layout; all parts outlive the method."""
 
-    me: PeerId
     run_id: str
     spec: RunSpec  # without "auto" in it
     network: Network
@@ -49,12 +55,22 @@ class Parts:
     sync: StateSync | None  # to write records: `sync.write` signs, keeps and pushes
     shards: Shards
     admits: Callable[[PeerId], bool]  # who may take part
-    relayed: Callable[[], tuple[PeerId, ...]]  # whom this node reaches through relays only
-    observer: Observer
     now: Callable[[], int]  # real time in ms since the epoch
-    sign: Callable[[bytes], bytes]  # with this node's key
     rng: random.Random
+    observer: Observer = NOBODY
     ledger: Ledger | None = None  # of what this node sees of its peers' work; None believes everybody alike
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
     rollouts: RolloutLimits = field(default_factory=RolloutLimits)  # what others' rollouts may take of this node
     texts: Texts = NO_TEXTS  # what trainers read, for who looks at their work
+
+    @property
+    def me(self) -> PeerId:
+        return self.network.me
+
+    def sign(self, message: bytes) -> bytes:
+        """With this node's key."""
+        return self.network.sign(message)
+
+    def relayed(self) -> tuple[PeerId, ...]:
+        """Whom this node reaches through relays only."""
+        return relayed_peers(self.network)

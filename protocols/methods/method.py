@@ -29,7 +29,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
@@ -131,7 +131,7 @@ class Overtaken(LostPlace):
     """Nothing went wrong: others are further, or on a better history, and `regain_place` leads there."""
 
 
-Build = Callable[[Parts], "Method"]
+Build = Callable[[Context], "Method"]
 
 
 class Method(ABC):

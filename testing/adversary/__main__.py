@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         loaded = load_config(None, environ, flags)
         stay_here(loaded.config)
-        daemon.make_trainer = trainer_with(told.lie, assembly.make_trainer)  # type: ignore[attr-defined, assignment]
+        assembly.make_trainer = trainer_with(told.lie, assembly.make_trainer)  # type: ignore[assignment]
         METHODS.update(methods_with(told.lie, dict(METHODS)))
         return daemon.run_daemon(
             loaded.config,

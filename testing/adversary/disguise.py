@@ -18,7 +18,7 @@ from swarmnode.cli.local.attack import LIES, THROWAWAY
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.method import Build, Method
 from swarmnode.protocols.methods.open.context import RoundContext
@@ -41,7 +41,7 @@ def methods_with(name: str, methods: dict[str, Build]) -> dict[str, Build]:
     """The builders of exchange methods, each with the lie `name` in what it builds. Building raises Refused."""
 
     def lying(honest: Build) -> Build:
-        def build(parts: Parts) -> Method:
+        def build(parts: Context) -> Method:
             run = parts.spec.run.name
             if not re.fullmatch(THROWAWAY, run):
                 raise Refused(f"the run {run!r} was not made to be attacked; adversaries take part in no other")

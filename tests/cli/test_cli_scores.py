@@ -15,8 +15,9 @@ import typer
 from typer.testing import CliRunner
 
 from swarmnode.cli.scores import scores as command
+from swarmnode.node.control.api import served
 from swarmnode.node.control.client import ControlError
-from swarmnode.node.control.scores_api import ScoresApi
+from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
@@ -44,11 +45,11 @@ def seen() -> Ledger:
 def ask(tmp_path: Path) -> Iterator[Ask]:
     """Answers of `swarmnode scores`, as text, or read from JSON with --json."""
     ready, stop = threading.Event(), threading.Event()
-    daemon = SimpleNamespace(watching=SimpleNamespace(ledger=seen()))
+    daemon = SimpleNamespace(trust=SimpleNamespace(reputation=SimpleNamespace(ledger=seen())))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            server = ControlServer(DataDir(tmp_path).prepare_socket(), ScoresApi(daemon).methods(), {})  # type: ignore[arg-type]
+            server = ControlServer(DataDir(tmp_path).prepare_socket(), *served(RunsApi(daemon)))  # type: ignore[arg-type]
             await nursery.start(server.run)
             ready.set()
             await trio.to_thread.run_sync(stop.wait)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ import trio
 import typer.main
 
 from swarmnode.cli.shards import shards as app
+from swarmnode.node.control.api import served
 from swarmnode.node.control.client import ControlError, NotRunning
 from swarmnode.node.control.server import ControlServer
-from swarmnode.node.control.shards_api import ShardsApi
+from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import NO_SPACE, USAGE
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.shardstore import ShardStore
@@ -47,8 +49,9 @@ def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
                 rpc = Rpc(network)
                 store = ShardStore(folder / "shards", cap=CAP)
                 shards = Shards(network, rpc, store, runner=in_thread, limits=limits)
-                methods = ShardsApi(shards, store, runner=in_thread).methods()
-                for part in (network, rpc, shards, ControlServer(DataDir(folder).prepare_socket(), methods, {})):
+                node: Any = SimpleNamespace(shards=shards, shard_store=store)
+                tables = served(StoresApi(node))
+                for part in (network, rpc, shards, ControlServer(DataDir(folder).prepare_socket(), *tables)):
                     await nursery.start(part.run)
             await world.node("a").connect(world.node("b").me)
             ready.set()

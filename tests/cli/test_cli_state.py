@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +17,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.cli.state import state as app
 from swarmnode.crdt.record import open_element
+from swarmnode.node.control.api import served
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.control.server import ControlServer
-from swarmnode.node.control.state_api import StateApi
+from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.protocols.runner import in_thread
 
 RUN = "ab" * 32
 OTHER_RUN = "cd" * 32
@@ -58,9 +59,9 @@ def homes(tmp_path: Path) -> Iterator[tuple[Path, ...]]:
                 if run is not None:
                     store = StateStore(folder / "runs" / run / "state.db", run, me=me, sign=key.sign, now=now)
                     await nursery.start(store.run)
-                api = StateApi(lambda store=store: store, me=me, verify=verify, now=now, runner=in_thread)
+                node: Any = SimpleNamespace(state=store, network=SimpleNamespace(me=me, verify=verify))
                 folder.mkdir(mode=0o700, exist_ok=True)
-                server = ControlServer(DataDir(folder).prepare_socket(), api.methods(), api.streams())
+                server = ControlServer(DataDir(folder).prepare_socket(), *served(StoresApi(node)))
                 await nursery.start(server.run)
             ready.set()
             await trio.to_thread.run_sync(stop.wait)

@@ -115,11 +115,11 @@ def test_an_adversary_listens_on_loopback_only_and_begins_no_run(tmp_path: Path)
 
 
 def test_an_adversary_takes_part_in_no_run_that_is_not_thrown_away() -> None:
-    class Parts:
+    class Context:
         spec = spec()
 
     with pytest.raises(Refused, match="not made to be attacked"):
-        methods_with("sign-flip", METHODS)["open"](Parts())  # type: ignore[arg-type]
+        methods_with("sign-flip", METHODS)["open"](Context())  # type: ignore[arg-type]
 
 
 def test_a_trainer_that_learns_the_wrong_labels_finds_its_task(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.metrics import document, metrics_of, of_a_node_that_never_runs
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.metrics import declared, document, metrics_of
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
 from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
@@ -26,18 +29,22 @@ def test_every_metric_is_documented_and_no_other() -> None:
     assert printed.count("\n| `swarmnode_") > 25
 
 
-def test_names_say_what_kind_they_are_and_every_metric_says_what_it_means(tmp_path: Path) -> None:
-    for metric in of_a_node_that_never_runs(tmp_path).declared():
+def test_names_say_what_kind_they_are_and_every_metric_says_what_it_means() -> None:
+    assert len({metric.name for metric in declared()}) == len(declared())
+    for metric in declared():
         assert metric.name.startswith("swarmnode_")
         assert metric.kind in (COUNTER, GAUGE)
         assert metric.name.endswith("_total") == (metric.kind == COUNTER), metric.name
         assert 10 < len(metric.help) < 100 and "\n" not in metric.help
-        assert f"| `{metric.name}` |" in document(of_a_node_that_never_runs(tmp_path))
+        assert f"| `{metric.name}` |" in document(declared())
 
 
-def test_prometheus_reads_what_is_printed(tmp_path: Path) -> None:
+def test_prometheus_reads_what_is_printed() -> None:
     async def text() -> str:
-        return of_a_node_that_never_runs(tmp_path).text()
+        key = Ed25519PrivateKey.generate()
+        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        network = Libp2pNetwork(identity, HostSettings(listen=()))
+        return metrics_of(Limits(), network, Rpc(network)).text()
 
     read = {
         (sample.name, *sample.labels.values()): sample.value

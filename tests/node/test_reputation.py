@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from swarmnode.node.reputation import NAME, feed, make_watching
+from swarmnode.node.reputation import NAME, count_in, keep_ledger, kept_ledger
 from swarmnode.protocols.peers.violations import Kind, Offences
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Reputation
-from swarmnode.protocols.runner import in_thread
 from swarmnode.testing.memorystate import MemoryState
 
 ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
@@ -20,18 +20,18 @@ ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
 
 async def start(folder: Path) -> Reputation:
     state = MemoryState("cd" * 32, me=ME, sign=lambda message: bytes(64), now=lambda: 0)
-    return await make_watching(
-        folder, me=ME, now=lambda: 0, runner=in_thread, state=state, sync=None, members=lambda: 2, round=lambda: 5
-    )
+    ledger = await kept_ledger(folder, ME)
+    kept = partial(keep_ledger, folder)
+    return Reputation(ledger, state=state, sync=None, members=lambda: 2, round=lambda: 5, kept=kept)
 
 
 def test_what_was_seen_until_the_last_epoch_is_there_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
-        watching = await start(tmp_path)
-        watching.ledger.observe(BOB, Saw.PROOF, good=8)
-        await watching.end_epoch()
+        reputation = await start(tmp_path)
+        reputation.ledger.observe(BOB, Saw.PROOF, good=8)
+        await reputation.end_epoch()
         again = await start(tmp_path)
-        assert again.ledger.accounts() == watching.ledger.accounts()
+        assert again.ledger.accounts() == reputation.ledger.accounts()
         assert again.ledger.round == 5
 
     trio.run(main)
@@ -42,8 +42,8 @@ def test_a_damaged_file_is_put_aside_and_the_node_starts(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / NAME).write_bytes(content)
-    watching = trio.run(start, tmp_path)
-    assert watching.ledger.view() == {}
+    reputation = trio.run(start, tmp_path)
+    assert reputation.ledger.view() == {}
     assert (tmp_path / "reputation.damaged").read_bytes() == content
     assert not (tmp_path / NAME).exists()
     assert "put aside" in caplog.text
@@ -51,10 +51,10 @@ def test_a_damaged_file_is_put_aside_and_the_node_starts(
 
 def test_a_full_disk_costs_the_file_and_not_the_watching(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        watching = await start(tmp_path / "gone")
-        watching.ledger.observe(BOB, Saw.PROOF, good=8)
-        await watching.end_epoch()
-        assert watching.ledger.view()[BOB].work > 0
+        reputation = await start(tmp_path / "gone")
+        reputation.ledger.observe(BOB, Saw.PROOF, good=8)
+        await reputation.end_epoch()
+        assert reputation.ledger.view()[BOB].work > 0
 
     trio.run(main)
     assert "not kept" in caplog.text
@@ -62,11 +62,11 @@ def test_a_full_disk_costs_the_file_and_not_the_watching(tmp_path: Path, caplog:
 
 def test_offences_against_any_protocol_count(tmp_path: Path) -> None:
     async def main() -> None:
-        watching, offences = await start(tmp_path), Offences("test")
-        feed(watching.ledger, offences)
+        reputation, offences = await start(tmp_path), Offences("test")
+        count_in(reputation.ledger, offences)
         offences.note(BOB, "forged", Kind.LIE)
-        await watching.end_epoch()
-        assert watching.ledger.accounts()[BOB].offences == 2.0
+        await reputation.end_epoch()
+        assert reputation.ledger.accounts()[BOB].offences == 2.0
         kept = json.loads((tmp_path / NAME).read_text())
         assert kept["seen"][BOB]["offences"] == 2.0
 

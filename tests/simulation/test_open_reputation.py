@@ -10,7 +10,7 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.registry import METHODS
@@ -26,9 +26,9 @@ ROUNDS = 8
 def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Ledger]:
     """By peer id, of every node that is started from now on."""
     kept: dict[str, Ledger] = {}
-    plain: Callable[[Parts], Method] = METHODS["open"]
+    plain: Callable[[Context], Method] = METHODS["open"]
 
-    def build(parts: Parts) -> Method:
+    def build(parts: Context) -> Method:
         kept[parts.me] = Ledger(parts.me, now=parts.now)
         return plain(replace(parts, ledger=kept[parts.me]))
 

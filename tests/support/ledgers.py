@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -19,7 +19,7 @@ def keep_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     LEDGERS.clear()
     plain = METHODS["open"]
 
-    def build(parts: Parts) -> Method:
+    def build(parts: Context) -> Method:
         LEDGERS[parts.me] = Ledger(parts.me, now=parts.now)
         return plain(replace(parts, ledger=LEDGERS[parts.me]))
 

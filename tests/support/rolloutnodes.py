@@ -11,7 +11,7 @@ from typing import Any, cast
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
@@ -106,7 +106,7 @@ class RolloutNode:
             admits=admits,
             rollouts=limits or RolloutLimits(),
         )
-        rollouts = Rollouts(cast(Parts, parts), Rules(network, standing, check))
+        rollouts = Rollouts(cast(Context, parts), Rules(network, standing, check))
         conduct = Conduct(ConductLimits(), trio.current_time)
         conduct.watch(rollouts.offences, rpc.offences)
         return cls(network, rpc, bulk, rollouts, conduct)

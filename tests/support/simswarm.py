@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,18 @@ import trio
 from memoryshards import UnboundedShards
 
 from swarmnode.crdt.record import Element
-from swarmnode.node.session import Session, SessionSettings
+from swarmnode.node.session import RunSession, SessionSettings
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.context import Observer, Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import parts
 from swarmnode.protocols.methods.known.method import Diloco, DilocoPlace
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Method
-from swarmnode.protocols.methods.registry import METHODS
-from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.network import PeerId, relayed_peers
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.state.membership import Membership, admits
@@ -74,7 +72,7 @@ async def _running(part: Run) -> AsyncIterator[None]:
 class SimNode:
     name: str
     network: SimNetwork
-    session: Session
+    session: RunSession
     trainer: Trainer
     bulk: Bulk
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -193,46 +191,36 @@ class SimSwarm:
             self._news.set()
             self._news = trio.Event()
 
-        def build(observer: Observer) -> Method:
-            return (sapo.build_sampler if samples else METHODS[self.spec.exchange.method])(
-                Parts(
-                    me=network.me,
-                    run_id=RUN,
-                    spec=self.spec,
-                    network=network,
-                    rpc=rpc,
-                    bulk=bulk,
-                    liveness=liveness,
-                    runner=inline,
-                    trainer=trainer,
-                    membership=membership,
-                    state=state,
-                    sync=sync,
-                    shards=shards,
-                    admits=admitted,
-                    relayed=partial(relayed_peers, network),
-                    observer=observer,
-                    now=real_time,
-                    sign=network.sign,
-                    rng=random.Random(f"session {self._seed} {name}"),
-                )
-            )
-
-        session = Session(
+        context = Context(
+            run_id=RUN,
+            spec=self.spec,
             network=network,
-            membership=membership,
-            build=build,
-            checkpoints=self._checkpoints_of(name, trainer.layout),
+            rpc=rpc,
+            bulk=bulk,
+            liveness=liveness,
             runner=inline,
-            settings=SessionSettings(
+            trainer=trainer,
+            membership=membership,
+            state=state,
+            sync=sync,
+            shards=shards,
+            admits=admitted,
+            now=real_time,
+            rng=random.Random(f"session {self._seed} {name}"),
+        )
+        session = RunSession(
+            context,
+            SessionSettings(
                 rounds=rounds,
                 creator=join is None if creator is None else creator,
                 wait_peers=wait_peers,
                 wait_seconds=60.0,
                 checkpoint_every=5,
                 roster=roster,
+                samples=samples,
             ),
             emit=emit,
+            checkpoints=self._checkpoints_of(name, trainer.layout),
         )
         node = SimNode(name, network, session, trainer, bulk, events=events)
         self.nodes[name] = node

@@ -71,7 +71,7 @@ from swarmnode.protocols.methods.btard.statements import (
     seed_of,
     seen,
 )
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, RoundRoster, parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded
@@ -99,7 +99,7 @@ class Lies(Exception):
 class BtardReduce:
     """One node's reductions in one run; a `Reducer`, as `AllReduce` is."""
 
-    def __init__(self, parts: Parts, bans: Bans) -> None:
+    def __init__(self, parts: Context, bans: Bans) -> None:
         self._me, self._run_id, self._runner = parts.me, parts.run_id, parts.runner
         self._talk = Talk(parts)
         self._bans = bans
@@ -452,7 +452,7 @@ LISTED = 4096  # records looked at
 REASON = 120  # characters of a reason in a record
 
 
-def build(parts: Parts) -> Btard:
+def build(parts: Context) -> Btard:
     """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
     return Btard(parts)
 
@@ -468,7 +468,7 @@ class Proof:
 class Bans:
     """Who is out of the run for a lie, as this node knows."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         self._parts = parts
         self.convicted: dict[PeerId, str] = {}  # by a proof that this node held, and of what
         self.told: set[PeerId] = set()  # by records of more than half of the members
@@ -520,13 +520,13 @@ class Btard(Diloco):
 
     name = "btard"
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         self.bans = Bans(parts)
         self._parts = replace(parts, admits=lambda peer: parts.admits(peer) and peer not in self.bans)
         super().__init__(self._parts)
         parts.rpc.serve("btard.proof", Proof, self._take_proof)
 
-    def _reducer(self, parts: Parts) -> BtardReduce:
+    def _reducer(self, parts: Context) -> BtardReduce:
         self.reduction = BtardReduce(parts, self.bans)
         return self.reduction
 

@@ -31,7 +31,7 @@ import trio
 
 from swarmnode.crdt.envelope import Domain, Envelope, Sign, Verify
 from swarmnode.protocols import wire
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
 from swarmnode.protocols.methods.known.reduction import all_or_missing
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -288,7 +288,7 @@ class Talk:
     member, under this attempt, is named in PartsMissing.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         self._me, self._run_id, self._bulk, self._liveness = parts.me, parts.run_id, parts.bulk, parts.liveness
         self._sign, self._verify = parts.sign, parts.network.verify
         self._life = secrets.token_bytes(16)

@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
@@ -57,7 +57,7 @@ class DilocoPlace:
     checked against its hash before this node stands on it, and what it trained before goes to its residual.
     """
 
-    def __init__(self, parts: Parts, agreement: Agreement, rounds: DilocoRounds) -> None:
+    def __init__(self, parts: Context, agreement: Agreement, rounds: DilocoRounds) -> None:
         self._parts = parts
         self._me, self._run_id = parts.me, parts.run_id
         self._agreement, self._acceptor = agreement, agreement.acceptor
@@ -221,7 +221,7 @@ class DilocoPlace:
         return self._me in head.voters or self._me in head.joiners
 
 
-def build(parts: Parts) -> Diloco:
+def build(parts: Context) -> Diloco:
     """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
     return Diloco(parts)
 
@@ -231,7 +231,7 @@ class Diloco(Method):
 
     name = "diloco"
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         self._trainer = parts.trainer
         self.agreement = Agreement(
             me=parts.me,
@@ -248,7 +248,7 @@ class Diloco(Method):
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
 
-    def _reducer(self, parts: Parts) -> Reducer:
+    def _reducer(self, parts: Context) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
         return AllReduce(
             me=parts.me,

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 import trio
 
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import LONGEST_WINDOW, WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, RoundHead, RoundRoster
@@ -46,7 +46,7 @@ class DilocoRounds:
     `begin` or `catch_up` first, then `run_round` again and again.
     """
 
-    def __init__(self, parts: Parts, agreement: Agreement, allreduce: Reducer) -> None:
+    def __init__(self, parts: Context, agreement: Agreement, allreduce: Reducer) -> None:
         self._me, self._spec = parts.me, parts.spec
         self._trainer, self._runner = parts.trainer, parts.runner
         self._agreement = agreement

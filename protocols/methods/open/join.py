@@ -60,7 +60,7 @@ from swarmnode.protocols.chain.statements import (
     Scores,
     read,
 )
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, OtherHistory
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.sync import ChainSync, Lost
@@ -98,7 +98,7 @@ class _Found:
 class Joining:
     """Looks for the chain that the others follow."""
 
-    def __init__(self, parts: Parts, sync: ChainSync, local: LocalTrainer, catch_up: CatchUp, splits: Splits) -> None:
+    def __init__(self, parts: Context, sync: ChainSync, local: LocalTrainer, catch_up: CatchUp, splits: Splits) -> None:
         self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
         self._splits, self._catch_up = splits, catch_up
         ceiling, longest = parts.spec.exchange.deadline_ceiling, self._store.rules.longest_window
@@ -532,7 +532,7 @@ class _Diverged:
 class Splits:
     """What one node sees of other histories of its run."""
 
-    def __init__(self, parts: Parts, sync: ChainSync) -> None:
+    def __init__(self, parts: Context, sync: ChainSync) -> None:
         self._parts, self._sync, self._store = parts, sync, sync.store
         self._diverged: dict[PeerId, _Diverged] = {}
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmnode.protocols.chain.statements import FULL_STANDING, JUDGED, MALFORMED, MAX_GAIN, PREFIX, Score
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Trainer, Vector
@@ -52,7 +52,7 @@ class Evaluator:
     def __init__(
         self,
         local: LocalTrainer,
-        parts: Parts,
+        parts: Context,
         *,
         state: OuterState,
         before: OuterState | None,

@@ -27,7 +27,7 @@ import trio
 
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.lineage import settled
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import (
     Begin,
     LostPlace,
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 SETTLED = 4  # rounds on a roster until join strings name it: more than a fork lasts where nodes are connected
 
 
-def build(parts: Parts) -> Open:
+def build(parts: Context) -> Open:
     """The method of one node, from the run's `[trust]`, `[exchange]`, `[inner]` and `[outer]`."""
     return Open(parts)
 
@@ -69,7 +69,7 @@ class Open(Method):
 
     name = "open"
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         """Raises ValueError where there is no replicated state: what is said in rounds travels in it."""
         if parts.state is None or parts.sync is None:
             raise ValueError("the open exchange needs the replicated state")
@@ -109,7 +109,7 @@ class Open(Method):
         self._said_away = False
         self._stood = b""  # the block before, as far as `_arrive` saw it
 
-    def _make_local(self, parts: Parts) -> LocalTrainer:
+    def _make_local(self, parts: Context) -> LocalTrainer:
         """Local training; with a record of it, for audits, where the run has them and the trainer can."""
         spec, trainer = parts.spec, parts.trainer
         if spec.trust.audit_share <= 0:
@@ -246,6 +246,6 @@ class Open(Method):
             logger.warning("the others could not be told whether to wait for this node: %s", error)
 
 
-def _secret(parts: Parts) -> bytes:
+def _secret(parts: Context) -> bytes:
     """32 bytes that only this identity can make, the same in each of its lives in this run."""
     return hashlib.sha256(parts.sign(b"swarmnode/open/secret/1\0" + parts.run_id.encode())).digest()

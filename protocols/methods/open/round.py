@@ -59,7 +59,7 @@ from swarmnode.protocols.chain.statements import (
     binding_of,
     nonce_hash,
 )
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Completed, Overtaken, Partial, RoundResult
 from swarmnode.protocols.methods.open.context import RoundContext, Signer
 from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
@@ -80,7 +80,9 @@ NOT_LISTED = "in too few judges' lists"
 class OpenRounds:
     """One node's rounds. It stands on a block before the first."""
 
-    def __init__(self, parts: Parts, sync: ChainSync, local: LocalTrainer, signer: Signer, timeouts: Timeouts) -> None:
+    def __init__(
+        self, parts: Context, sync: ChainSync, local: LocalTrainer, signer: Signer, timeouts: Timeouts
+    ) -> None:
         self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
         self._signer, self._timeouts = signer, timeouts
         self.ended = trio.current_time()  # when its last round ended

@@ -16,7 +16,7 @@ import trio
 
 from swarmnode.protocols.chain.state import leaders, participates, quorum
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.context import RoundContext
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.network import PeerId
@@ -32,7 +32,7 @@ WATCHED = 16  # validators of whom one must be there for those who are none to w
 class Timeouts:
     """The waits of one node's rounds, with what they took so far."""
 
-    def __init__(self, parts: Parts, store: ChainStore) -> None:
+    def __init__(self, parts: Context, store: ChainStore) -> None:
         self._me, self._exchange, self._liveness, self._store = parts.me, parts.spec.exchange, parts.liveness, store
         self._deadlines = {
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)

@@ -18,7 +18,7 @@ import trio
 
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import (
     LONGEST_WAIT,
     GroupOffer,
@@ -183,7 +183,7 @@ class GroupIntake:
     """
 
     def __init__(
-        self, parts: Parts, rules: SharingRules, pool: RolloutPool, *, limits: RolloutLimits, runner: TimedRunner
+        self, parts: Context, rules: SharingRules, pool: RolloutPool, *, limits: RolloutLimits, runner: TimedRunner
     ) -> None:
         self._parts, self._rules, self._pool, self._runner = parts, rules, pool, runner
         self._copies = max(1, limits.copies // 2)  # handed on of a group at the most, whatever a peer says

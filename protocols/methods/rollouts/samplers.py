@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import (
     MAX_AUTHOR,
     MAX_COUNTER,
@@ -372,7 +372,7 @@ async def fetch_weights(weights: Weights, *, shards: Shards, runner: Runner) -> 
 class WeightsBroadcast:
     """A trainer's side: puts out the newest weights while somebody asks for them."""
 
-    def __init__(self, parts: Parts, shards: Shards, samplers: Samplers) -> None:
+    def __init__(self, parts: Context, shards: Shards, samplers: Samplers) -> None:
         self._parts, self._shards, self._samplers = parts, shards, samplers
         self._shape = parts.policy or parts.spec.rollouts.policy
         self._kept = parts.spec.rollouts.staleness + 1  # versions whose shards stay for those who are late

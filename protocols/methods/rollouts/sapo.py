@@ -38,7 +38,7 @@ import trio
 
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.calls.rpc import Refuse
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts.intake import informative
 from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup, Thanks
@@ -77,12 +77,12 @@ ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weig
 AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
-def build(parts: Parts) -> Sapo:
+def build(parts: Context) -> Sapo:
     """The method of a node that trains. Raises TypeError where its trainer process has no policy."""
     return Sapo(parts)
 
 
-def build_sampler(parts: Parts) -> SapoSampler:
+def build_sampler(parts: Context) -> SapoSampler:
     """The method of a node that only samples. Raises TypeError where its trainer process has no policy."""
     return SapoSampler(parts)
 
@@ -95,7 +95,7 @@ class _ByRollouts(Method):
     paused = False
     rollouts: Rollouts
 
-    def __init__(self, parts: Parts, *, limits: RolloutLimits, takes: bool) -> None:
+    def __init__(self, parts: Context, *, limits: RolloutLimits, takes: bool) -> None:
         if not parts.trainer.capabilities.rollouts:
             raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
         self._parts, self._settings, self._trainer = parts, parts.spec.rollouts, parts.trainer
@@ -160,7 +160,7 @@ class _ByRollouts(Method):
 class Sapo(_ByRollouts):
     """A node that trains a policy. Its `samplers` are public, to be looked at."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         super().__init__(parts, limits=parts.rollouts, takes=True)
         self._judged = self._settings.judge != "none"
         self._is_sampled_for = False  # others wrote for this policy in the round before
@@ -301,7 +301,7 @@ class Sapo(_ByRollouts):
 class SapoSampler(_ByRollouts):
     """A node that only samples. `trainer` and `weights` are public, to be looked at."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Context) -> None:
         self.trainer: PeerId | None = None
         super().__init__(parts, limits=replace(parts.rollouts, copies=2), takes=False)  # this node's and the trainer's
         self._shards = parts.shards

@@ -22,7 +22,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.intake import GroupIntake, SharingRules
 from swarmnode.protocols.methods.rollouts.messages import (
     GET,
@@ -104,7 +104,7 @@ class Rollouts:
     """Publishes this node's groups, passes on those of others, and keeps a pool of them."""
 
     def __init__(
-        self, parts: Parts, rules: SharingRules, *, limits: RolloutLimits | None = None, takes: bool = True
+        self, parts: Context, rules: SharingRules, *, limits: RolloutLimits | None = None, takes: bool = True
     ) -> None:
         """`limits` are those of the node where none are given. Without `takes` this node gives only."""
         self._parts, self._rules, self._takes = parts, rules, takes

@@ -34,7 +34,7 @@ import trio
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import ACCEPTED, ONE, Entry, Reveal
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.checks.texts import TrainingText
 from swarmnode.protocols.methods.open.local import TracedTrainer
 from swarmnode.protocols.methods.open.store import ChainStore
@@ -143,7 +143,7 @@ class _Work:
 class Audits:
     """One node's audits of others, and its answers to theirs."""
 
-    def __init__(self, parts: Parts, store: ChainStore, local: TracedTrainer) -> None:
+    def __init__(self, parts: Context, store: ChainStore, local: TracedTrainer) -> None:
         self._parts, self._store, self._local, self._trainer = parts, store, local, local.audited
         spec = parts.spec
         self._longest = stretch_steps(spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch

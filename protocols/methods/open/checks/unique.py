@@ -32,7 +32,7 @@ import trio
 
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import longest_norm
-from swarmnode.protocols.methods.context import Parts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.checks.texts import TrainingText
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import ChainStore
@@ -66,7 +66,7 @@ def show(metrics: Metrics, counts: Counter[str], seconds: Callable[[], float]) -
 class UniqueWork:
     """One node's tests of others."""
 
-    def __init__(self, parts: Parts, store: ChainStore, local: LocalTrainer, ledger: Ledger) -> None:
+    def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, ledger: Ledger) -> None:
         self._parts, self._store, self._local, self._trainer, self._ledger = parts, store, local, parts.trainer, ledger
         self._able = True  # the trainer draws batches of others
         self._own: deque[bool] = deque(maxlen=OWN)

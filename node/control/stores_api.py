@@ -1,57 +1,146 @@
-"""What a running daemon answers to `swarmnode state …`. Shapes are documented in docs/state.md."""
+"""What a running daemon answers about what it stores: `swarmnode shards …` and `swarmnode state …`.
+
+Shapes are documented in docs/shards.md and docs/state.md.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import trio
+
 from swarmnode.crdt.encoding import Value
-from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import MAX_KEY, kind_of
 from swarmnode.crdt.record import Element, InvalidRecord
+from swarmnode.node.assembly import Node, now_ms
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import ERROR, USAGE
 from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.shardstore import Kept
 from swarmnode.node.storage.stateexport import NotAnExport, export, import_, stored
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.transfer.shard_tree import HASH, ShardId, chunk_count, parse_id
+from swarmnode.protocols.transfer.shard_wire import ShardError
 
+LONGEST_GET = 24 * 3600.0  # seconds; a fetch that takes longer is asked for again and goes on
+SHORTEST_PREFIX = 4  # hex digits by which a shard that is here may be named
 BYTES = "$bytes"  # {"$bytes": hex digits} stands for bytes, which JSON lacks
 WRITABLE = "note"  # the kind that people write; the others are a node's own business
 MOST = 10_000  # elements in one answer
 
-Method = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
+class StoresApi:
+    """The control methods for shards and for the replicated state. Each raises Declined with a text for a person."""
 
-class StateApi:
-    """The control methods for the replicated state. Each raises Declined with a text for a person."""
+    METHODS = (
+        "shards_ls",
+        "shards_get",
+        "shards_put",
+        "shards_pin",
+        "shards_gc",
+        "shards_providers",
+        "state_ls",
+        "state_get",
+        "state_put",
+        "state_stats",
+        "state_export",
+        "state_import",
+    )
+    STREAMS = ("state_watch",)
 
-    def __init__(
-        self,
-        state: Callable[[], StateBackend | None],
-        *,
-        me: str,
-        verify: Verify,
-        now: Callable[[], int],
-        runner: Runner,
-    ) -> None:
-        """`state()` is None while this node is in no run; `now` gives real time in ms."""
-        self._state = state
-        self._me = me
-        self._verify = verify
-        self._now = now
-        self._runner = runner
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
-    def methods(self) -> dict[str, Method]:
-        """By the names under which the control socket serves them."""
-        names = ("state_ls", "state_get", "state_put", "state_stats", "state_export", "state_import")
-        return {name: getattr(self, name) for name in names}
+    # --- shards -----------------------------------------------------------------------------------------------------
 
-    def streams(self) -> dict[str, Callable[[dict[str, Any]], AsyncIterator[Any]]]:
-        return {"state_watch": self.state_watch}
+    async def shards_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """All shards that are here, the one used last first, and the room that they take."""
+        await trio.lowlevel.checkpoint()
+        return {
+            "shards": [_as_json(kept) for kept in self._node.shard_store.kept()],
+            "bytes": self._node.shard_store.used,
+            "cap": self._node.shard_store.cap,
+        }
+
+    async def shards_get(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Fetch a shard where it is not here yet; pin it and copy it to a file where that is asked for."""
+        shard = self._meant(params)
+        timeout = min(float(params.get("within") or LONGEST_GET), LONGEST_GET)
+        began = trio.current_time()
+        with _declining():
+            with trio.move_on_after(timeout if timeout > 0 else math.inf) as scope:
+                await self._node.shards.fetch(shard, providers=_texts(params.get("from")))
+            if scope.cancelled_caught:
+                raise Declined(
+                    f"shard {shard.hex()} did not come within {timeout:g} s; what has arrived is kept, and the next "
+                    "get goes on from there"
+                )
+            took = trio.current_time() - began
+            if params.get("pin"):
+                await in_thread(lambda: self._node.shard_store.pin(shard))
+            target = absolute_path(params["to"]) if params.get("to") else None
+            if target is not None:
+                await in_thread(lambda: self._node.shard_store.export(shard, target))
+        size = self._node.shard_store.holding(shard).size
+        return {"id": shard.hex(), "size": size, "seconds": round(took, 3), "path": str(target) if target else None}
+
+    async def shards_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a file into the store and offer it to peers."""
+        source = absolute_path(params.get("path"))
+        with _declining():
+            shard = await self._node.shards.put(source)
+            if params.get("pin"):
+                await in_thread(lambda: self._node.shard_store.pin(shard))
+        return {"id": shard.hex(), "size": self._node.shard_store.holding(shard).size}
+
+    async def shards_pin(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a shard whatever room is needed, or no longer."""
+        shard, pinned = self._meant(params), bool(params.get("pinned", True))
+        with _declining():
+            await in_thread(lambda: self._node.shard_store.pin(shard, pinned))
+        return {"id": shard.hex(), "pinned": pinned}
+
+    async def shards_gc(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete what nobody needs; with `unpinned`, all that is not pinned."""
+        unpinned = bool(params.get("unpinned"))
+        collected = await in_thread(lambda: self._node.shard_store.collect(unpinned=unpinned))
+        return {"deleted": [shard.hex() for shard in collected.shards], "bytes": collected.size}
+
+    async def shards_providers(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The peers that say they have chunks of a shard."""
+        shard = self._meant(params)
+        providers = await self._node.shards.providers(shard)
+        return {
+            "id": shard.hex(),
+            "providers": [
+                {"peer_id": found.peer, "chunks": found.chunks, "complete": found.complete} for found in providers
+            ],
+        }
+
+    def _meant(self, params: Mapping[str, Any]) -> ShardId:
+        """The shard of that id; the beginning of an id suffices for one that is here."""
+        name = str(params.get("shard", "")).lower()
+        if len(name) == 2 * HASH:
+            try:
+                return parse_id(name)
+            except ValueError as error:
+                raise Declined(str(error), exit_code=USAGE) from error
+        fitting = [kept.shard for kept in self._node.shard_store.kept() if kept.shard.hex().startswith(name)]
+        if len(name) >= SHORTEST_PREFIX and len(fitting) == 1:
+            return fitting[0]
+        what = "is no shard id" if len(fitting) == 0 or len(name) < SHORTEST_PREFIX else f"fits {len(fitting)} shards"
+        raise Declined(
+            f"{name[:80]!r} {what}; give all {2 * HASH} hex digits, or, for a shard that is here, the first "
+            f"{SHORTEST_PREFIX} or more (swarmnode shards ls)",
+            exit_code=USAGE,
+        )
+
+    # --- replicated state -------------------------------------------------------------------------------------------
 
     async def state_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The elements under a prefix, in order of key and author; one more than `limit` is looked for."""
@@ -74,7 +163,11 @@ class StateApi:
         elements = [as_json(element) for element in found if element.key == key and not element.tombstone]
         if not elements:
             whose = (
-                "nobody says" if author is None else "this node says" if author == self._me else f"{author[:80]} says"
+                "nobody says"
+                if author is None
+                else "this node says"
+                if author == self._node.network.me
+                else f"{author[:80]} says"
             )
             what = f"{whose} {'anything' if author is None else 'nothing'} under {key[:80]!r}"
             what += " any more" if any(one.key == key for one in found) else ""
@@ -99,11 +192,11 @@ class StateApi:
     async def state_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """How much there is of what, and a hash of it that other nodes can be compared by."""
         with _declining():
-            state, now = self._open(), self._now()
+            state, now = self._open(), now_ms()
             stats = await state.stats()
             cutoff = int(params["cutoff"]) if params.get("cutoff") else now
             try:
-                digest = await self._runner(lambda: state.state_hash(cutoff))
+                digest = await in_thread(lambda: state.state_hash(cutoff))
             except ValueError as error:
                 raise Declined(
                     f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
@@ -128,14 +221,14 @@ class StateApi:
         """Write all elements into a file."""
         target = absolute_path(params.get("path"))
         with _declining():
-            count = await export(self._open(), target, now=self._now(), runner=self._runner)
+            count = await export(self._open(), target, now=now_ms(), runner=in_thread)
         return {"path": str(target), "elements": count}
 
     async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the elements of such a file, verified one by one."""
         source = absolute_path(params.get("path"))
         with _declining():
-            counts = await import_(self._open(), source, verify=self._verify, runner=self._runner)
+            counts = await import_(self._open(), source, verify=self._node.network.verify, runner=in_thread)
         return {"path": str(source), "stored": stored(counts), "verdicts": dict(counts)}
 
     async def state_watch(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -145,14 +238,31 @@ class StateApi:
                 yield {"lost": change.lost, **as_json(change.element)}
 
     def _open(self) -> StateBackend:
-        state = self._state()
+        state = self._node.state
         if state is None:
             raise Declined("this node is in no run yet, and so holds no state; swarmnode status says what it waits for")
         return state
 
     def _author(self, params: Mapping[str, Any]) -> str | None:
         author = params.get("author")
-        return self._me if author == "me" else None if not author else str(author)
+        return self._node.network.me if author == "me" else None if not author else str(author)
+
+
+def _as_json(kept: Kept) -> dict[str, Any]:
+    return {
+        "id": kept.shard.hex(),
+        "size": kept.size,
+        "chunks": kept.chunks,
+        "chunks_in_all": chunk_count(kept.size),
+        "complete": kept.complete,
+        "pinned": kept.pinned,
+        "fetching": kept.fetching,
+        "used": round(kept.used, 3),
+    }
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def as_json(element: Element) -> dict[str, Any]:
@@ -206,5 +316,5 @@ def _declining() -> Iterator[None]:
         yield
     except (InvalidRecord, NotAnExport) as error:
         raise Declined(str(error), exit_code=USAGE) from error
-    except (StateError, DataDirError) as error:
+    except (ShardError, StateError, DataDirError) as error:
         raise Declined(str(error), exit_code=getattr(error, "exit_code", ERROR)) from error

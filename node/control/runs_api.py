@@ -1,0 +1,303 @@
+"""What a running daemon answers about its run: `swarmnode rollouts …`, `scores …` and `successor …`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from swarmnode.node.assembly import Node
+from swarmnode.node.control import Declined, absolute_path
+from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
+from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.protocols.methods.rollouts.messages import SignedGroup
+from swarmnode.protocols.methods.rollouts.sharing import Rollouts
+from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
+from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.state.backend import StateError
+from swarmnode.training.options import SettingError
+from swarmnode.training.rl.groups import RefusedGroup, score
+from swarmnode.training.runspec import RunSpec, load_runspec
+from swarmnode.training.verify.replay import Audit
+
+LISTED = 1000  # peers or groups in one answer at the most, those of most weight or the newest
+WORDS = 64  # attestations of one peer in one answer, the loudest
+
+
+class RunsApi:
+    """The control methods about the run. Each raises Declined with a text for a person."""
+
+    METHODS = (
+        "scores",
+        "rollouts_ls",
+        "rollouts_show",
+        "rollouts_pool",
+        "rollouts_stats",
+        "successor_show",
+        "successor_publish",
+        "successor_end",
+    )
+
+    STREAMS = ()
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # --- scores ----------------------------------------------------------------------------------------------------
+
+    async def scores(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Everybody's score, or that of the one peer that is asked for; with the evidence where `why` is true."""
+        ledger, name, why = self._ledger(), str(params.get("peer") or ""), bool(params.get("why", False))
+        view = ledger.view()
+        peers = [_one(name, view)] if name else sorted(view.values(), key=lambda one: (-one.weight, one.peer))
+        return {
+            "round": ledger.round,
+            "more": len(peers) > LISTED,
+            "peers": [{**_line(one, ledger), **(_evidence(one, ledger) if why else {})} for one in peers[:LISTED]],
+        }
+
+    def _ledger(self) -> Ledger:
+        if self._node.trust.reputation is None:
+            raise Declined("this node takes part in no run yet, so it has seen nobody's work")
+        return self._node.trust.reputation.ledger
+
+    # --- rollouts --------------------------------------------------------------------------------------------------
+
+    async def rollouts_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The groups that are here, own ones and others', the newest first."""
+        rollouts, limit = self._rollouts(), max(1, min(int(params.get("limit", 20)), LISTED))
+        author = params.get("author")
+        wanted = rollouts.me if author == "me" else author
+        held = [(group, None) for group in rollouts.pool.own()]
+        held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
+        chosen = [(group, used) for group, used in held if wanted in (None, group.author)]
+        chosen.sort(key=lambda pair: pair[0].made_at, reverse=True)
+        return {
+            "groups": [{**_group(group), "used": used} for group, used in chosen[:limit]],
+            "more": len(chosen) > limit,
+        }
+
+    async def rollouts_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """One group with its question, answers and what they earn."""
+        rollouts, wanted = self._rollouts(), str(params.get("id", ""))
+        held = [*rollouts.pool.own(), *(held.signed for held in rollouts.pool)]
+        found = [group for group in held if wanted and group.id.hex().startswith(wanted)]
+        if not found:
+            raise Declined(
+                f"no rollout group here has an id that begins with {wanted!r}; swarmnode rollouts ls shows them"
+            )
+        if len(found) > 1:
+            raise Declined(f"{len(found)} rollout groups here have ids that begin with {wanted!r}; give more digits")
+        (signed,) = found
+        group = signed.group
+        try:
+            scored = score(signed.author, group, judged=self._judged())
+        except RefusedGroup as refusal:
+            raise Declined(f"the group cannot be read here: {refusal}") from refusal
+        return {
+            **_group(signed),
+            "policy": group.policy,
+            "vocabulary": group.vocabulary,
+            "question": scored.question.prompt,
+            "key": scored.question.key,
+            "answers": [
+                {"text": text, "reward": float(reward), "advantage": round(float(advantage), 4), "tokens": len(tokens)}
+                for text, reward, advantage, tokens in zip(
+                    scored.texts, scored.rewards, scored.advantages, group.answers, strict=True
+                )
+            ],
+        }
+
+    async def rollouts_pool(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What is held of whom, and what of each was refused."""
+        pool = self._rollouts().pool
+        return {"pool": asdict(pool.stats()), "authors": [asdict(author) for author in pool.by_author()]}
+
+    async def rollouts_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What sharing and learning came to since this node started."""
+        session = self._node.session
+        last = session.last if session is not None else None
+        return {
+            **asdict(self._rollouts().stats()),
+            "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
+            "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
+            "samplers": [],
+            "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
+            **(session.method.status() if session is not None else {}),
+        }
+
+    def _judged(self) -> bool:
+        chosen = self._node.chosen
+        return chosen is not None and chosen.spec.rollouts.judge != "none"
+
+    def _rollouts(self) -> Rollouts:
+        session = self._node.session
+        if session is None:
+            raise Declined("this node takes part in no run yet; swarmnode run --task digits-rl begins one by rollouts")
+        if session.method.rollouts is None:
+            raise Declined(
+                "the run of this node shares no rollouts; swarmnode run --task digits-rl begins one that does"
+            )
+        return session.method.rollouts
+
+    # --- successor -------------------------------------------------------------------------------------------------
+
+    async def successor_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What the owner of this node's run said."""
+        spec, state = self._run()
+        said = read(await state.get(spec.owner, KEY), spec) if spec.owner else None
+        return {"run_id": spec.run_id, "owner": spec.owner or None, **_told(said)}
+
+    async def successor_publish(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Publish the run in a file as the successor, from the state that this node stands on now."""
+        spec, _ = self._owned()
+        path, node = absolute_path(params.get("path")), self._node
+        session, trainer = node.session, node.trainer
+        if session is None or trainer is None or session.place is None:
+            raise Declined("this node does not stand in its run yet, so there is no state to go on from")
+        hash, saved = session.place.state_hash, session.method.saved()
+        try:
+            new = follow(await in_thread(lambda: load_runspec(path)), spec, state_hash=hash, me=node.network.me)
+            await in_thread(lambda: keep_parent(node.store, new, trainer.layout, saved))
+        except SettingError as error:
+            raise Declined(str(error), exit_code=CONFIG) from error
+        except DataDirError as error:
+            raise Declined(str(error), exit_code=error.exit_code) from error
+        return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))
+
+    async def successor_end(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Say that the run has ended."""
+        self._owned()
+        return await self._say(Succession("", self._node.rounds_done(), str(params.get("reason") or "")))
+
+    async def _say(self, what: Succession) -> dict[str, Any]:
+        spec, state = self._owned()
+        try:
+            await state.write(KEY, what.value())
+        except StateError as error:
+            raise Declined(str(error)) from error
+        return {"run_id": spec.run_id, "owner": spec.owner, **_told(what)}
+
+    def _owned(self) -> tuple[RunSpec, Any]:
+        spec, state = self._run()
+        me = self._node.network.me
+        if spec.owner != me:
+            whose = (
+                f"its owner is {spec.owner}" if spec.owner else "it has no owner ([run] owner, or [trust] validators)"
+            )
+            raise Declined(f"only a run's owner can say how it goes on: {whose}, and this node is {me}")
+        return spec, state
+
+    def _run(self) -> tuple[RunSpec, Any]:
+        chosen, state = self._node.chosen, self._node.state
+        if chosen is None or state is None:
+            raise Declined("this node is in no run yet; swarmnode status says what it waits for")
+        return chosen.spec, state
+
+
+def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
+    fitting = [peer for peer in view if peer.startswith(name) or peer.endswith(name)]
+    if not fitting:
+        raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
+    if len(fitting) > 1:
+        raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode scores)")
+    return view[fitting[0]]
+
+
+def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
+    return {
+        "peer_id": one.peer,
+        "me": one.peer == ledger.me,
+        "score": round(one.score, 4),
+        "low": round(one.low, 4),
+        "high": round(one.high, 4),
+        "work": round(one.work, 4),
+        "weight": round(one.weight, 4),
+        "share": round(one.share, 4),
+        "standing": round(ledger.standing(one.peer), 4),
+        "probation": one.probation,
+        "contained": one.contained,
+        "rounds": one.account.rounds,
+        "helped": one.account.helped,
+        "attesters": sum(word.counts for word in one.words),
+    }
+
+
+def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
+    rounds = named(ledger.works())
+
+    def told(word: Word) -> dict[str, Any]:
+        said = word.said
+        return {
+            "attester": said.attester,
+            "voice": round(word.voice, 4),
+            "score": said.what.score / FULL,
+            "work": said.what.work / FULL,
+            "rounds": said.what.rounds,
+            "round": said.what.round,
+            "at_ms": said.at,
+            "record": said.id.hex(),
+            "found": [{**_plain(each), "checked": check(said, each, rounds).value} for each in said.what.found],
+        }
+
+    account = one.account
+    return {
+        "reasons": list(reasons(one, unique=ledger.unique(one.peer))),
+        "rating": {"mu": round(account.rating.mu, 3), "sigma": round(account.rating.sigma, 3)},
+        "offences": round(account.offences, 3),
+        "strikes": account.strikes,
+        "found": [_plain(each) for each in ledger.found(one.peer)],
+        "audits": [_audit(each) for each in reversed(ledger.audits(one.peer))],
+        "words": [told(word) for word in one.words[:WORDS]],
+    }
+
+
+def _audit(audit: Audit) -> dict[str, Any]:
+    """One audit with all that is needed to repeat it."""
+    return {
+        "round": audit.round,
+        "verdict": audit.verdict.value,
+        "why": audit.why,
+        "commit": audit.commit.hex(),
+        "trace": audit.trace.hex(),
+        "seed": audit.seed.hex(),
+        "stretch": dict(zip(("round", "step", "steps"), audit.stretch, strict=True)),
+        "start": audit.start.hex(),
+        "end": audit.end.hex(),
+        "distance": audit.distance if math.isfinite(audit.distance) else None,
+        "tolerance": audit.tolerance,
+    }
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {"saw": finding.saw.word, "good": finding.good, "bad": finding.bad, "evidence": finding.evidence.hex()}
+
+
+def _group(signed: SignedGroup) -> dict[str, Any]:
+    group = signed.group
+    return {
+        "id": signed.id.hex(),
+        "author": signed.author,
+        "task": group.task.name,
+        "difficulty": group.task.difficulty,
+        "seed": group.task.seed,
+        "answers": len(group.answers),
+        "version": group.version,
+        "made_at_ms": signed.made_at,
+        "bytes": signed.size,
+    }
+
+
+def _told(said: Succession | None) -> dict[str, Any]:
+    if said is None:
+        return {"successor": None, "ended": False, "round": None, "reason": ""}
+    return {
+        "successor": said.run_id or None,
+        "ended": not said.run_id,
+        "round": said.round,
+        "reason": said.reason,
+    }
