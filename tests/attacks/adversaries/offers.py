@@ -76,7 +76,7 @@ class Malformed(OfferAdversary):
             if self.hides:
                 contributions._malformed[id_of(raw)] = None
             else:
-                contributions._put(id_of(raw), Contribution(raw, 1.0, round))
+                contributions._held[id_of(raw)] = Contribution(raw, 1.0, round)
             contributions._bulk.offer(contributions._key(id_of(raw)), raw)
             return id_of(raw)
 
