@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -30,20 +31,38 @@ class NotFetched(Exception):
     """The model that the owner named cannot be had. The message says why."""
 
 
-def rules(
-    *, mode: str, scratch: str, memory: int, corpus: str, heldout: str, texts: tuple[str, ...], task: str,
-    policy: str, readable: tuple[str, ...]
-) -> Rules:  # fmt: skip
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How this node's trainer runs; none of it is part of the run."""
+
+    threads: int = 0  # of torch; 0 means one for each core
+    nice: int = 10
+    device: str = "auto"  # auto, cpu or cuda
+    corpus: str = ""  # file or folder; empty is the task's own default
+    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
+    texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    room: int = 0  # bytes of text that there will ever be, where `texts` are given
+    task: str = ""  # file.py:Class of a task that is not built in
+    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
+    sandbox: str = "auto"  # auto, require or off
+    scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
+    readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
+    memory: int = 0  # bytes of its own at the most; 0 is no cap
+
+
+def rules(settings: TrainerSettings) -> Rules:
     """The sandbox of a trainer with these settings. Paths may begin with ~ and be relative to this process."""
-    files = [corpus, heldout, *readable, *(str(Path(text).parent) for text in texts)]
-    if task:
-        files.append(str(Path(task.rpartition(":")[0]).expanduser().parent))
-    named = hf_model(policy)
+    files = [settings.corpus, settings.heldout, *settings.readable]
+    files.extend(str(Path(text).parent) for text in settings.texts)
+    if settings.task:
+        files.append(str(Path(settings.task.rpartition(":")[0]).expanduser().parent))
+    named = hf_model(settings.policy)
     if named is not None and Path(named[1]).expanduser().is_dir():
         files.append(named[1])
     files.append(str(hub.cache()))  # a run file may name a model that is on this machine already
     absolute = dict.fromkeys(str(Path(file).expanduser().absolute()) for file in files if file)
-    return Rules(mode=mode, scratch=scratch, readable=tuple(absolute), memory=memory)
+    return Rules(mode=settings.sandbox, scratch=settings.scratch, readable=tuple(absolute), memory=settings.memory)
 
 
 def exposed(told: Rules, directory: Path) -> str:

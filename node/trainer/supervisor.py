@@ -14,7 +14,7 @@ import mmap
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +23,7 @@ import trio
 
 from swarmnode.node.trainer import confinement
 from swarmnode.node.trainer.child import TrainerChild, TrainerFailed
+from swarmnode.node.trainer.confinement import TrainerSettings
 from swarmnode.protocols.methods.trainer import (
     NOTHING,
     Answered,
@@ -58,25 +59,7 @@ SPENT = Metric(
     "swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in inner steps, or measuring", "what"
 )
 
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """How this node's trainer runs; none of it is part of the run."""
-
-    threads: int = 0  # of torch; 0 means one for each core
-    nice: int = 10
-    device: str = "auto"  # auto, cpu or cuda
-    corpus: str = ""  # file or folder; empty is the task's own default
-    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
-    texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
-    room: int = 0  # bytes of text that there will ever be, where `texts` are given
-    task: str = ""  # file.py:Class of a task that is not built in
-    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
-    sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
-    sandbox: str = "auto"  # auto, require or off
-    scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
-    readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
-    memory: int = 0  # bytes of its own at the most; 0 is no cap
+USUAL = TrainerSettings()
 
 
 class TrainerProcess(Trainer):
@@ -84,9 +67,7 @@ class TrainerProcess(Trainer):
 
     capabilities = Capabilities(judges=True, draws=True, replays=True, rollouts=True)
 
-    def __init__(
-        self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = TrainerSettings()
-    ) -> None:
+    def __init__(self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = USUAL) -> None:
         self._spec = spec
         self._run_id = run_id
         self._peer_id = peer_id
@@ -116,18 +97,7 @@ class TrainerProcess(Trainer):
     @property
     def rules(self) -> Rules:
         """Those of its sandbox."""
-        settings = self._settings
-        return confinement.rules(
-            mode=settings.sandbox,
-            scratch=settings.scratch,
-            memory=settings.memory,
-            corpus=settings.corpus,
-            heldout=settings.heldout,
-            texts=settings.texts,
-            task=settings.task,
-            policy=settings.policy,
-            readable=settings.readable,
-        )
+        return confinement.rules(self._settings)
 
     @property
     def pid(self) -> int | None:

@@ -33,7 +33,7 @@ class Kind(Enum):
 Listener = Callable[[PeerId, str, Kind], None]
 
 
-class Judge(Protocol):
+class PeerJudge(Protocol):
     """Who weighs offences (`scoring.Conduct`)."""
 
     def offended(self, peer: PeerId, what: str, kind: Kind) -> None: ...
@@ -49,7 +49,7 @@ class Offences:
         self._counts: OrderedDict[PeerId, Counter[Kind]] = OrderedDict()
         self._listeners: list[Listener] = []
         self.totals: Counter[Kind] = Counter()
-        self._judge: Judge | None = None
+        self._judge: PeerJudge | None = None
 
     def note(self, peer: PeerId, what: str, kind: Kind = Kind.BREACH) -> None:
         """Count one offence; log it where it is the peer's first of its kind; tell the listeners."""
@@ -69,7 +69,7 @@ class Offences:
         """Offences of `peer` of all kinds."""
         return self._counts[peer].total() if peer in self._counts else 0
 
-    def report_to(self, judge: Judge) -> None:
+    def report_to(self, judge: PeerJudge) -> None:
         """Tell `judge` of each offence from now on, and ask it whom to refuse."""
         self.tell(judge.offended)
         self._judge = judge

@@ -4,7 +4,7 @@ Protocol `/swarmnode/bulk/1`. Nobody can push: bytes enter a node only where it 
 
 Messages on a stream, which the fetcher opened and uses again for one fetch after another:
 - fetcher: `BulkWant(key, offset, wait)`, a frame of at most 4 KiB;
-- server: `BulkHeader(found, size, digest, dtype)`, a frame, as soon as the key is offered or after `wait` seconds;
+- server: `BulkHeader(found, size, digest)`, a frame, as soon as the key is offered or after `wait` seconds;
   where found, then the `size - offset` raw bytes of the buffer from `offset` on.
 
 A buffer may be offered and fetched while it grows (`StreamingBuffer`): its bytes are sent as they become ready, and
@@ -15,7 +15,7 @@ begins anew where the peer states another.
 Who may fail when, and what is then true:
 - the key is not offered, or not to this peer: NotOffered, and the stream stays good;
 - an offer that grows stops growing: its fetchers wait, `stall` seconds and no longer;
-- size, dtype or digest are not what the fetcher permits: Corrupt before a byte is taken. The bytes do not hash to the
+- size or digest are not what the fetcher permits: Corrupt before a byte is taken. The bytes do not hash to the
   digest: Corrupt after the last; `into` then holds rubbish;
 - the stream breaks: the fetch opens another and goes on from the last whole chunk, until a bounded number in a row
   brought none, then StreamBroken. So a fetch outlives any number of relayed connections that end at their limit;
@@ -92,7 +92,6 @@ class _Offer:
     """A buffer that peers may fetch."""
 
     buffer: memoryview
-    dtype: str
     to: frozenset[PeerId] | None  # None: any
     growing: StreamingBuffer | None = None  # whose `buffer` it is; what is not ready yet is waited for
     digest: bytes | None = None
@@ -168,7 +167,7 @@ class BulkConnection:
         size = offer.buffer.nbytes
         if want.offset > size:
             raise WireError(f"BulkWant: offset {want.offset} in {size} bytes")
-        header = frame(encode(BulkHeader(True, size, digest, offer.dtype)))
+        header = frame(encode(BulkHeader(True, size, digest)))
         await self._send(header, last=want.offset == size)
         for start in range(want.offset, size, CHUNK):
             stop = min(start + CHUNK, size)
@@ -215,7 +214,6 @@ class Bulk:
         key: Key,
         buffer: bytes | bytearray | memoryview | StreamingBuffer,
         *,
-        dtype: str = "bytes",
         to: frozenset[PeerId] | None = None,
         digest: bytes | None = None,
     ) -> None:
@@ -229,9 +227,9 @@ class Bulk:
         if key in self._offers:
             self._offers[key].withdraw()
         if isinstance(buffer, StreamingBuffer):
-            self._offers[key] = _Offer(buffer.buffer, dtype, to, growing=buffer)
+            self._offers[key] = _Offer(buffer.buffer, to, growing=buffer)
         else:
-            self._offers[key] = _Offer(memoryview(buffer).cast("B"), dtype, to, digest=digest)
+            self._offers[key] = _Offer(memoryview(buffer).cast("B"), to, digest=digest)
         self._new_offer.unpark_all()
 
     def withdraw(self, prefix: Key) -> None:
@@ -287,17 +285,16 @@ class Bulk:
         max_size: int,
         wait: float = 0.0,
         digest: bytes | None = None,
-        dtype: str | None = None,
         stall: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> bytes | memoryview:
         """The bytes that `peer` offers under `key`, at most `max_size`; `into[:size]` where `into` is given.
 
         The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones.
-        `digest` (blake3, 32 bytes) and `dtype`, where given, must be
-        what the peer states. `progress(n)` gets the bytes in hand so far. Into a StreamingBuffer, a buffer of just its
-        size is fetched, which may itself still grow, from what is `kept` on; whole chunks of it become ready, and no
-        hash is checked. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
+        `digest` (blake3, 32 bytes), where given, must be what the peer states. `progress(n)` gets the bytes in hand so
+        far. Into a StreamingBuffer, a buffer of just its size is fetched, which may itself still grow, from what is
+        `kept` on; whole chunks of it become ready, and no hash is checked. Raises NotOffered, Corrupt, Unreachable,
+        ProtocolUnsupported or StreamBroken.
         """
         growing = into if isinstance(into, StreamingBuffer) else None
         room = growing.buffer if growing is not None else into.cast("B") if isinstance(into, memoryview) else None
@@ -307,7 +304,6 @@ class Bulk:
             growing=growing,
             max_size=max_size if room is None else min(max_size, room.nbytes),
             digest=digest,
-            dtype=dtype,
             progress=progress,
             stall=self._limits.stall if stall is None else stall,
             wait_until=trio.current_time() + wait,

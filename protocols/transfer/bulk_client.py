@@ -64,7 +64,6 @@ class BulkHeader:
     found: bool
     size: int = 0
     digest: bytes = b""
-    dtype: str = ""
 
 
 class StreamingBuffer:
@@ -143,7 +142,6 @@ class Request:
     growing: StreamingBuffer | None  # whose memory `into` is, and who is told of each whole chunk
     max_size: int
     digest: bytes | None
-    dtype: str | None
     progress: Callable[[int], None] | None
     stall: float  # seconds without a byte
     wait_until: float  # trio time
@@ -258,8 +256,6 @@ class BulkFetch:
                     raise OtherContents(f"{request.key} is not what {kept} bytes were kept of")
         if request.digest is not None and header.digest != request.digest:
             raise Corrupt(f"{request.key} is offered with another hash than the one asked for")
-        if request.dtype is not None and header.dtype != request.dtype:
-            raise Corrupt(f"{request.key} holds {header.dtype[:32]!r}, not {request.dtype!r}")
         if self.header is not None and header != self.header:
             raise Corrupt(f"{request.key} changed while it was fetched")
         return header

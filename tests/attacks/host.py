@@ -73,17 +73,7 @@ class Machine:
         """What came of these attempts in a process under the trainer's rules, by their name."""
         home, scratch = self.folder / "home", self.folder / "trainer"
         (scratch / "mine").write_text("x")
-        rules = confinement.rules(
-            mode=self._mode,
-            scratch=str(scratch),
-            memory=0,
-            corpus="",
-            heldout="",
-            texts=(),
-            task="",
-            policy="",
-            readable=(),
-        )
+        rules = confinement.rules(confinement.TrainerSettings(sandbox=self._mode, scratch=str(scratch)))
         with socket.create_server(("127.0.0.1", 0)) as server:
             given = {
                 "rules": asdict(rules),

@@ -108,9 +108,11 @@ class Sign3(Codec):
         used = 1 + _SIGN.encoded_size(cut.count)
         if any(raw[used:]):
             raise CodecError("sign3: bits are set beyond the last element")
-        whole = np.zeros(values.size, np.float32)  # contiguous
+        whole = values if values.flags.c_contiguous else np.empty(values.size, np.float32)
+        whole[:] = 0
         cut.put(_SIGN.decode(raw[1:used], cut.count), whole)
-        np.copyto(values, whole)
+        if whole is not values:
+            np.copyto(values, whole)
 
 
 def turn_of(raw: bytes | bytearray | memoryview) -> int:

@@ -577,7 +577,7 @@ class AllReduce:
     ) -> None:
         peers = frozenset(to) - {self._me}
         if peers:
-            self._bulk.offer(self._key(attempt.roster, *name), growing, dtype=self._codec.name, to=peers)
+            self._bulk.offer(self._key(attempt.roster, *name), growing, to=peers)
 
     def _key(self, roster: RoundRoster, *name: str | int) -> Key:
         return ("parts", self._run_id, roster.roster_id, *name)

@@ -7,30 +7,27 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.trainer import confinement
-from swarmnode.node.trainer.confinement import NotFetched, environment, fetch_model, rules, scratch_directory
+from swarmnode.node.trainer.confinement import (
+    NotFetched,
+    TrainerSettings,
+    environment,
+    fetch_model,
+    rules,
+    scratch_directory,
+)
 from swarmnode.training.rl import hub
 from swarmnode.training.sandbox import Rules
 
 
-def rules_of(**settings: object) -> Rules:
-    usual: dict[str, object] = {
-        "mode": "auto",
-        "scratch": "/data/trainer",
-        "memory": 0,
-        "corpus": "",
-        "heldout": "",
-        "texts": (),
-        "task": "",
-        "policy": "",
-        "readable": (),
-    }
-    return rules(**{**usual, **settings})  # type: ignore[arg-type]
+def rules_of(**settings: Any) -> Rules:
+    return rules(TrainerSettings(**{"scratch": "/data/trainer", **settings}))
 
 
 def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(tmp_path: Path) -> None:

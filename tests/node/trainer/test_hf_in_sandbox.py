@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.sandbox import landlock
 

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from swarmnode.node.trainer import supervisor as trainer_module
-from swarmnode.node.trainer.supervisor import TrainerProcess, TrainerSettings
+from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 
 # Builds a task that any program can hold, and dies, as a program does that was made for another processor.

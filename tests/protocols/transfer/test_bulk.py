@@ -45,7 +45,7 @@ async def pair(world: SimWorld, nursery: trio.Nursery, limits: BulkLimits = DEFA
 def test_a_buffer_arrives_whole(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        bob.offer(("snapshot", 3), CONTENT, dtype="float32")
+        bob.offer(("snapshot", 3), CONTENT)
         seen: list[int] = []
         assert (
             await alice.fetch(
@@ -53,7 +53,6 @@ def test_a_buffer_arrives_whole(simulated: Simulated) -> None:
                 ("snapshot", 3),
                 max_size=len(CONTENT),
                 digest=blake3(CONTENT).digest(),
-                dtype="float32",
                 progress=seen.append,
             )
             == CONTENT
@@ -139,13 +138,12 @@ def test_streams_are_used_again(simulated: Simulated) -> None:
 def test_what_is_too_large_or_not_what_was_asked_is_refused_before_a_byte(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
-        bob.offer(("x",), CONTENT, dtype="float16")
+        bob.offer(("x",), CONTENT)
         taken: list[int] = []
         for wrong in (
             {"max_size": len(CONTENT) - 1},
             {"max_size": len(CONTENT), "into": memoryview(bytearray(10))},
             {"max_size": len(CONTENT), "digest": bytes(32)},
-            {"max_size": len(CONTENT), "dtype": "float32"},
         ):
             with pytest.raises(Corrupt):
                 await alice.fetch(peer, ("x",), progress=taken.append, **wrong)  # type: ignore[arg-type]
