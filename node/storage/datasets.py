@@ -30,7 +30,7 @@ from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import CallError, Rpc
-from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, chunk_count, parse_id
 from swarmnode.protocols.transfer.shard_wire import (
@@ -88,7 +88,6 @@ class DataSet:
         self,
         spec: RunSpec,
         *,
-        network: Network,
         rpc: Rpc,
         shards: Shards,
         store: ShardStore,
@@ -98,7 +97,6 @@ class DataSet:
         emit: Emit,
     ) -> None:
         self._spec = spec
-        self._network = network
         self._rpc = rpc
         self._shards = shards
         self._store = store
@@ -193,7 +191,7 @@ class DataSet:
             if self._own_text:
                 task_status.started()
                 return
-            self._ranked = ranking(index, self._spec.run_id, self._network.me)
+            self._ranked = ranking(index, self._spec.run_id, self._shards.network.me)
             self._wanted = share(index)
             for entry in await self._runner(lambda: self._found_here(self._ranked[: self._wanted], index)):
                 self._arrive(entry)
@@ -218,7 +216,7 @@ class DataSet:
     async def _announce(self) -> None:
         """Let the DHT find this node for whoever looks for the run's data."""
         try:
-            await self._network.provide(self._index_id)
+            await self._shards.network.provide(self._index_id)
         except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
             logger.info("the run's data are found only by connected peers: %s", error)
 
@@ -367,11 +365,11 @@ class DataSet:
         async def ask_all(peers: Sequence[PeerId]) -> None:
             async with trio.open_nursery() as nursery:
                 for peer in peers:
-                    if peer not in asked and peer != self._network.me:
+                    if peer not in asked and peer != self._shards.network.me:
                         asked.add(peer)
                         nursery.start_soon(ask, peer)
 
-        await ask_all([view.peer for view in self._network.peers()])
+        await ask_all([view.peer for view in self._shards.network.peers()])
         if len(said) < len(lacking):
             await ask_all(await self._announcers())
         return {entry: said[entry] for entry in lacking if entry in said}
@@ -379,7 +377,7 @@ class DataSet:
     async def _announcers(self) -> tuple[PeerId, ...]:
         """Peers that announced the index, and so hold some of the data."""
         with trio.move_on_after(LIMITS.call):
-            return await self._network.find_providers(self._index_id)
+            return await self._shards.network.find_providers(self._index_id)
         return ()
 
     def _arrive(self, entry: DataEntry) -> None:

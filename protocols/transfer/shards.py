@@ -280,7 +280,7 @@ class Shards:
         gave: Gave = lambda peer, shard, size, kept: None,
     ) -> None:
         """`gave` is told what each provider of a fetch gave."""
-        self._network = network
+        self.network = network
         self._store = store
         self._runner = runner
         self._limits = limits
@@ -306,7 +306,7 @@ class Shards:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, fetch and announce until cancelled."""
         try:
-            with self.server.serving(), self._network.watch_peers() as events:
+            with self.server.serving(), self.network.watch_peers() as events:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     for shard in reversed(self._store.recent(self._limits.announced)):
@@ -417,13 +417,13 @@ class Shards:
                 found[peer] = Provider(peer, bits.bit_count(), holding.complete)
 
         async def look_up(nursery: trio.Nursery) -> None:
-            for peer in await self._network.find_providers(shard):
+            for peer in await self.network.find_providers(shard):
                 if peer not in asked:
                     asked.add(peer)
                     nursery.start_soon(ask, peer)
 
         async with trio.open_nursery() as nursery:
-            for view in self._network.peers():
+            for view in self.network.peers():
                 asked.add(view.peer)
                 nursery.start_soon(ask, view.peer)
             nursery.start_soon(look_up, nursery)
@@ -483,7 +483,7 @@ class Shards:
                 await self._news.wait()
             shard, _ = self._to_announce.popitem()
             try:
-                await self._network.provide(shard)
+                await self.network.provide(shard)
                 self._announced.add(shard)
             except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
                 self.counts["unannounced"] += 1
