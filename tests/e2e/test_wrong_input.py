@@ -22,7 +22,7 @@ from realnodes import LOCAL, PATIENCE, PROGRAM, RUN_TOML, Node, environment, swa
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.datasets import publish
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.training.runspec import encode, load_runspec
+from swarmnode.training.runspec import SCHEMA, encode, load_runspec
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s"
 ELSEWHERE = "ab" * 32  # a run id that nothing hashes to
@@ -65,7 +65,7 @@ def patient(
     kept.mkdir(parents=True)
     (kept / "run.spec").write_bytes(encode(spec))
 
-    newer = msgpack.packb({**msgpack.unpackb(encode(spec)), "schema": 2})
+    newer = msgpack.packb({**msgpack.unpackb(encode(spec)), "schema": SCHEMA + 1})
     newer_id = hashlib.sha256(newer).hexdigest()
     with LyingPeer({ELSEWHERE: encode(spec), newer_id: newer}) as liar, ExitStack() as stack:
         nodes = {
@@ -280,7 +280,7 @@ def test_specification_that_is_not_the_runs_is_refused(patient: dict[str, Node])
 def test_run_of_a_newer_schema_asks_for_an_update(patient: dict[str, Node]) -> None:
     node = patient["newer"]
     assert node.wait() == 8
-    assert "another schema than 1; update swarmnode to join this run" in node.log()
+    assert f"another schema than {SCHEMA}; update swarmnode to join this run" in node.log()
 
 
 def test_run_whose_data_nobody_has_is_refused(patient: dict[str, Node]) -> None:

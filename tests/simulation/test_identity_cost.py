@@ -32,7 +32,7 @@ def test_a_free_identity_has_no_lease_and_no_commit_while_one_that_cost_work_con
             for name in ("a", "b", "c", worthy):
                 method = swarm.nodes[name].method
                 assert isinstance(method, Open)
-                held, members = method.store, swarm.nodes[name].session._membership.members()
+                held, members = method.store, swarm.nodes[name].session._context.membership.members()
                 authors = {said.author for book in held.logs.values() for said in book.commits.values()}
                 assert swarm.peer(cheap) not in {*members, *authors, *held.last_heads}
                 worked = {worked.author for roster in held.block.chain.history for worked in roster}
