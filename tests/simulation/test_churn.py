@@ -88,7 +88,7 @@ def test_nothing_grows_over_fifty_rounds() -> None:
             await swarm.until(lambda: max(swarm.nodes["a"].rounds) >= last + 8)
             after = swarm.held()
             assert after.offers <= before.offers + 4
-            assert after.desks <= before.desks + 4
+            assert after.boxes <= before.boxes + 4
             assert after.tasks <= before.tasks + 16  # a few more idle streams between busy peers
             nursery.cancel_scope.cancel()
 
