@@ -48,8 +48,9 @@ class BadStore(Adversary):
 
     async def attack(self, target: DhtSwarm) -> None:
         author, attacker = target.honest[0], target.malicious[0]
-        live = DhtRecord(author.me, "head", b"live", 2, target.expiry(3600))
-        old = DhtRecord(author.me, "head", b"old", 1, target.expiry(3600))
+        until = target.expiry(3600)  # one for both: what expires earlier does not supersede
+        live = DhtRecord(author.me, "head", b"live", 2, until)
+        old = DhtRecord(author.me, "head", b"old", 1, until)
         await author.publish(seal(author.network.sign, old), old.key)
         await author.publish(seal(author.network.sign, live), live.key)
         target.expect(live, older=(b"old",))
