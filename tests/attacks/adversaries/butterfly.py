@@ -140,7 +140,7 @@ class UnequalStatements(ButterflyLie):
         async def unequal(key: Any, peer: str, wait: float) -> Any:
             found = await offered(key, peer, wait)
             if found is not None and key in twice and _half(peer):
-                return type(found)(memoryview(twice[key]), found.dtype, found.to)
+                return type(found)(memoryview(twice[key]), found.to)
             return found
 
         reduction._talk.offer, bulk._offered = lying, unequal  # type: ignore[method-assign]

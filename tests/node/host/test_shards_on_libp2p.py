@@ -62,7 +62,7 @@ def test_a_shard_crosses_real_connections_although_one_provider_lies_and_one_die
                 me, _ = await start(nursery, "me")
                 shard = (await good.put(source), await liar.put(source), await dying.put(source))[0]
                 for other in (good, liar, dying):
-                    await me._network.connect(other._network.addresses[0])
+                    await me.network.connect(other.network.addresses[0])
 
                 def progress(done: int, size: int) -> None:
                     if done * 4 > size:
@@ -70,13 +70,13 @@ def test_a_shard_crosses_real_connections_although_one_provider_lies_and_one_die
 
                 await me.fetch(shard, progress=progress)
                 assert (tmp_path / "me" / f"{shard.hex()}.shard").read_bytes() == CONTENT
-                assert me.offences.count(liar._network.me) == 1
-                assert me.offences.count(good._network.me) == 0
+                assert me.offences.count(liar.network.me) == 1
+                assert me.offences.count(good.network.me) == 0
                 late, _ = await start(nursery, "late")  # knows one node, which by now has it as well
-                await late._network.connect(me._network.addresses[0])
+                await late.network.connect(me.network.addresses[0])
                 await late.fetch(shard)
                 assert (tmp_path / "late" / f"{shard.hex()}.shard").read_bytes() == CONTENT
-                assert await late.read(me._network.me, shard, CHUNKS) == CONTENT[CHUNKS * CHUNK :]
+                assert await late.read(me.network.me, shard, CHUNKS) == CONTENT[CHUNKS * CHUNK :]
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
