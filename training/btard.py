@@ -15,6 +15,7 @@ mean square tells the length of what was moved to a quarter.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
 Contributions = NDArray[np.float32]  # (n, m), finite
+ONE = np.float32(1)
 
 ITERATIONS = 20  # of CenteredClip; the paper's converges in fewer
 CONVERGED = 1e-7  # of the radius: a step shorter than that is the last
@@ -55,43 +57,47 @@ def clipped_centre(contributions: Contributions, shares: Sequence[np.float32]) -
     start. Breakdown point 1/2; O(nm) an iteration, O(m n log n) for the start. Bit-identical on every CPU.
     """
     centre = _coordinate_median(contributions)
-    radius = float(np.median([norm(row - centre) for row in contributions]))
-    total = np.empty_like(centre)
+    radius = float(np.median([clipped(row, centre, 0.0)[1] for row in contributions]))
     for _ in range(ITERATIONS):
-        total.fill(0)
-        for row, share in zip(contributions, shares, strict=True):
-            apart = row - centre
-            np.multiply(apart, np.float32(float(share) * _factor(norm(apart), radius)), out=apart)
-            np.add(total, apart, out=total)
-        np.add(centre, total, out=centre)
-        if norm(total) <= CONVERGED * radius:
+        step = _clipped_mean(contributions, shares, centre, radius)
+        np.add(centre, step, out=centre)
+        if norm(step) <= CONVERGED * radius:
             break
     return centre, radius
 
 
 def _coordinate_median(contributions: Contributions) -> Vector:
     ordered, count = np.sort(contributions, axis=0), len(contributions)
-    low, high = ordered[(count - 1) // 2], ordered[count // 2]
-    return low + np.float32(0.5) * (high - low)
+    half = np.float32(0.5)
+    return half * ordered[(count - 1) // 2] + half * ordered[count // 2]  # halved first: their sum may be infinite
 
 
-def _factor(distance: float, radius: float) -> float:
-    return 1.0 if distance <= radius else radius / distance
+def _clipped_mean(contributions: Contributions, shares: Sequence[np.float32], centre: Vector, radius: float) -> Vector:
+    """Σ shareᵢ clip(xᵢ − v), (m,)."""
+    total = np.zeros_like(centre)
+    for row, share in zip(contributions, shares, strict=True):
+        total += clipped(row, centre, radius, share)[0]
+    return total
 
 
 def residual(contributions: Contributions, shares: Sequence[np.float32], centre: Vector, radius: float) -> float:
     """‖Σ shareᵢ clip(xᵢ − v)‖ at v = `centre`: 0 at the fixed point; what encoding the centre leaves of it."""
-    total = np.zeros_like(centre)
-    for row, share in zip(contributions, shares, strict=True):
-        total += np.float32(share) * clipped(row, centre, radius)[0]
-    return norm(total)
+    return norm(_clipped_mean(contributions, shares, centre, radius))
 
 
-def clipped(own: Vector, centre: Vector, radius: float) -> tuple[Vector, float]:
-    """clip(x − v) = (x − v) min(1, τ/‖x − v‖), (m,), and ‖x − v‖."""
-    apart = own - centre
-    distance = norm(apart)
-    return np.multiply(apart, np.float32(_factor(distance, radius)), out=apart), distance
+def clipped(own: Vector, centre: Vector, radius: float, share: np.float32 = ONE) -> tuple[Vector, float]:
+    """share · clip(x − v) = share · (x − v) min(1, τ/‖x − v‖), (m,), and ‖x − v‖.
+
+    Where x − v is beyond float32 the first is zero and the second infinite: NaN, which equals nothing, would make an
+    honest member's word seem false when it is computed again.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # an owner may tell any radius; who computes it again finds out
+        apart = own - centre
+        distance = norm(apart)
+        if not math.isfinite(distance):
+            return np.zeros_like(apart), math.inf
+        factor = 1.0 if distance <= radius else radius / distance
+        return np.multiply(apart, np.float32(float(share) * factor), out=apart), distance
 
 
 def directions(seed: bytes, part: int, size: int) -> Iterator[NDArray[np.float64]]:
@@ -106,7 +112,8 @@ def checksum(own: Vector, centre: Vector, radius: float, seed: bytes, part: int)
     """⟨z, clip(x − v)⟩ for each direction z, and ‖x − v‖: what a member tells of a part that it contributed to."""
     inside, distance = clipped(own, centre, radius)
     wide = inside.astype(np.float64)
-    return tuple(folded_sum(wide * z) for z in directions(seed, part, own.size)), distance
+    with np.errstate(invalid="ignore"):
+        return tuple(folded_sum(wide * z) for z in directions(seed, part, own.size)), distance
 
 
 def is_suspect(
@@ -128,8 +135,8 @@ def is_suspect(
     if not sums:
         return False
     told = np.asarray(sums, np.float64)
-    if told.shape != (len(distances), DIRECTIONS) or not np.isfinite(told).all() or not np.isfinite(distances).all():
-        return True
+    if told.shape != (len(distances), DIRECTIONS) or not np.isfinite([*told.flat, *distances, radius, residual]).all():
+        return True  # NaN is neither above nor below anything
     total = np.asarray(shares, np.float64) @ told
     usual = float(np.median(distances))
     slack = SLACK * usual

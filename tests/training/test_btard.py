@@ -102,6 +102,38 @@ def test_claims_that_are_no_numbers_are_suspect() -> None:
     assert is_suspect([[0.0] * DIRECTIONS], [float("inf")], equal(1), radius=1.0, residual=0.0)
 
 
+@pytest.mark.parametrize("claim", [float("nan"), float("inf"), -float("inf"), -1e308])
+def test_an_owner_whose_claims_are_no_numbers_is_suspect(claim: float) -> None:
+    rows = honest(5, 500, 4)
+    centre, radius = clipped_centre(rows, equal(5))
+    moved = centre + np.float32(radius)
+    for told_radius, told_residual in ((claim, 0.0), (radius, claim)):
+        sums, distances = told(rows, moved, told_radius)
+        assert is_suspect(sums, distances, equal(5), radius=told_radius, residual=told_residual)
+
+
+EXTREMES = (
+    [[3e38, -3e38], [-3e38, 3e38], [1e38, -3e38]],
+    [[3e38, -3e38], [-3e38, 3e38]],
+    [[-3e38, 1.0], [2.0, 1.0], [3e38, 1.0], [3e38, 1.0]],
+    [[3e38, 3e38], [1.0, 2.0], [1.5, 2.5], [-3e38, 3e38]],
+)
+
+
+@pytest.mark.parametrize("rows", EXTREMES)
+def test_whatever_is_computed_again_equals_itself_up_to_the_limits_of_float32(rows: list[list[float]]) -> None:
+    """NaN would not, and whoever told it honestly would be convicted."""
+    contributions = np.array(rows, np.float32)
+    shares = equal(len(rows))
+    centre, radius = clipped_centre(contributions, shares)
+    assert np.isfinite(centre).all()
+    for at in (centre, np.zeros_like(centre), np.full_like(centre, 3e38)):
+        left = residual(contributions, shares, at, radius)
+        assert left == residual(contributions, shares, at, radius)
+        for row in contributions:
+            assert checksum(row, at, radius, b"z", 0) == checksum(row, at, radius, b"z", 0)
+
+
 def test_members_that_are_all_alike_are_no_suspects() -> None:
     rows = np.tile(honest(1, 500, 2), (4, 1))
     centre, radius = clipped_centre(rows, equal(4))
