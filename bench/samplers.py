@@ -24,7 +24,6 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -74,7 +73,7 @@ def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float
     began = time.process_time()
     spec = a_spec(arm, seed)
     beginning = DigitsRL(spec, Assignment("", "beginning"))
-    without = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
+    without = spec.updated(rollouts={"warm_up": 0})
     trainers: dict[str, InProcess] = {}
 
     def make(name: str, peer: str) -> InProcess:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import ConfigOption, DataDirOption, JsonOption, group, say, show, table
-from swarmnode.node.config import as_toml, load_config, parse_node_table, read_toml
+from swarmnode.node.config import load_config, parse_node_table
+from swarmnode.training.options import as_toml, read_toml
 
 config = group("Check a configuration or run file, or show the settings in force.")
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, say
-from swarmnode.node.config import NodeConfig, as_toml, load_config
-from swarmnode.training.options import describe
+from swarmnode.node.config import NodeConfig, load_config
+from swarmnode.training.options import as_toml, describe
 
 _KNOWN = describe(NodeConfig)
 _RUN_ID = re.compile(r"[0-9a-f]{64}")

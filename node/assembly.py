@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +333,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
     spec = chosen.spec
     if config.role == "rollout" and spec.exchange.method == "sapo":
         # Its weights are another node's, so that it has nothing to warm up.
-        spec = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
+        spec = spec.updated(rollouts={"warm_up": 0})
     return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings)
 
 

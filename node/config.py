@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,7 +21,7 @@ from typing import Any, get_type_hints
 
 from swarmnode.node.exitcodes import CONFIG
 from swarmnode.node.host.addresses import parse
-from swarmnode.training.options import SettingError, coerce, describe, option, parse_section
+from swarmnode.training.options import SettingError, as_toml, coerce, describe, option, parse_section, read_toml
 
 ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
@@ -215,18 +214,6 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     return Loaded(config, origins, tuple(warnings))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises SettingError where it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingError(f"{path}: no such file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: not valid TOML: {error}") from error
-
-
 def parse_node_table(table: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """The values that a node configuration file sets, checked. Raises SettingError."""
     for key, value in table.items():
@@ -357,18 +344,6 @@ def _table_of(section: type[Any]) -> list[str]:
             allowed = "text"
         rows.append(f"| `{key}` | {default} | {allowed} | {described.help} |")
     return rows
-
-
-def as_toml(value: Any) -> str:
-    """A setting's value as it is written in TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(as_toml(item) for item in value) + "]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)
 
 
 if __name__ == "__main__":

@@ -391,8 +391,8 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
                 f"[{table}] differs from that of the run it continues, so its state does not fit; keep [{table}] as it "
                 "is there, or begin a new run"
             )
-    run = replace(spec.run, owner=spec.run.owner or parent.owner, parent=parent.run_id, parent_state=state_hash)
-    spec = replace(spec, run=run)
+    owner = spec.run.owner or parent.owner
+    spec = spec.updated(run={"owner": owner, "parent": parent.run_id, "parent_state": state_hash})
     if not spec.data.index:
         spec = spec.resolved(heldout_sha256=parent.task.heldout_sha256, index=parent.data.index)
     return spec.begun_by(me)

@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses that explain themselves.
+"""Settings as frozen dataclasses that explain themselves, and the TOML that they are read from.
 
 A field made with `option(...)` carries its help, unit and permitted range. `parse_section` turns a TOML table into such
 a dataclass and names the file, the key, the value and the allowed range when something is wrong. Run specifications and
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 S = TypeVar("S")
@@ -30,6 +33,8 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    pattern: str = ""  # that a text matches whole
+    expected: str = ""  # what the pattern asks for, in words
     since: int = 1  # schema in which the key appeared; later keys are left out of the run id at their default
 
     def allowed(self) -> str:
@@ -52,10 +57,12 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
+    pattern: str = "",
+    expected: str = "",
     since: int = 1,
 ) -> Any:
     """A dataclass field with an `Option` in its metadata."""
-    described = Option(help, unit, minimum, maximum, choices, since)
+    described = Option(help, unit, minimum, maximum, choices, pattern, expected, since)
     return dataclasses.field(default=default, metadata={"option": described})
 
 
@@ -113,9 +120,38 @@ def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
             raise wrong("text")
         if described.choices and value not in described.choices:
             raise wrong(described.allowed())
+        if described.pattern and not re.fullmatch(described.pattern, value):
+            raise wrong(described.expected)
         return value
     if wanted == tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise wrong("a list of texts")
         return tuple(value)
     raise TypeError(f"{section.__name__}.{key}: settings of type {wanted} are not supported")
+
+
+# -- TOML
+
+
+def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
+    """The tables of a TOML file. Raises SettingError where it cannot be read, with `hint` where it is missing."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingError(f"{path}: no such file; {hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{path}: not valid TOML: {error}") from error
+
+
+def as_toml(value: Any) -> str:
+    """A setting's value as it is written in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(as_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -16,22 +16,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgpack
 
-from swarmnode.training.options import SettingError, describe, option, parse_section
+from swarmnode.training.options import SettingError, as_toml, describe, option, parse_section, read_toml
 
 SCHEMA = 2  # 2: [trust] validators, which were electors
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_SHARD = re.compile(r"[0-9a-f]{64}")
-_NONCE = re.compile(r"[0-9a-f]{0,64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 POLICY_HEADS = 2  # of a gpt policy
@@ -43,7 +40,11 @@ ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
 
 @dataclass(frozen=True)
 class RunSection:
-    name: str = option(help="name of the run: lower case letters, digits, '.', '_' and '-'")
+    name: str = option(
+        help="name of the run: lower case letters, digits, '.', '_' and '-'",
+        pattern="[a-z0-9][a-z0-9._-]{0,63}",
+        expected="1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit",
+    )
     seed: int = option(0, "seed of the initial parameters and of all sampling", minimum=0, maximum=2**53)
     trust: str = option(
         "known",
@@ -62,6 +63,8 @@ class RunSection:
         "",
         "up to 64 lower case hex digits that tell this run from others with the same values; empty: drawn when the run "
         "is created, so that who else runs the file has another run",
+        pattern="[0-9a-f]{0,64}",
+        expected="1 to 64 lower case hex digits, or leave it out: one is drawn when the run is created",
         since=2,
     )
 
@@ -81,7 +84,12 @@ class DataSection:
         "own text, and only the held-out part is the creator's",
         choices=("shards", "local"),
     )
-    index: str = option("", "id of the shard that lists the others; filled in when the run is created")
+    index: str = option(
+        "",
+        "id of the shard that lists the others; filled in when the run is created",
+        pattern="([0-9a-f]{64})?",
+        expected="64 lower case hex digits; leave it out, it is filled in when the run is created",
+    )
 
 
 @dataclass(frozen=True)
@@ -278,19 +286,6 @@ class RolloutsSection:
     )
 
 
-SECTIONS: dict[str, type[Any]] = {
-    "run": RunSection,
-    "task": TaskSection,
-    "data": DataSection,
-    "model": ModelSection,
-    "inner": InnerSection,
-    "outer": OuterSection,
-    "exchange": ExchangeSection,
-    "trust": TrustSection,
-    "rollouts": RolloutsSection,
-}
-
-
 # -- the run
 
 
@@ -299,14 +294,14 @@ class RunSpec:
     """One training job. Immutable; two specs with equal `run_id` are the same run on every machine."""
 
     run: RunSection
-    task: TaskSection = field(default_factory=TaskSection)
-    data: DataSection = field(default_factory=DataSection)
-    model: ModelSection = field(default_factory=ModelSection)
-    inner: InnerSection = field(default_factory=InnerSection)
-    outer: OuterSection = field(default_factory=OuterSection)
-    exchange: ExchangeSection = field(default_factory=ExchangeSection)
-    trust: TrustSection = field(default_factory=TrustSection)
-    rollouts: RolloutsSection = field(default_factory=RolloutsSection)
+    task: TaskSection = TaskSection()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    exchange: ExchangeSection = ExchangeSection()
+    trust: TrustSection = TrustSection()
+    rollouts: RolloutsSection = RolloutsSection()
 
     def __post_init__(self) -> None:
         method, codec = self.exchange.method, self.exchange.codec
@@ -332,35 +327,28 @@ class RunSpec:
         """The peer who may end the run or publish its successor; empty where nobody may."""
         return self.run.owner or (self.trust.validators[0] if self.trust.validators else "")
 
+    def updated(self, **tables: Mapping[str, Any]) -> RunSpec:
+        """The spec with other values in some tables, as in `spec.updated(run={"nonce": "07"}, inner={"lr": 0.5})`."""
+        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in tables.items()}
+        return dataclasses.replace(self, **changed)
+
     def resolved(self, *, heldout_sha256: str, index: str) -> RunSpec:
         """The spec with what follows from its creator's corpus filled in."""
-        return dataclasses.replace(
-            self,
-            task=dataclasses.replace(self.task, heldout_sha256=heldout_sha256),
-            data=dataclasses.replace(self.data, index=index),
-        )
-
-    def with_nonce(self, nonce: str) -> RunSpec:
-        """The spec as the one of the run with this nonce."""
-        return dataclasses.replace(self, run=dataclasses.replace(self.run, nonce=nonce))
+        return self.updated(task={"heldout_sha256": heldout_sha256}, data={"index": index})
 
     def begun_by(self, creator: str) -> RunSpec:
         """The spec with its creator as the one validator, where its method has validators and it lists none."""
         if self.exchange.method != "open" or self.trust.validators:
             return self
-        return dataclasses.replace(self, trust=dataclasses.replace(self.trust, validators=(creator,)))
+        return self.updated(trust={"validators": (creator,)})
+
+
+SECTIONS: dict[str, type[Any]] = get_type_hints(RunSpec)  # by the name of the table
 
 
 def load_runspec(path: Path) -> RunSpec:
     """Read a RunSpec from a TOML file. Raises SettingError with the file, key, value and permitted range."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingError(f"{path}: no such file; name a run file such as examples/byte-lm.toml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: not valid TOML: {error}") from error
+    tables = read_toml(path, hint="name a run file such as examples/byte-lm.toml")
     return parse_runspec(tables, source=str(path))
 
 
@@ -382,27 +370,12 @@ def parse_runspec(tables: Mapping[str, Any], *, source: str) -> RunSpec:
 
 def _check_together(spec: RunSpec, source: str) -> None:
     """What no single key can tell."""
-    if not _NAME.fullmatch(spec.run.name):
-        raise SettingError(
-            f"{source} [run]: name = {spec.run.name!r} is not valid; "
-            "expected 1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit"
-        )
-    if not _NONCE.fullmatch(spec.run.nonce):
-        raise SettingError(
-            f"{source} [run]: nonce = {spec.run.nonce!r} is not valid; expected 1 to 64 lower case hex digits, or "
-            "leave it out: one is drawn when the run is created"
-        )
     if bool(spec.run.parent) != bool(spec.run.parent_state) or not all(
-        not given or _SHARD.fullmatch(given) for given in (spec.run.parent, spec.run.parent_state)
+        not given or _HASH.fullmatch(given) for given in (spec.run.parent, spec.run.parent_state)
     ):
         raise SettingError(
             f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} are not valid; "
             "expected 64 lower case hex digits each, or neither; swarmnode successor publish fills them in"
-        )
-    if spec.data.index and not _SHARD.fullmatch(spec.data.index):
-        raise SettingError(
-            f"{source} [data]: index = {spec.data.index!r} is not valid; expected 64 lower case hex digits; leave it "
-            "out, it is filled in when the run is created"
         )
     if spec.model.width % spec.model.heads:
         raise SettingError(
@@ -550,17 +523,6 @@ def to_toml(spec: RunSpec) -> str:
         lines.append(f"[{name}]")
         for key in describe(section):
             value = getattr(getattr(spec, name), key)
-            lines.append(f"{key} = {_toml_value(value)}")
+            lines.append(f"{key} = {as_toml(value)}")
         lines.append("")
     return "\n".join(lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)

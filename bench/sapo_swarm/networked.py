@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,7 +51,7 @@ def over_simnet(arm: Arm, seed: int, say: Say) -> Outcome:
     """`arm` on the simulated network. All chance comes from `seed`."""
     spec = parse_runspec(_tables(arm, seed), source="bench")
     beginning = DigitsRL(spec, Assignment("", "beginning"))
-    without = replace(spec, rollouts=replace(spec.rollouts, warm_up=0))
+    without = spec.updated(rollouts={"warm_up": 0})
     tasks: dict[str, DigitsRL] = {}
     updates: dict[str, list[Update]] = {}
 

@@ -8,7 +8,6 @@ What a liar does is in `swarmnode.testing.adversary`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import secrets
 from collections import Counter
@@ -121,9 +120,9 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
     if attack.lie == "label-flip" and spec.task.name != "byte-lm":
         raise AttackError(f"--attack label-flip: the task {spec.task.name} has no labels that this command knows")
     name = f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"
-    spec = dataclasses.replace(spec, run=dataclasses.replace(spec.run, name=name))
+    spec = spec.updated(run={"name": name})
     if spec.exchange.method == "open" and not spec.trust.validators:
-        spec = dataclasses.replace(spec, trust=dataclasses.replace(spec.trust, validators=tuple(peers)))
+        spec = spec.updated(trust={"validators": tuple(peers)})
     return spec
 
 

@@ -211,7 +211,7 @@ class RunFinder:
                 "there). To begin a run all the same, or one run from this file on several machines, write "
                 f'nonce = "{nonce}" below [run] in the file.'
             )
-        return begun.with_nonce(nonce)
+        return begun.updated(run={"nonce": nonce})
 
     async def _only_known_run(self) -> RunSpec:
         known = self._store.known()
@@ -310,7 +310,7 @@ class RunFinder:
 
 def _is_by(run: RunSpec, file: RunSpec) -> bool:
     """Whether a run is one by this file, which may name the nonce or leave it open."""
-    return run == file or (not file.run.nonce and run.with_nonce("") == file)
+    return run == file or (not file.run.nonce and run.updated(run={"nonce": ""}) == file)
 
 
 def _refuse_built_in(spec: RunSpec) -> None:

@@ -61,7 +61,8 @@ def on_loopback(folder: Path, run: Path) -> list[dict[int, float]]:
 def findings(lab: Lab, folder: Path) -> list[Finding]:
     folder.mkdir()
     run = folder / "run.toml"
-    run.write_text(to_toml(load_runspec(RUN).with_nonce("00")))  # one run, so that each node has the same text in both
+    # one run, so that each node has the same text in both
+    run.write_text(to_toml(load_runspec(RUN).updated(run={"nonce": "00"})))
     reference = on_loopback(folder, run)
     with ExitStack() as stack:
         hosts = machines(lab)

@@ -69,7 +69,8 @@ def test_the_run_id_of_an_open_run_is_pinned() -> None:
 
 def test_a_nonce_makes_another_run_and_none_leaves_old_run_ids_alone() -> None:
     plain = spec_of()
-    assert plain.with_nonce("07").run_id != plain.run_id == plain.with_nonce("07").with_nonce("").run_id
+    drawn = plain.updated(run={"nonce": "07"})
+    assert drawn.run_id != plain.run_id == drawn.updated(run={"nonce": ""}).run_id
     for wrong in ("x1", "AB", "0" * 65):
         with pytest.raises(SettingError, match="nonce"):
             spec_of(run={"name": "t", "nonce": wrong})
