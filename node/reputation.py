@@ -8,7 +8,8 @@
                      members' bytes are not held up; a relay carries members, and on `--role relay` all of our kind
 
 Violations count twice: at once against what a peer is given, and in the ledger at the end of the epoch. Whoever did
-harm round after round in the ledger's eyes commits a violation by that, and is slowed, refused and banned as well.
+harm round after round in the ledger's eyes commits a violation by that, and is slowed, refused and banned as well;
+this one the ledger does not count again.
 
 `reputation.json` in the run's folder holds what was seen until the last epoch. One that is damaged is put aside with a
 warning: then this node knows of its peers what the chain and others tell, as a newcomer does.
@@ -32,7 +33,6 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
-from swarmnode.protocols.peers.violations import Offences
 from swarmnode.protocols.reputation.ledger import Ledger, Reputation
 from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.protocols.runner import in_thread
@@ -59,13 +59,11 @@ class PeerTrust:
         self._membership: Membership | None = None
         self._members: frozenset[PeerId] = frozenset()  # as seen at `_members_at`
         self._members_at = -math.inf
-        self._protocols: tuple[Offences, ...] = ()  # that count in the ledger as well
 
     def wire(self, network: Libp2pNetwork, rpc: Rpc, bulk: Bulk, shards: Shards) -> None:
         """Tie the parts of a node that are there without a run. Network and NAT traversal have our answers already."""
         self._network = network
-        self._protocols = (rpc.offences, bulk.offences, shards.offences)
-        network.conduct.watch(*self._protocols)
+        network.scoring.watch(rpc.violations, bulk.violations, shards.violations)
         shards.server.prefer(self.standing)
 
     async def join(
@@ -83,17 +81,15 @@ class PeerTrust:
             kept=partial(keep_ledger, folder),
         )
         self.reputation.sources.append(self.receipts)
-        self._network.conduct.watch(sync.offences, self.reputation.offences)
-        self._protocols += (sync.offences,)
-        count_in(ledger, *self._protocols)
+        self._network.scoring.watch(sync.violations, self.reputation.violations)
+        self._network.scoring.ledger = ledger
         return self.reputation
 
     def take_part(self, method: Method) -> None:
         """Tie the exchange method of the run that was joined."""
         assert self.reputation is not None
         self.reputation.sources += method.sources
-        self._network.conduct.watch(*method.violations)
-        count_in(self.reputation.ledger, *method.violations)
+        self._network.scoring.watch(*method.violations)
 
     def standing(self, peer: PeerId) -> float:
         """What share of the places of this node a peer may have, 0 to 1; all are equal where there is no run."""
@@ -116,12 +112,6 @@ class PeerTrust:
         if now - self._members_at > MEMBERS_FOR:
             self._members, self._members_at = frozenset(self._membership.members()), now
         return self._members
-
-
-def count_in(ledger: Ledger, *protocols: Offences) -> None:
-    """Have violations of these protocols count in the ledger."""
-    for each in protocols:
-        each.tell(ledger.offended)
 
 
 async def kept_ledger(folder: Path, me: PeerId) -> Ledger:

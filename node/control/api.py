@@ -35,7 +35,7 @@ from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
-from swarmnode.protocols.peers.scoring import Conduct
+from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
 
@@ -184,10 +184,10 @@ class Api:
         place = node.place()
         seated = {*place.members, *place.newcomers} if place is not None else set()
         now = trio.current_time()
-        conduct = node.network.conduct
+        scoring = node.network.scoring
         return {
             "kept_out": [
-                {"peer_id": kept.peer, "for_s": round(kept.seconds, 1), "why": kept.why} for kept in conduct.kept_out()
+                {"peer_id": kept.peer, "for_s": round(kept.seconds, 1), "why": kept.why} for kept in scoring.kept_out()
             ],
             "peers": [
                 {
@@ -200,7 +200,7 @@ class Api:
                     "rtt_ms": round(1000 * rtt, 2) if (rtt := self._rtt(view.peer)) else None,
                     "agent": view.agent,
                     "member": view.peer in members,
-                    "standing": conduct.standing(view.peer).word,
+                    "standing": scoring.standing(view.peer).word,
                     "round": place.round if place is not None and view.peer in seated else None,
                 }
                 for view in node.network.peers()
@@ -369,7 +369,7 @@ def warnings_of(node: Node) -> list[str]:
         if within:
             told.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
     told += [AS_ROOT] if runs_as_root() else []
-    told += _of_conduct(node.network.conduct)
+    told += _of_scoring(node.network.scoring)
     if not node.network.peers():
         told += [f"{why} (join address {address})" for address, why in node.join_failures().items()]
     return told
@@ -393,8 +393,8 @@ def _of_sandbox(trainer: TrainerProcess) -> list[str]:
     return [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
 
 
-def _of_conduct(conduct: Conduct) -> list[str]:
+def _of_scoring(scoring: PeerScoring) -> list[str]:
     """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""
-    worse = Counter(standing.word for _, standing in conduct.below_good())
+    worse = Counter(standing.word for _, standing in scoring.below_good())
     told = ", ".join(f"{count} {word}" for word, count in sorted(worse.items()))
     return [f"peers that broke rules or ask too much: {told} (swarmnode peers)"] if told else []

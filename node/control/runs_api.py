@@ -248,7 +248,7 @@ def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
     return {
         "reasons": list(reasons(one, unique=ledger.unique(one.peer))),
         "rating": {"mu": round(account.rating.mu, 3), "sigma": round(account.rating.sigma, 3)},
-        "offences": round(account.offences, 3),
+        "offences": round(account.violations, 3),
         "strikes": account.strikes,
         "found": [_plain(each) for each in ledger.found(one.peer)],
         "audits": [_audit(each) for each in reversed(ledger.audits(one.peer))],

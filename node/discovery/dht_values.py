@@ -37,7 +37,7 @@ from swarmnode.protocols.dht.records import (
 )
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind
 
 log = logging.getLogger(__name__)
 
@@ -180,9 +180,9 @@ class DhtRecords:
 
 
 def blame(kademlia: Kademlia, peer: PeerId | None, error: BadRecord) -> None:
-    """`peer` gave what is no valid record: an offence, where no honest node would have."""
+    """`peer` gave what is no valid record: a violation, where no honest node would have."""
     if peer is not None and error.why != "expired":
-        kademlia.offences.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
+        kademlia.violations.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
 
 
 class RecordStore(ValueStore):

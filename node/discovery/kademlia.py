@@ -44,7 +44,7 @@ from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import Group, group_of_addresses, spread
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import WireError
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Kademlia(KadDHT):
         """`group` tells where a connected peer connects from."""
         self._connected_from = group
         self.limits = limits
-        self.offences = Offences(str(PROTOCOL_ID))
+        self.violations = Violations(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
         self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._network = network
@@ -99,11 +99,11 @@ class Kademlia(KadDHT):
 
     async def handle_stream(self, stream: INetStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
-        if self.offences.refuses(peer) is not None:
+        if self.violations.refuses(peer) is not None:
             await stream.reset()
             return
         if self._streams[peer] >= self.limits.streams:
-            self.offences.note(peer, f"more than {self.limits.streams} streams", Kind.LOAD)
+            self.violations.note(peer, f"more than {self.limits.streams} streams", Kind.LOAD)
             await stream.reset()
             return
         self._streams[peer] += 1
@@ -120,7 +120,7 @@ class Kademlia(KadDHT):
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(QUESTIONS, self._streams.total)
-        for part in (self.provider_store, self.offences):
+        for part in (self.provider_store, self.violations):
             part.measure(metrics)
 
     def speakers(self) -> list[PeerId]:
@@ -258,7 +258,7 @@ class Kademlia(KadDHT):
                     raise NetworkError(f"{peer} closed the stream without an answer")
                 return Message.FromString(bytes(raw or b""))
             except (WireError, DecodeError) as error:
-                self.offences.note(peer, str(error))
+                self.violations.note(peer, str(error))
                 raise NetworkError(f"{peer} broke the rules of Kademlia: {error}") from None
             finally:
                 with trio.CancelScope(shield=True):  # aclose never waits long

@@ -2,7 +2,7 @@
 
 Members of a run send and are sent to freely, strangers at a LAN's rate, the slowed slowly. Nothing is refused for its
 rate: a peer beyond it is not read from, so its TCP waits, and what it is sent waits here, in outboxes that have bounds.
-A peer that is slowed for its offences is still served, at that slow rate.
+A peer that is slowed for its violations is still served, at that slow rate.
 
 A peer's connections have one `PeerShare` of streams and unread bytes, so that a second connection makes no second
 allowance; all shares draw on one `HostPool`. A connection starts with a share of its own, until its peer is known.
@@ -18,7 +18,7 @@ import trio
 from swarmnode.node.host.limits import ConnectionLimits, RateLimits
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.scoring import Conduct, Standing
+from swarmnode.protocols.peers.scoring import PeerScoring, Standing
 
 WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
 IN, OUT = "in", "out"
@@ -64,10 +64,10 @@ class Pacer:
     """The rates of all peers of a host."""
 
     def __init__(
-        self, limits: RateLimits, conduct: Conduct, is_member: Callable[[PeerId], bool] = lambda peer: True
+        self, limits: RateLimits, scoring: PeerScoring, is_member: Callable[[PeerId], bool] = lambda peer: True
     ) -> None:
         self._limits = limits
-        self.conduct = conduct
+        self.scoring = scoring
         self._is_member = is_member
         self._paces: WeakValueDictionary[PeerId, Pace] = WeakValueDictionary()
         self._strangers = {direction: TokenBucket(limits.strangers) for direction in (IN, OUT)}
@@ -85,7 +85,7 @@ class Pacer:
         own = pace.own[direction]
         member = self._is_member(pace.peer)
         own.rate = self._limits.member if member else self._limits.stranger
-        if self.conduct.standing(pace.peer) is not Standing.GOOD:
+        if self.scoring.standing(pace.peer) is not Standing.GOOD:
             own.rate = self._limits.slowed
         return (own,) if member else (own, self._strangers[direction])
 
@@ -103,7 +103,7 @@ class Pace:
 
     def piece(self) -> int:
         """Bytes to read or write at once: few for a slowed peer, so that it is not read in bursts a second apart."""
-        return WIDE_PIECE if self._pacer.conduct.standing(self.peer) is Standing.GOOD else SLOW_PIECE
+        return WIDE_PIECE if self._pacer.scoring.standing(self.peer) is Standing.GOOD else SLOW_PIECE
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""

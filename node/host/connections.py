@@ -22,8 +22,7 @@ from swarmnode.node.host.tcp import metered_stream_of
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerEvent, PeerId
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_host, through
-from swarmnode.protocols.peers.scoring import Conduct, Standing
-from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.peers.scoring import PeerScoring, Standing, Violations
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +55,11 @@ class Connections(INotifee):
     def __init__(
         self,
         limits: ConnectionLimits,
-        conduct: Conduct,
+        scoring: PeerScoring,
         pacer: Pacer,
     ) -> None:
         self._limits = limits
-        self._conduct = conduct
+        self._scoring = scoring
         self._pacer = pacer
         self._nursery: trio.Nursery | None = None  # where connections are closed
         self._of: dict[PeerId, dict[int, Connection]] = {}
@@ -69,9 +68,9 @@ class Connections(INotifee):
         self._feeds: set[_Feed] = set()
         self._turned_away: Counter[str] = Counter()
         self._leaving: set[PeerId] = set()  # who makes room for another and is not gone yet
-        self.offences = Offences("connections")
-        conduct.watch(self.offences)
-        conduct.on_ban(self._hang_up)
+        self.violations = Violations("connections")
+        scoring.watch(self.violations)
+        scoring.on_ban(self._hang_up)
 
     def run_in(self, nursery: trio.Nursery | None) -> None:
         self._nursery = nursery
@@ -113,7 +112,7 @@ class Connections(INotifee):
         session = conn.muxed_conn
         assert isinstance(session, YamuxSession)
         peer = str(session.peer_id)
-        if self._conduct.standing(peer) is Standing.BANNED:
+        if self._scoring.standing(peer) is Standing.BANNED:
             log.debug("turned %s away: it is banned for a while", peer)
             self._turned_away["banned"] += 1
             self._drop(conn)
@@ -183,7 +182,7 @@ class Connections(INotifee):
     def _settle(self, peer: PeerId, session: YamuxSession) -> None:
         """From now on the connection counts as its peer's."""
         session.move_to(self._shares.setdefault(peer, PeerShare(self._pool)))
-        session.complain = partial(self.offences.note, peer)
+        session.complain = partial(self.violations.note, peer)
         stream = metered_stream_of(session.secured_conn)
         if stream is not None:
             stream.settled(self._pacer.of(peer))
@@ -202,7 +201,7 @@ class Connections(INotifee):
         metrics.show(STREAMS, lambda: self._pool.streams)
         metrics.show(UNREAD, lambda: self._pool.unread)
         metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in TURNED})
-        self.offences.measure(metrics)
+        self.violations.measure(metrics)
 
     def _tell(self, event: PeerEvent) -> None:
         for feed in self._feeds:

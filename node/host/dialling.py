@@ -26,7 +26,7 @@ from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.network import Address, PeerId, Unreachable
-from swarmnode.protocols.peers.scoring import Conduct, Standing
+from swarmnode.protocols.peers.scoring import PeerScoring, Standing
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Dialler:
         me: PeerId,
         swarm: Swarm,
         connections: Connections,
-        conduct: Conduct,
+        scoring: PeerScoring,
         relays: RelayClient,
         mine: Callable[[], tuple[Address, ...]],
     ) -> None:
@@ -53,7 +53,7 @@ class Dialler:
         self._me = me
         self._swarm = swarm
         self._connections = connections
-        self._conduct = conduct
+        self._scoring = scoring
         self._mine = mine
         self._relays = relays
         self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
@@ -84,7 +84,7 @@ class Dialler:
 
     async def dial(self, peer: PeerId) -> None:
         """Connect to `peer` where it is known to be. Raises Unreachable, also where the peer is banned."""
-        if self._conduct.standing(peer) is Standing.BANNED:
+        if self._scoring.standing(peer) is Standing.BANNED:
             await trio.lowlevel.checkpoint()
             raise Unreachable(f"{peer} broke rules, and this node keeps away from it for a while: see swarmnode peers")
         try:

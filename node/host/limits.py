@@ -1,7 +1,7 @@
 """Everything that peers may take of this node, in one place: `Limits`, one part for each thing that enforces its own.
 
 Each field names its unit and its reason. What a peer goes beyond is waited out where waiting costs the peer alone
-(bytes a second), else refused before memory is taken; and noted as an offence, which `protocols.peers.scoring` weighs.
+(bytes a second), else refused before memory is taken; and noted as a violation, which `protocols.peers.scoring` weighs.
 `Limits.parts_per_peer` lists what one peer can make this node keep, by doing everything at once.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.protocols.calls.frames import RpcLimits
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
-from swarmnode.protocols.peers.scoring import ConductLimits
+from swarmnode.protocols.peers.scoring import ScoringLimits
 from swarmnode.protocols.transfer.bulk import CHUNK as BULK_CHUNK
 from swarmnode.protocols.transfer.bulk import BulkLimits
 from swarmnode.protocols.transfer.shard_wire import RUN_BYTES, ShardLimits
@@ -85,7 +85,7 @@ class Limits:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     rates: RateLimits = field(default_factory=RateLimits)
     dht: DhtLimits = field(default_factory=DhtLimits)
-    conduct: ConductLimits = field(default_factory=ConductLimits)
+    conduct: ScoringLimits = field(default_factory=ScoringLimits)
     rpc: RpcLimits = field(default_factory=RpcLimits)
     bulk: BulkLimits = field(default_factory=BulkLimits)
     shards: ShardLimits = field(default_factory=ShardLimits)

@@ -53,7 +53,7 @@ from swarmnode.protocols.network import (
     Traffic,
     Unreachable,
 )
-from swarmnode.protocols.peers.scoring import Conduct
+from swarmnode.protocols.peers.scoring import PeerScoring
 
 if TYPE_CHECKING:
     from swarmnode.node.identity import Identity
@@ -88,8 +88,8 @@ class Libp2pNetwork:
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
         self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
-        self.conduct = Conduct(settings.limits.conduct, trio.current_time)
-        self._pacer = Pacer(settings.limits.rates, self.conduct, is_member)
+        self.scoring = PeerScoring(settings.limits.conduct)
+        self._pacer = Pacer(settings.limits.rates, self.scoring, is_member)
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         self._made = False  # py-libp2p asks for the addresses while it is being made
         self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
@@ -97,16 +97,16 @@ class Libp2pNetwork:
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self.swarm = network  # for what works below streams: circuits, hole punching
-        self.connections = Connections(settings.connections, self.conduct, self._pacer)
+        self.connections = Connections(settings.connections, self.scoring, self._pacer)
         self.swarm.register_notifee(self.connections)
         self.relay_client = RelayClient(self, self.swarm, carried=carried)
         self._dialler = Dialler(
-            self.me, self.swarm, self.connections, self.conduct, self.relay_client, lambda: self.addresses
+            self.me, self.swarm, self.connections, self.scoring, self.relay_client, lambda: self.addresses
         )
         self._failures: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._kademlia = Kademlia(self._host, self, group=self.connections.group_of, limits=settings.limits.dht)
-        self.conduct.watch(self._kademlia.offences)
+        self.scoring.watch(self._kademlia.violations)
         self._routing = ContentRouting(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
         # What a part of the network does by itself.
@@ -298,7 +298,7 @@ class Libp2pNetwork:
         async def handle(incoming: INetStream) -> None:
             muxed = incoming.muxed_stream  # type: ignore[attr-defined]
             stream = Libp2pStream(muxed, str(muxed.muxed_conn.peer_id))
-            if self.conduct.refusal(stream.peer) is not None:
+            if self.scoring.refusal(stream.peer) is not None:
                 muxed.abort()
                 return
             try:
@@ -342,7 +342,7 @@ class Libp2pNetwork:
         for part in (
             self._handshakes,
             self.connections,
-            self.conduct,
+            self.scoring,
             self._pacer,
             self._kademlia,
             self._routing,

@@ -26,7 +26,7 @@ from swarmnode.protocols.calls.frames import (
 )
 from swarmnode.protocols.frames import FrameReader
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
-from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.wire import WireError, decode
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class _WaitingCall:
 class ClientConnection:
     """The caller's stream to one peer, from its opening to its end."""
 
-    def __init__(self, network: Network, peer: PeerId, limits: RpcLimits, offences: Offences) -> None:
+    def __init__(self, network: Network, peer: PeerId, limits: RpcLimits, violations: Violations) -> None:
         self.peer = peer
         self._limits = limits
-        self._offences = offences
+        self._violations = violations
         self._outbox = Outbox()
         self._slots = trio.Semaphore(limits.calls)
         self._network = network
@@ -154,7 +154,7 @@ class ClientConnection:
         try:
             await job(stream)
         except WireError as error:
-            self._offences.note(self.peer, str(error))
+            self._violations.note(self.peer, str(error))
             self._why = f"it broke the rules of {PROTOCOL}: {error}"
         except NetworkError as error:
             self._why = str(error)

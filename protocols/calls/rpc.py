@@ -53,7 +53,7 @@ from swarmnode.protocols.calls.frames import (
 from swarmnode.protocols.calls.server import CallServer, LifecycleGuard, ServedMethod, ServerConnection
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, Stream
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import encode
 
 __all__ = [
@@ -104,8 +104,8 @@ class Rpc:
         self._connections: dict[PeerId, ClientConnection] = {}
         self._nursery: trio.Nursery | None = None
         self._served: dict[ServerConnection, None] = {}
-        self.offences = Offences(PROTOCOL)
-        self._server = CallServer(limits, self.offences)
+        self.violations = Violations(PROTOCOL)
+        self._server = CallServer(limits, self.violations)
         self.serve(PING, Ping, _pong)
         network.serve(PROTOCOL, self._serve_stream)
 
@@ -158,7 +158,7 @@ class Rpc:
         metrics.show(HELD, server.held.total)
         metrics.show(REFUSED, lambda: {why: server.refused[why] for why in ("closed", "over its limits")})
         metrics.show(STREAMS, lambda: {"in": len(self._served), "out": len(self._connections)})
-        self.offences.measure(metrics)
+        self.violations.measure(metrics)
 
     def _encoded(self, request: Any) -> bytes:
         body = encode(request)
@@ -173,7 +173,7 @@ class Rpc:
             )
         connection = self._connections.get(peer)
         if connection is None:
-            connection = self._connections[peer] = ClientConnection(self._network, peer, self._limits, self.offences)
+            connection = self._connections[peer] = ClientConnection(self._network, peer, self._limits, self.violations)
             self._nursery.start_soon(self._hold, connection)
         return connection
 
@@ -189,7 +189,7 @@ class Rpc:
         connection = ServerConnection(self._server, stream)
         try:
             if held >= self._limits.streams:
-                self.offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
+                self.violations.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             elif self._nursery is not None:
                 self._served[connection] = None
                 await connection.run()

@@ -29,7 +29,7 @@ from swarmnode.protocols.calls.frames import (
 )
 from swarmnode.protocols.frames import FrameReader
 from swarmnode.protocols.network import NetworkError, PeerId, Stream
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class CallServer:
     """What all connections of a node's callers share."""
 
     limits: RpcLimits
-    offences: Offences
+    violations: Violations
     methods: dict[str, ServedMethod] = field(default_factory=dict)
     carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
     held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
@@ -63,7 +63,7 @@ class CallServer:
     def closed(self, peer: PeerId, call: Frame) -> str | None:
         """Why one more call is not carried out, whoever's it were or because of what the peer did before; else None."""
         limits = self.limits
-        refusal = self.offences.refuses(peer)
+        refusal = self.violations.refuses(peer)
         if refusal is not None:
             return refusal
         if self.carried_out.total() >= limits.serves_in_all:
@@ -123,7 +123,7 @@ class ServerConnection:
         try:
             await job(*args)
         except WireError as error:
-            self._server.offences.note(self.peer, str(error))
+            self._server.violations.note(self.peer, str(error))
         except NetworkError as error:
             log.debug("the calls of %s ended: %s", self.peer, error)
         finally:
@@ -240,7 +240,7 @@ class ServerConnection:
         return f"more than {self._limits.calls} calls in a second while none are taken"
 
     def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
-        self._server.offences.note(self.peer, what, kind)
+        self._server.violations.note(self.peer, what, kind)
 
     def _log_failure(self, method: str, error: Exception) -> None:
         """With its trace the first time, for a peer chooses how often it happens."""

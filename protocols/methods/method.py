@@ -34,7 +34,7 @@ from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.reputation.ledger import Source
 from swarmnode.training.outer import OuterState
 
@@ -138,7 +138,7 @@ class Method(ABC):
     """One node's part in a run. What is not abstract a method may lack, and then has nothing of it, as stands here."""
 
     name: str
-    violations: Sequence[Offences] = ()  # what peers did against its rules: for bans and the ledger
+    violations: Sequence[Violations] = ()  # what peers did against its rules: for bans and the ledger
     sources: Sequence[
         Source
     ] = ()  # of what it learns about the work of peers: for the ledger, at the end of each epoch

@@ -1,11 +1,20 @@
-"""What a peer's offences lead to: it is slowed, then refused, then disconnected for a while, and then let back.
+"""What peers did wrong, and what it leads to: a peer is slowed, refused, disconnected for a while, and let back.
 
-Each offence adds points by its kind, and points halve every `half_life`. Where they pass a threshold, the peer's
-standing falls by a rung; it rises by itself. Overload (`Kind.LOAD`) counts once in `load_every`, however many requests
-were too many: so a burst of calls slows an honest peer at the worst, and only who goes on for minutes loses more.
+Each protocol notes violations in a `Violations` of its own. The first of each kind is logged with the peer, the rest
+only add up: a peer chooses how often it offends, so neither the log nor the memory may grow with it.
+
+`PeerScoring` weighs those of all protocols. Each violation adds points by its kind, and points halve every `half_life`.
+Where they pass a threshold, the peer's standing falls by a rung; it rises by itself. Overload (`Kind.LOAD`) counts once
+in `load_every`, however many requests were too many: so a burst of calls slows an honest peer at the worst, and only
+who goes on for minutes loses more.
 
 Who acts on a standing: the host reads and writes slowly for who is slowed, resets new streams of who is refused, and
 closes the connections of who is banned and makes no others; calls answer a refused peer "busy".
+
+In a run, the same violations count in the ledger (`PeerScoring.ledger`), but for overload, which the honest cause as
+well. All protocols do, rollouts and the weights broadcast among them: a violation is what no working implementation
+sends, whatever it is about. Points and the ledger's count fade apart, for they answer different questions: points
+whether to serve a peer in the next minutes, the ledger whether its work can be relied on in the next rounds.
 
 An identity costs nothing, so all this stops only who wants to keep one. Against many identities stand the limits that
 hold for all peers together, and those on handshakes.
@@ -18,16 +27,74 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import Protocol
+
+import trio
 
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
 
 log = logging.getLogger(__name__)
 
+MAX_PEERS = 4096  # of whom a protocol counts violations; who offended longest ago is forgotten first
+
+VIOLATIONS = Metric("swarmnode_offences_total", COUNTER, "what peers did wrong, by protocol and kind", "what")
 PEERS_BY_STANDING = Metric("swarmnode_peers_standing", GAUGE, "peers below good standing, by standing", "standing")
 FALLS = Metric("swarmnode_standing_falls_total", COUNTER, "times that a peer fell to a standing", "standing")
+
+
+class Kind(Enum):
+    """How bad a violation is."""
+
+    LOAD = "load"  # more than this node gives one peer at once: honest peers do it on a bad day
+    BREACH = "breach"  # what no working implementation sends
+    LIE = "lie"  # bytes or records that are proved false
+
+
+class Violations:
+    """Violations of one protocol by peers."""
+
+    def __init__(self, protocol: str, *, in_ledger: bool = True) -> None:
+        """`in_ledger`: False for what the ledger itself found, which it must not count again."""
+        self._protocol = protocol
+        self._in_ledger = in_ledger
+        self._counts: OrderedDict[PeerId, Counter[Kind]] = OrderedDict()
+        self.totals: Counter[Kind] = Counter()
+        self.scoring: PeerScoring | None = None  # set by `PeerScoring.watch`
+
+    def note(self, peer: PeerId, what: str, kind: Kind = Kind.BREACH) -> None:
+        """Count one violation, and have it weighed; log it where it is the peer's first of its kind."""
+        counts = self._counts.pop(peer, Counter())
+        self._counts[peer] = counts
+        counts[kind] += 1
+        self.totals[kind] += 1
+        if counts[kind] == 1:
+            did = {Kind.LOAD: "asks too much of", Kind.BREACH: "broke the rules of", Kind.LIE: "lied in"}[kind]
+            log.warning("peer %s %s %s: %s (further ones are only counted)", peer, did, self._protocol, what)
+        if len(self._counts) > MAX_PEERS:
+            self._counts.popitem(last=False)
+        if self.scoring is not None:
+            self.scoring.offended(peer, what, kind)
+            if self._in_ledger and self.scoring.ledger is not None:
+                self.scoring.ledger.offended(peer, kind)
+
+    def count(self, peer: PeerId) -> int:
+        """Violations by `peer` of all kinds."""
+        return self._counts[peer].total() if peer in self._counts else 0
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """Why the peer gets nothing now; None where it is served."""
+        return self.scoring.refusal(peer) if self.scoring is not None else None
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(VIOLATIONS, lambda: {f"{self._protocol} {kind.value}": self.totals[kind] for kind in Kind})
+
+
+class CountsViolations(Protocol):
+    """What remembers violations for the length of a run (`reputation.ledger.Ledger`)."""
+
+    def offended(self, peer: PeerId, kind: Kind) -> None: ...
 
 
 class Standing(IntEnum):
@@ -44,7 +111,7 @@ class Standing(IntEnum):
 
 
 @dataclass(frozen=True)
-class ConductLimits:
+class ScoringLimits:
     """How much a peer may offend."""
 
     load: float = 1.0  # points for too much at once
@@ -67,7 +134,7 @@ class _Record:
 
     points: float = 0.0
     at: float = 0.0  # when `points` was right
-    counted: int = 0  # offences that made points
+    counted: int = 0  # violations that made points
     load_at: float = -math.inf  # when overload counted last
     bans: int = 0
     until: float = -math.inf  # the end of the last ban
@@ -81,31 +148,31 @@ class KeptOut:
 
     peer: PeerId
     seconds: float  # from now
-    why: str  # its last offence
+    why: str  # its last violation
 
 
-class Conduct:
-    """The standing of all peers of one node; `now` gives seconds."""
+class PeerScoring:
+    """The standing of all peers of one node. Times are trio's."""
 
-    def __init__(self, limits: ConductLimits, now: Callable[[], float]) -> None:
+    def __init__(self, limits: ScoringLimits) -> None:
         self._limits = limits
-        self._now = now
         self._records: OrderedDict[PeerId, _Record] = OrderedDict()
         self._on_ban: list[Callable[[PeerId], None]] = []
         self._falls: Counter[str] = Counter()
+        self.ledger: CountsViolations | None = None  # of the run, where there is one
 
-    def watch(self, *offences: Offences) -> None:
-        """Judge peers by these offences too, and let those who count them know whom to refuse."""
-        for each in offences:
-            each.report_to(self)
+    def watch(self, *violations: Violations) -> None:
+        """Judge peers by these violations too, and let the protocols that note them know whom to refuse."""
+        for each in violations:
+            each.scoring = self
 
     def on_ban(self, listener: Callable[[PeerId], None]) -> None:
         """Call `listener(peer)` when a peer becomes banned."""
         self._on_ban.append(listener)
 
     def offended(self, peer: PeerId, what: str, kind: Kind) -> None:
-        """Take one offence into account."""
-        limits, now = self._limits, self._now()
+        """Take one violation into account."""
+        limits, now = self._limits, trio.current_time()
         record = self._records.setdefault(peer, _Record(at=now))
         self._records.move_to_end(peer)
         if len(self._records) > limits.peers:
@@ -131,7 +198,7 @@ class Conduct:
 
     def standing(self, peer: PeerId) -> Standing:
         record = self._records.get(peer)
-        return Standing.GOOD if record is None else self._standing(record, self._now())
+        return Standing.GOOD if record is None else self._standing(record, trio.current_time())
 
     def refusal(self, peer: PeerId) -> str | None:
         """Why `peer` gets nothing now, None where it does."""
@@ -141,12 +208,12 @@ class Conduct:
 
     def kept_out(self) -> tuple[KeptOut, ...]:
         """Banned peers, who comes back first before the others."""
-        now = self._now()
+        now = trio.current_time()
         banned = [KeptOut(peer, r.until - now, r.why) for peer, r in self._records.items() if now < r.until]
         return tuple(sorted(banned, key=lambda kept: kept.seconds))
 
     def below_good(self) -> Iterator[tuple[PeerId, Standing]]:
-        now = self._now()
+        now = trio.current_time()
         for peer, record in self._records.items():
             if standing := self._standing(record, now):
                 yield peer, standing

@@ -1,7 +1,7 @@
 """What one node has seen of one peer: how good its work is, how much of it was verified, and how it behaves.
 
     account = after_work(Account(), 0.9, round=12)     # helped 0.9 times as much as the median contribution
-    account = after_conduct(account, bad=1, round=12)  # sent something malformed
+    account = after_violations(account, bad=1, round=12)  # sent something malformed
     score(account), work(account, 13), weight(account, 13)
 
     work = proved(chain, id, roster, quoted)           # the chain before a valid roster, and what the roster quotes
@@ -128,18 +128,18 @@ ABSENT = 0.998  # of the same, in a round in which it does not: half in 346 roun
 SURE = 0.75  # probability of being better than idle at which the score is full; three matches won in a row
 HARM_FROM, HARM_FULL = 0.1, 1.0  # relative harm from which on work is taken, and at which KEPT is left
 KEPT = 0.25
-TOLERATED = 4.0  # offences, decayed, that halve the score
-CONDUCT_DECAY = 0.9  # of offences, in a round in which the peer takes part
+TOLERATED = 4.0  # violations, decayed, that halve the score
+VIOLATION_DECAY = 0.9  # of violations, in a round in which the peer takes part
 CONTAINED_AFTER = 3  # rounds with harm in a row after which a peer without score is contained
 
 
 @dataclass(frozen=True)
 class Account:
-    """One peer as one node saw it. Made by `after_work` and `after_conduct`; the default is a newcomer."""
+    """One peer as one node saw it. Made by `after_work` and `after_violations`; the default is a newcomer."""
 
     rating: Rating = NEW
     earned: float = 0.0  # moving mean of what its work gained, -1 to 1, as of `last`
-    offences: float = 0.0  # decayed, as of `last`
+    violations: float = 0.0  # decayed, as of `last`
     rounds: int = 0  # in which work of this peer was looked at
     helped: int = 0  # of them, with a gain
     strikes: int = 0  # of them, in a row until now, with harm
@@ -163,7 +163,7 @@ def after_work(account: Account, gain: float, *, round: int) -> Account:
         now,
         rating=match(now.rating, outcome),
         earned=earned,
-        offences=now.offences * CONDUCT_DECAY,
+        violations=now.violations * VIOLATION_DECAY,
         rounds=now.rounds + 1,
         helped=now.helped + (gain > 0),
         strikes=strikes,
@@ -171,21 +171,21 @@ def after_work(account: Account, gain: float, *, round: int) -> Account:
     )
 
 
-def after_conduct(account: Account, *, bad: float, round: int) -> Account:
-    """After so many offences: something malformed, a promise not kept, a state that does not follow from the chain."""
+def after_violations(account: Account, *, bad: float, round: int) -> Account:
+    """After so many violations: something malformed, a promise not kept, a state that does not follow the chain."""
     now = _at(account, round)
-    return replace(now, offences=now.offences + max(0.0, bad), last=max(now.last, round))
+    return replace(now, violations=now.violations + max(0.0, bad), last=max(now.last, round))
 
 
 def score(account: Account, *, sigmas: float = 0.0) -> float:
     """0 to 1; `sigmas`: of the rating beside it, for a range."""
     sure = better_than_idle(account.rating, sigmas=sigmas)
-    return max(0.0, min(1.0, (sure - 0.5) / (SURE - 0.5))) * conduct(account)
+    return max(0.0, min(1.0, (sure - 0.5) / (SURE - 0.5))) * behaviour(account)
 
 
-def conduct(account: Account) -> float:
-    """1 for who never offended, half after TOLERATED offences."""
-    return TOLERATED / (TOLERATED + account.offences)
+def behaviour(account: Account) -> float:
+    """1 for who never offended, half after TOLERATED violations."""
+    return TOLERATED / (TOLERATED + account.violations)
 
 
 def work(account: Account, round: int) -> float:
@@ -215,7 +215,7 @@ OWN_AMONG_JUDGES = 0.5  # weight of a judge's own measurement of one round, as a
 FULL_VOICE = 0.5  # weight from which on a judge's voice is full
 LEAST_VOICE = 0.05  # of a judge of whom no work was verified here: validators were, by the chain
 MEASURED = frozenset({ACCEPTED, REFUSED_NO_GAIN, REFUSED_NO_STANDING})
-OFFENCES = {REFUSED_MALFORMED: 1.0, REFUSED_EQUIVOCATED: 2.0}
+VIOLATIONS = {REFUSED_MALFORMED: 1.0, REFUSED_EQUIVOCATED: 2.0}
 
 
 # --- what the records of an open run prove ----------------------------------------------------------------------------
@@ -335,8 +335,8 @@ def after_roster(accounts: Mapping[str, Account], work: RoundWork, *, me: str = 
     for author, gain in relative_gains(work, voices, me=me).items():
         after[author] = after_work(after.get(author, NEWCOMER), gain, round=work.round)
     for one in work.works:
-        if bad := OFFENCES.get(one.verdict, 0.0):
-            after[one.author] = after_conduct(after.get(one.author, NEWCOMER), bad=bad, round=work.round)
+        if bad := VIOLATIONS.get(one.verdict, 0.0):
+            after[one.author] = after_violations(after.get(one.author, NEWCOMER), bad=bad, round=work.round)
     return after
 
 

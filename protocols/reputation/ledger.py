@@ -36,22 +36,22 @@ from swarmnode.crdt.record import Element, Evidence, Record
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.reputation.account import (
-    CONDUCT_DECAY,
     CONTAINED_AFTER,
     MEASURED,
     NEWCOMER,
-    OFFENCES,
     TOLERATED,
+    VIOLATION_DECAY,
+    VIOLATIONS,
     Account,
     Rating,
     RoundWork,
-    after_conduct,
     after_roster,
+    after_violations,
     after_work,
     at_joining,
-    conduct,
+    behaviour,
     contained,
     score,
     weighted_median,
@@ -83,9 +83,10 @@ WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
-WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about conduct, but for CHANCE
-LIE = 4.0  # offences that work is which did not hold up when it was repeated: it halves a score
+WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about behaviour, but for CHANCE
+LIE = 4.0  # violations that work is which did not hold up when it was repeated: it halves a score
 AUDITS_KEPT = 8  # of a peer, the newest
+EXPORT = 2  # version of what `Ledger.export` gives
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,8 @@ class Ledger:
                 self._looked_at.popitem(last=False)
             self.observe(peer, saw, good=good, bad=bad, evidence=evidence)
 
-    def offended(self, peer: str, what: str, kind: Kind) -> None:
-        """An offence of a peer, as `Offences.tell` passes it on. Overload is none: the honest cause it as well."""
+    def offended(self, peer: str, kind: Kind) -> None:
+        """A peer broke the rules of some protocol. Overload does not count: the honest cause it as well."""
         if kind is not Kind.LOAD:
             self.observe(peer, Saw.FORM, bad=2 if kind is Kind.LIE else 1)
 
@@ -217,7 +218,7 @@ class Ledger:
         self.observe(audit.author, Saw.KEPT, bad=int(broken), evidence=audit.commit)
         seen = self._seen.setdefault(audit.author, _Seen())
         seen.audits.append(audit)
-        seen.lies = (seen.lies + bad) * CONDUCT_DECAY**good
+        seen.lies = (seen.lies + bad) * VIOLATION_DECAY**good
 
     def audits(self, peer: str) -> tuple[Audit, ...]:
         """The newest audits of a peer's work by this node."""
@@ -256,13 +257,13 @@ class Ledger:
                 gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
                 seen.account = after_work(seen.account, gain, round=self.round)
             told = [(saw, n) for (saw, fine), n in seen.pending.items() if not fine]
-            conducted = [(saw, n) for saw, n in told if saw not in WORK | CHANCE]
-            wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in conducted)
+            behaved = [(saw, n) for saw, n in told if saw not in WORK | CHANCE]
+            wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in behaved)
             if repeated := seen.pending[Saw.AUDIT, True]:
-                kept = seen.account.offences * CONDUCT_DECAY**repeated
-                seen.account = replace(seen.account, offences=kept)
+                kept = seen.account.violations * VIOLATION_DECAY**repeated
+                seen.account = replace(seen.account, violations=kept)
             if wrong:
-                seen.account = after_conduct(seen.account, bad=wrong, round=self.round)
+                seen.account = after_violations(seen.account, bad=wrong, round=self.round)
             seen.pending.clear()
         self._stale = True
         self.view()
@@ -278,8 +279,8 @@ class Ledger:
         for peer, seen in self._seen.items():
             if peer not in found:
                 found[peer] = seen.account
-            elif seen.account.offences:
-                found[peer] = replace(found[peer], offences=found[peer].offences + seen.account.offences)
+            elif seen.account.violations:
+                found[peer] = replace(found[peer], violations=found[peer].violations + seen.account.violations)
         return found
 
     # --- what others say, and what is said to them ------------------------------------------------------------------
@@ -416,7 +417,7 @@ class Ledger:
         account = (self._stands[self._tip].accounts if self._stands else {}).get(peer, NEWCOMER)
         lies = self._seen[peer].lies if peer in self._seen else 0.0
         honest = TOLERATED / (TOLERATED + LIE * lies)
-        usual = score(account) / conduct(account) if account.rounds >= CONTAINED_AFTER else 1.0
+        usual = score(account) / behaviour(account) if account.rounds >= CONTAINED_AFTER else 1.0
         return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * honest * self.unique(peer)))
 
     def to_contain(self) -> tuple[str, ...]:
@@ -433,7 +434,7 @@ class Ledger:
         """What `restore` takes, for JSON."""
         chain = self._stands[self._tip].accounts if self._stands else {}
         return {
-            "version": 1,
+            "version": EXPORT,
             "round": self.round,
             "chain": {peer: _plain(account) for peer, account in sorted(chain.items())},
             "seen": {peer: _plain(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
@@ -442,7 +443,7 @@ class Ledger:
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Take up what `export` gave, before anything else. Raises ValueError for what it did not give."""
         try:
-            if kept["version"] != 1:
+            if kept["version"] != EXPORT:
                 raise ValueError(f"version {kept['version']}")
             round = int(kept["round"])
             chain = {str(peer): _account(fields) for peer, fields in kept["chain"].items()}
@@ -461,7 +462,7 @@ def _told(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
     if verdict in MEASURED:
         yield Saw.FORM, True
         yield Saw.TIMELY, True
-    elif verdict in OFFENCES:
+    elif verdict in VIOLATIONS:
         yield Saw.FORM, False
     elif verdict == REFUSED_LATE:
         yield Saw.TIMELY, False
@@ -510,7 +511,7 @@ class Reputation:
         self.ledger, self._state, self._sync = ledger, state, sync
         self._members, self._round, self._kept = members, round, kept
         self.sources: list[Source] = []
-        self.offences = Offences("reputation")
+        self.violations = Violations("reputation", in_ledger=False)
         self._said_at = -ATTEST_ROUNDS
         self._counts = {"written": 0, "heard": 0, "refused": 0}
 
@@ -525,7 +526,7 @@ class Reputation:
 
         metrics.show(KNOWN, known)
         metrics.show(TOLD, lambda: self._counts)
-        self.offences.measure(metrics)
+        self.violations.measure(metrics)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled."""
@@ -551,7 +552,7 @@ class Reputation:
         self.ledger.close(self._round())
         await self._read_guilty()
         for peer in self.ledger.to_contain():
-            self.offences.note(peer, "what it makes does not hold up, time after time", Kind.BREACH)
+            self.violations.note(peer, "what it makes does not hold up, time after time", Kind.BREACH)
         if self.ledger.round >= self._said_at + ATTEST_ROUNDS:
             await self._attest()
         if self._kept is not None:

@@ -35,7 +35,7 @@ from swarmnode.protocols.reputation.account import (
     NEWCOMER,
     Account,
     RoundWork,
-    conduct,
+    behaviour,
     contained,
     score,
     weight,
@@ -192,8 +192,8 @@ def reasons(standing: PeerScore, *, unique: float = 1.0) -> tuple[str, ...]:
     if own.strikes:
         last = "its last contribution" if own.strikes == 1 else f"each of its last {own.strikes} contributions"
         told.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
-    if own.offences > 0.05:
-        told.append(f"it broke rules: that takes {100 * (1 - conduct(own)):.0f} % of its score")
+    if own.violations > 0.05:
+        told.append(f"it broke rules: that takes {100 * (1 - behaviour(own)):.0f} % of its score")
     if unique < 1.0:
         told.append(
             "its work is hardly better on the data it is to work on than on their like, as if it were not its own: "

@@ -8,7 +8,7 @@ them is asked where the element has not come in `ASKED_FOR` seconds, as who was 
 What a peer can make this node do is bounded at each step: it waits where it sends more than its allowance, an element
 that is here costs no verification, and the first one that is false ends the batch: an honest node verifies before it
 passes anything on, so whoever sends a false element made it or does not look. Nor does an honest node sign much more
-than its slots hold, or pass on what strangers signed. Offences go to `conduct`, which slows the peer, then has it
+than its slots hold, or pass on what strangers signed. Violations go to `scoring`, which slows the peer, then has it
 refused.
 
 An element dated more than 60 s ahead is dropped here: neither stored nor passed on, and its stamp does not touch the
@@ -32,7 +32,7 @@ from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import Rank, StateBackend, rank_of
 
@@ -82,14 +82,14 @@ class StateIntake:
         verify: Verify,
         now: Callable[[], int],
         runner: Runner,
-        offences: Offences,
+        violations: Violations,
     ) -> None:
         """`now` gives ms since the epoch."""
         self._backend = backend
         self._verify = verify
         self._now = now
         self._runner = runner
-        self._offences = offences
+        self._violations = violations
         self._elements = Budget[PeerId](ELEMENTS)
         self._bytes = Budget[PeerId](BYTES)
         self._own = Budget[PeerId](OWN)
@@ -147,7 +147,7 @@ class StateIntake:
         if not sealed:
             return Inserted()
         if self._waiting.get(peer, 0) >= AT_ONCE:
-            self._offences.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
+            self._violations.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
             self._refused["busy"] += len(sealed)
             raise Refuse("busy", "this node still looks at what the peer sent before")
         self._waiting[peer] = self._waiting.get(peer, 0) + 1
@@ -156,7 +156,7 @@ class StateIntake:
                 self._elements.overdraw(peer, len(sealed)), self._bytes.overdraw(peer, sum(len(raw) for raw in sealed))
             )
             if wait > MAX_WAIT:
-                self._offences.note(peer, "pushes more than its share", Kind.LOAD)
+                self._violations.note(peer, "pushes more than its share", Kind.LOAD)
                 self._refused["busy"] += len(sealed)
                 raise Refuse("busy", "the peer sends more than its share")
             if wait:
@@ -179,11 +179,11 @@ class StateIntake:
             self._refused["false"] += false
             if not self._own.take(peer, sum(element.author == peer for element in fresh)):
                 self._refused["busy"] += len(fresh)
-                self._offences.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
+                self._violations.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
                 return Inserted()
             genuine = await self._genuine(fresh)
             if len(genuine) < len(fresh):
-                self._offences.note(peer, "sent an element that its author did not sign", Kind.LIE)
+                self._violations.note(peer, "sent an element that its author did not sign", Kind.LIE)
                 self._refused["false"] += 1
                 false = True
             verdicts = await self._backend.merge(genuine) if genuine else []
@@ -192,7 +192,7 @@ class StateIntake:
                 del self._examining[raw]
             end.set()
         if not self._strangers.take(peer, verdicts.count(Merged.POOLED)):
-            self._offences.note(peer, "sends what many strangers signed", Kind.BREACH)
+            self._violations.note(peer, "sends what many strangers signed", Kind.BREACH)
         new = []
         for element, verdict in zip(genuine, verdicts, strict=True):
             if verdict is Merged.STORED:
@@ -213,12 +213,12 @@ class StateIntake:
                 if element.run != self._backend.run_id:
                     raise InvalidRecord("it belongs to another run")
             except InvalidRecord as error:
-                self._offences.note(peer, f"sent an element that is not valid: {error}", Kind.BREACH)
+                self._violations.note(peer, f"sent an element that is not valid: {error}", Kind.BREACH)
                 return fresh, True
             if is_ahead(element.hlc, now):
                 self._refused[Merged.AHEAD.value] += 1
                 if time_of(element.hlc) > now + FAR_AHEAD and self._backend.clocks.confirmed:
-                    self._offences.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
+                    self._violations.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
             elif self.lacks(rank_of(element.hlc, element.id)):
                 fresh.append(element)
             else:

@@ -35,7 +35,7 @@ from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, PeerView
 from swarmnode.protocols.peers.diversity import sample
-from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, rank_of
 from swarmnode.protocols.state.wire import MAX_RANKS, Push, Pushed, batches, joined, split
 
@@ -85,9 +85,9 @@ class Neighbours:
     Those who refused, failed lately, or are not trusted are left out.
     """
 
-    def __init__(self, network: Network, offences: Offences) -> None:
+    def __init__(self, network: Network, violations: Violations) -> None:
         self._network = network
-        self.offences = offences
+        self.violations = violations
         self.equivocators: set[str] = set()
         self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._distrusted: dict[PeerId, float] = {}  # the same, for what it said
@@ -117,7 +117,7 @@ class Neighbours:
         return (
             self._distrusted.get(peer, 0.0) <= trio.current_time()
             and peer not in self.equivocators
-            and self.offences.refuses(peer) is None
+            and self.violations.refuses(peer) is None
         )
 
     def distrust(self, peer: PeerId) -> None:

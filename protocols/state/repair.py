@@ -33,7 +33,7 @@ from swarmnode.crdt.reconcile_frames import HELLO, NONCE_SIZE, Malformed
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import Rank, StateBackend
 from swarmnode.protocols.state.intake import StateIntake
@@ -100,7 +100,7 @@ class Repair:
         self._rpc = rpc
         self._intake = intake
         self._neighbours = neighbours
-        self._offences = neighbours.offences
+        self._violations = neighbours.violations
         self._runner = runner
         self._now = now
         self._rng = rng
@@ -125,7 +125,7 @@ class Repair:
         elif not given and len(needed) > DISPLACED:
             complaint = f"it gave none of {len(needed)} elements that it named"
         if complaint:
-            self._offences.note(peer, f"a repair does not end as it must: {complaint}", Kind.LIE)
+            self._violations.note(peer, f"a repair does not end as it must: {complaint}", Kind.LIE)
         return Repaired(got, gave, complaint)
 
     async def _compare(self, peer: PeerId, initiator: Initiator) -> str:
@@ -200,7 +200,7 @@ class Repair:
             if step.frame[:1] != bytes([HELLO]):  # it idled too long, on a busy machine perhaps: nobody's fault
                 raise Refuse("over", "this repair has ended here; begin another")
             if not self._openings.take(peer, 1):
-                self._offences.note(peer, "begins too many repairs", Kind.LOAD)
+                self._violations.note(peer, "begins too many repairs", Kind.LOAD)
                 raise Refuse("busy", "the peer begins too many repairs")
             while self._sessions and next(iter(self._sessions.values())).used_at < now - SESSION_IDLE:
                 self._sessions.popitem(last=False)
@@ -216,10 +216,10 @@ class Repair:
         except CutoffRefused as error:
             raise Refuse("clock", str(error)) from None
         except Exhausted as error:
-            self._offences.note(peer, f"wants more of a repair than it may cost: {error}", Kind.LOAD)
+            self._violations.note(peer, f"wants more of a repair than it may cost: {error}", Kind.LOAD)
             raise Refuse("busy", str(error)) from None
         except Malformed as error:
-            self._offences.note(peer, f"a repair does not go as it must: {error}", Kind.BREACH)
+            self._violations.note(peer, f"a repair does not go as it must: {error}", Kind.BREACH)
             raise Refuse("malformed", str(error)) from None
         if not session.responder.done:
             session.used_at = now

@@ -13,7 +13,7 @@ Who may fail when, and what is then true:
   repair hold the same afterwards, except for what came meanwhile;
 - the swarm is cut in two and heals: whoever repairs across the cut first offers what it got to its neighbours, so all
   hold everything well before each has drawn a neighbour from the other side;
-- a peer sends what is false: it is dropped at the first honest node and counted; `offences` lead to refusal;
+- a peer sends what is false: it is dropped at the first honest node and counted; `violations` lead to refusal;
 - an author equivocates: all keep the same two records and the evidence. Peers refuse its calls while that stands, and
   go on merging what it signed, which others bring: else they would differ;
 - the disk takes nothing: news is not acknowledged, not passed on, and comes again by repair.
@@ -35,7 +35,7 @@ from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import ENOUGH, Change, Rank, StateBackend, StateError, rank_of
 from swarmnode.protocols.state.intake import ASKED_FOR, PROTOCOL, StateIntake
@@ -88,24 +88,24 @@ class StateSync:
         rpc: Rpc,
         runner: Runner,
         now: Callable[[], int],
-        offences: Offences | None = None,
+        violations: Violations | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`now` gives ms since the epoch; signatures are verified where `runner` says; give `offences` to Conduct."""
+        """`now` gives ms since the epoch; signatures are verified where `runner` says."""
         self._backend = backend
         self._network = network
         self._rpc = rpc
         self._now = now
         self._rng = rng or random.Random()
-        self.offences = offences or Offences(PROTOCOL)
+        self.violations = violations or Violations(PROTOCOL)
         self.intake = StateIntake(
             backend,
             verify=network.verify,
             now=now,
             runner=runner,
-            offences=self.offences,
+            violations=self.violations,
         )
-        self._neighbours = Neighbours(network, self.offences)
+        self._neighbours = Neighbours(network, self.violations)
         self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
         self._repair = Repair(backend, rpc, self.intake, self._neighbours, runner=runner, now=now, rng=self._rng)
         self._own_queries = Budget[PeerId](OWN_QUERIES)
@@ -125,7 +125,7 @@ class StateSync:
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})
         metrics.show(EQUIVOCATORS, lambda: len(self._neighbours.equivocators))
-        for part in (self.pusher, self.intake, self.offences):
+        for part in (self.pusher, self.intake, self.violations):
             part.measure(metrics)
 
     @property
@@ -207,7 +207,7 @@ class StateSync:
             with trio.fail_after(REPAIR_WITHIN):
                 repaired = await self._repair.repair(peer)
         except trio.TooSlowError:
-            self.offences.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
+            self.violations.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
             self._neighbours.leave_alone(peer)
             return None
         except CallError as error:
@@ -280,7 +280,7 @@ class StateSync:
             if offender not in self._neighbours.equivocators:
                 logger.warning("%s said two things under one key; its calls are refused from now on", offender)
                 self._neighbours.equivocators.add(offender)
-                self.offences.note(offender, "signed two records under one write-once key", Kind.LIE)
+                self.violations.note(offender, "signed two records under one write-once key", Kind.LIE)
             if change.lost:
                 await self._look_at_evidence()
 
@@ -315,7 +315,7 @@ class StateSync:
         """Raises Refuse for a peer that gets no answer."""
         if run_id != self._backend.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
-        if (why := self.offences.refuses(peer)) is not None:
+        if (why := self.violations.refuses(peer)) is not None:
             raise Refuse("refused", why)
         if peer in self._neighbours.equivocators:
             raise Refuse("refused", "the peer signed two records under one write-once key")

@@ -42,7 +42,7 @@ from blake3 import blake3
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk_client import (
     CHUNK,
@@ -118,7 +118,9 @@ class _Offer:
 class BulkConnection:
     """One stream of a peer: one request at a time."""
 
-    def __init__(self, stream: Stream, *, find: Find, runner: Runner, limits: BulkLimits, offences: Offences) -> None:
+    def __init__(
+        self, stream: Stream, *, find: Find, runner: Runner, limits: BulkLimits, violations: Violations
+    ) -> None:
         """`find(key, peer, wait)` is the offer of a key to a peer, as soon as there is one within `wait` seconds."""
         self.peer = stream.peer
         self.scope = trio.CancelScope()
@@ -126,7 +128,7 @@ class BulkConnection:
         self._find = find
         self._runner = runner
         self._limits = limits
-        self._offences = offences
+        self._violations = violations
         self._busy = False
 
     async def run(self) -> None:
@@ -139,7 +141,7 @@ class BulkConnection:
         try:
             await job(*args)
         except WireError as error:
-            self._offences.note(self.peer, str(error))
+            self._violations.note(self.peer, str(error))
             self.scope.cancel()
         except NetworkError as error:
             log.debug("serving %s ended: %s", self.peer, error)
@@ -200,7 +202,7 @@ class Bulk:
         self._slots: dict[PeerId, tuple[trio.Semaphore, int]] = {}  # and the fetches that hold or await one
         self._connections: dict[BulkConnection, None] = {}
         self._running = False
-        self.offences = Offences(PROTOCOL)
+        self.violations = Violations(PROTOCOL)
         network.serve(PROTOCOL, self._serve_stream)
 
     @property
@@ -272,7 +274,7 @@ class Bulk:
     def measure(self, metrics: Metrics) -> None:
         metrics.show(STREAMS, lambda: len(self._connections))
         metrics.show(OFFERS, lambda: len(self._offers))
-        self.offences.measure(metrics)
+        self.violations.measure(metrics)
 
     # -- fetching
 
@@ -331,7 +333,7 @@ class Bulk:
         if failure is not None:
             raise failure
         if not fetch.is_as_stated():
-            self.offences.note(peer, f"the bytes of {fetch.request.key} do not have the stated hash", Kind.LIE)
+            self.violations.note(peer, f"the bytes of {fetch.request.key} do not have the stated hash", Kind.LIE)
             raise Corrupt(f"{peer} sent bytes for {fetch.request.key} that do not have the stated hash")
         return fetch.result() if fetch.request.into is not None else await self._runner(fetch.result)
 
@@ -349,7 +351,7 @@ class Bulk:
                 good = True
                 raise NotOffered(f"{peer} does not offer {fetch.request.key}") from None
             except WireError as error:
-                self.offences.note(peer, str(error))
+                self.violations.note(peer, str(error))
                 raise Corrupt(f"{peer} broke the rules of {PROTOCOL}: {error}") from None
             except Stalled:
                 raise
@@ -395,11 +397,11 @@ class Bulk:
     async def _serve_stream(self, stream: Stream) -> None:
         held = sum(connection.peer == stream.peer for connection in self._connections)
         connection = BulkConnection(
-            stream, find=self._offered, runner=self._runner, limits=self._limits, offences=self.offences
+            stream, find=self._offered, runner=self._runner, limits=self._limits, violations=self.violations
         )
         try:
             if held >= self._limits.serves:
-                self.offences.note(stream.peer, f"more than {self._limits.serves} streams", Kind.LOAD)
+                self.violations.note(stream.peer, f"more than {self._limits.serves} streams", Kind.LOAD)
             elif self._running:
                 self._connections[connection] = None
                 await connection.run()

@@ -36,7 +36,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBroken
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
 from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest, chunk_count, run_length
@@ -99,7 +99,7 @@ class FetchContext:
     rpc: Rpc
     runner: Runner
     channels: ShardChannels
-    offences: Offences
+    violations: Violations
     counts: Counter[str]
     limits: ShardLimits
     gave: Gave
@@ -116,7 +116,7 @@ class FetchContext:
             log.debug("asking %s for a shard failed: %s", peer, error)
             return None
         except ValueError as error:
-            self.offences.note(peer, str(error))
+            self.violations.note(peer, str(error))
             return None
         return answer.shards[0]
 
@@ -290,7 +290,7 @@ class ShardFetch:
     def _lied(self, peer: PeerId, what: str) -> None:
         self._banned.add(peer)
         self._context.counts["lies"] += 1
-        self._context.offences.note(peer, what, Kind.LIE)
+        self._context.violations.note(peer, what, Kind.LIE)
 
     async def _refresh(self, source: Source) -> None:
         """Learn which chunks a half-complete provider has by now."""

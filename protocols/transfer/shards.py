@@ -43,7 +43,7 @@ from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.limits import EASED_FOR, Allowance, Budget, FairScheduler
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_fetch import Askers, FetchContext, Gave, Job, ShardFetch
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
@@ -96,7 +96,7 @@ class ShardServer:
     def __init__(self, context: FetchContext, stores: ShardStores, rng: random.Random) -> None:
         """`context.counts` gets chunks_served, bytes_served and misses; `rng` draws whom askers hear of."""
         self._stores, self._runner, self._limits = stores, context.runner, context.limits
-        self._offences, self._counts, self._random = context.offences, context.counts, rng
+        self._violations, self._counts, self._random = context.violations, context.counts, rng
         self.turns = FairScheduler(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
         self._askers = context.askers
         self._misses = Budget[PeerId](Allowance(self._limits.misses_refill, self._limits.misses))
@@ -130,7 +130,7 @@ class ShardServer:
 
     async def _on_have(self, peer: PeerId, request: Have) -> Holdings:
         if len(request.shards) > self._limits.asked or any(len(shard) != HASH for shard in request.shards):
-            self._offences.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
+            self._violations.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
             raise Refuse("malformed", f"at most {self._limits.asked} shard ids of {HASH} bytes")
         found = [self._stores.of(shard).holding(shard) for shard in request.shards]
         missing = sum(not holding.size and not holding.complete for holding in found)
@@ -160,14 +160,14 @@ class ShardServer:
         self._counts["misses"] += missing
         if not missing or self._misses.take(peer, missing):
             return True
-        self._offences.note(peer, "asks on and on for shards that are not here", Kind.LOAD)
+        self._violations.note(peer, "asks on and on for shards that are not here", Kind.LOAD)
         return False
 
     async def _serve_stream(self, stream: Stream) -> None:
         if not self._open:
             return
         if sum(served.stream.peer == stream.peer for served in self._served) >= self._limits.streams:
-            self._offences.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
+            self._violations.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             return
         if len(self._served) >= self._limits.streams_in_all:
             leaves = self._who_leaves_for(stream.peer)
@@ -181,7 +181,7 @@ class ShardServer:
             with mine.scope:
                 await self._serve(mine)
         except WireError as error:
-            self._offences.note(stream.peer, str(error))
+            self._violations.note(stream.peer, str(error))
         except NetworkError as error:
             log.debug("serving shards to %s ended: %s", stream.peer, error)
         finally:
@@ -294,10 +294,10 @@ class Shards:
         self._announced: set[ShardId] = set()
         self._quiet: set[ShardId] = set()  # not to be announced
         self._news = trio.Event()
-        self.offences = Offences(PROTOCOL)
+        self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
         self._stores = ShardStores(store, self.memory)
-        counted = (self.offences, self.counts)
+        counted = (self.violations, self.counts)
         self._context = FetchContext(network, rpc, runner, self._channels, *counted, limits, gave, Askers())
         self.server = ShardServer(self._context, self._stores, self._random)
 
@@ -435,7 +435,7 @@ class Shards:
             return await self._channels.read_one(peer, shard, index)
         except WireError as error:
             self.counts["lies"] += 1
-            self.offences.note(peer, str(error), Kind.LIE)
+            self.violations.note(peer, str(error), Kind.LIE)
             raise Unavailable(f"{peer} sent a chunk that is not the one asked for: {error}") from None
         except NetworkError as error:
             raise Unavailable(f"{peer} does not send the chunk: {error}") from error
@@ -463,7 +463,7 @@ class Shards:
         metrics.show(SHARDS, lambda: self.counts)
         metrics.show(STREAMS, lambda: self.server.streams)
         metrics.show(ANNOUNCED, lambda: len(self._announced))
-        self.offences.measure(metrics)
+        self.violations.measure(metrics)
 
     # -- announcing
 

@@ -88,16 +88,16 @@ async def defended(hasty: bool) -> None:
     from swarmnode.node.host.limits import Limits, RateLimits
     from swarmnode.node.host.network import HostSettings, Libp2pNetwork
     from swarmnode.node.process import rest_what_stays
-    from swarmnode.protocols.peers.scoring import ConductLimits
+    from swarmnode.protocols.peers.scoring import ScoringLimits
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.transfer.bulk import Bulk
 
-    soon = ConductLimits(load=2.0, load_every=0.04, first_ban=1.0)
+    soon = ScoringLimits(load=2.0, load_every=0.04, first_ban=1.0)
     limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()
     network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits), is_member=lambda peer: False)
     rpc, methods = Rpc(network, limits=limits.rpc), Methods()
     bulk = Bulk(network, runner=inline, limits=limits.bulk)
-    network.conduct.watch(rpc.offences, bulk.offences)
+    network.scoring.watch(rpc.violations, bulk.violations)
     for method in (methods.echo, methods.sleep, methods.count):
         rpc.serve(method.__name__, Blob, method)
     bulk.offer(("block",), bytes(1 << 20))

@@ -16,7 +16,7 @@ from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.metrics import declared, document, metrics_of
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
-from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
+from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -69,9 +69,9 @@ def test_simulated_nodes_in_one_process_count_apart() -> None:
                 await nursery.start(rpcs[-1].run)
             await rpcs[0].ping(world.node(1).me, timeout=5)
             for rpc in rpcs:
-                conduct = Conduct(ConductLimits(), trio.current_time)
-                conduct.watch(rpc.offences)
-                texts.append(metrics_of(Limits(), rpc, conduct).text())
+                scoring = PeerScoring(ScoringLimits())
+                scoring.watch(rpc.violations)
+                texts.append(metrics_of(Limits(), rpc, scoring).text())
             nursery.cancel_scope.cancel()
         return texts
 

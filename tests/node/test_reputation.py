@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarmnode.node.reputation import NAME, count_in, keep_ledger, kept_ledger
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.node.reputation import NAME, keep_ledger, kept_ledger
+from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Violations
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Reputation
 from swarmnode.testing.memorystate import MemoryState
@@ -37,7 +37,7 @@ def test_what_was_seen_until_the_last_epoch_is_there_after_a_restart(tmp_path: P
     trio.run(main)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 7}', b"[1]", b'{"version": 1, "round": 0}'])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 7}', b"[1]", b'{"version": 2, "round": 0}'])
 def test_a_damaged_file_is_put_aside_and_the_node_starts(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,14 +60,18 @@ def test_a_full_disk_costs_the_file_and_not_the_watching(tmp_path: Path, caplog:
     assert "not kept" in caplog.text
 
 
-def test_offences_against_any_protocol_count(tmp_path: Path) -> None:
+def test_violations_of_any_protocol_count_but_not_overload_nor_what_the_ledger_found(tmp_path: Path) -> None:
     async def main() -> None:
-        reputation, offences = await start(tmp_path), Offences("test")
-        count_in(reputation.ledger, offences)
-        offences.note(BOB, "forged", Kind.LIE)
+        reputation, violations = await start(tmp_path), Violations("test")
+        scoring = PeerScoring(ScoringLimits())
+        scoring.ledger = reputation.ledger
+        scoring.watch(violations, reputation.violations)
+        violations.note(BOB, "forged", Kind.LIE)
+        violations.note(BOB, "too many calls", Kind.LOAD)
+        reputation.violations.note(BOB, "what it makes does not hold up", Kind.BREACH)  # found by the ledger itself
         await reputation.end_epoch()
-        assert reputation.ledger.accounts()[BOB].offences == 2.0
+        assert reputation.ledger.accounts()[BOB].violations == 2.0
         kept = json.loads((tmp_path / NAME).read_text())
-        assert kept["seen"][BOB]["offences"] == 2.0
+        assert kept["seen"][BOB]["violations"] == 2.0
 
     trio.run(main)

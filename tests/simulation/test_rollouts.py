@@ -53,7 +53,7 @@ def test_twenty_nodes_all_hear_of_enough_groups_of_enough_authors_each_round() -
                 drawn = node.rollouts.pool.candidates(ENOUGH, random.Random(number))
                 node.rollouts.pool.used(each.id for each in drawn)
                 assert len(drawn) >= ENOUGH - 4 * (number == 0) and len({each.author for each in drawn}) >= 4
-        assert not any(node.rollouts.offences.totals.total() for node in nodes)
+        assert not any(node.rollouts.violations.totals.total() for node in nodes)
 
     simulate(main)
 

@@ -15,7 +15,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
-from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
+from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld
@@ -72,7 +72,7 @@ class RolloutNode:
     rpc: Rpc
     bulk: Bulk
     rollouts: Rollouts
-    conduct: Conduct
+    scoring: PeerScoring
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
@@ -107,9 +107,9 @@ class RolloutNode:
             rollouts=limits or RolloutLimits(),
         )
         rollouts = Rollouts(cast(Context, parts), Rules(network, standing, check))
-        conduct = Conduct(ConductLimits(), trio.current_time)
-        conduct.watch(rollouts.offences, rpc.offences)
-        return cls(network, rpc, bulk, rollouts, conduct)
+        scoring = PeerScoring(ScoringLimits())
+        scoring.watch(rollouts.violations, rpc.violations)
+        return cls(network, rpc, bulk, rollouts, scoring)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Everything but the network, which runs already."""

@@ -13,7 +13,7 @@ from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record, write
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
+from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.state.wire import Pushed
@@ -57,7 +57,7 @@ class StateNode:
     rpc: Rpc
     state: MemoryState
     sync: StateSync
-    conduct: Conduct
+    scoring: PeerScoring
     clock: Callable[[], int]
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
@@ -80,9 +80,9 @@ class StateNode:
         state = MemoryState(RUN, me=network.me, sign=network.sign, now=clock, admitted=admitted)
         rng = random.Random(f"{seed} {network.me}")
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=clock, rng=rng)
-        conduct = Conduct(ConductLimits(), trio.current_time)
-        conduct.watch(sync.offences)
-        return cls(network, rpc, state, sync, conduct, clock)
+        scoring = PeerScoring(ScoringLimits())
+        scoring.watch(sync.violations)
+        return cls(network, rpc, state, sync, scoring, clock)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Everything but the network, which runs already or is run by who made it."""

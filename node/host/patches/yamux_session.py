@@ -59,7 +59,7 @@ from swarmnode.node.host.patches.yamux_frames import (
     FrameQueue,
     Piece,
 )
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 count.
 
 What comes in is bounded in groups and in bytes a second: by author, by who brings them, and in all (`IntakeLimiter`).
-What was not asked for, is forged, or is not what was offered is an offence of the peer that sent it: an honest one
+What was not asked for, is forged, or is not what was offered is a violation by the peer that sent it: an honest one
 checks a group before it passes it on.
 """
 
@@ -33,7 +33,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
 )
 from swarmnode.protocols.methods.rollouts.pool import ESTABLISHED, Rates, RolloutLimits, RolloutPool
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import TimedRunner
 from swarmnode.training.rl.groups import RefusedGroup, score
 
@@ -179,7 +179,7 @@ class _Grant:
 class GroupIntake:
     """Weighs offers, opens what is given, fetches what is large, and puts it into the pool.
 
-    `offences` of peers and `counts` of what happened are public, for who shares groups to add to and to show.
+    `violations` by peers and `counts` of what happened are public, for who shares groups to add to and to show.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class GroupIntake:
         self._parts, self._rules, self._pool, self._runner = parts, rules, pool, runner
         self._copies = max(1, limits.copies // 2)  # handed on of a group at the most, whatever a peer says
         self._limiter = IntakeLimiter(limits)
-        self.offences = Offences("rollouts")
+        self.violations = Violations("rollouts")
         self.counts: Counter[str] = Counter()
         self._grants: OrderedDict[bytes, _Grant] = OrderedDict()
         self._fetches = trio.CapacityLimiter(FETCHES)
@@ -243,7 +243,7 @@ class GroupIntake:
                 return
             del self._grants[id]
             self.counts["not_given"] += 1
-            self.offences.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
+            self.violations.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
 
     # -- groups
 
@@ -255,7 +255,7 @@ class GroupIntake:
             if grant is None or grant.peer != peer:
                 self.counts["unasked"] += 1
                 if not self._pool.saw(signed.id):
-                    self.offences.note(peer, "gave a rollout group that it was not asked for", Kind.LOAD)
+                    self.violations.note(peer, "gave a rollout group that it was not asked for", Kind.LOAD)
                 continue
             del self._grants[signed.id]
             if grant.offered.author != signed.author or grant.offered.size != signed.size:
@@ -358,4 +358,4 @@ class GroupIntake:
 
     def _refuse_from(self, peer: PeerId, what: str, *, forged: bool = False) -> None:
         self.counts["invalid"] += 1
-        self.offences.note(peer, what, Kind.LIE if forged else Kind.BREACH)
+        self.violations.note(peer, what, Kind.LIE if forged else Kind.BREACH)

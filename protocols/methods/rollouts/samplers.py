@@ -50,7 +50,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
     Thanks,
 )
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
@@ -376,7 +376,7 @@ class WeightsBroadcast:
         self._parts, self._shards, self._samplers = parts, shards, samplers
         self._shape = parts.policy or parts.spec.rollouts.policy
         self._kept = parts.spec.rollouts.staleness + 1  # versions whose shards stay for those who are late
-        self.offences = Offences("weights")
+        self.violations = Violations("weights")
         self._newest: tuple[Weights, Envelope] | None = None
         self._out: deque[bytes] = deque()  # shards that are here, the oldest first
         self._counter = 0
@@ -448,7 +448,7 @@ class WeightsBroadcast:
         if not self._parts.admits(peer):
             raise Refuse("not-admitted", "this run does not admit you")
         if not self._queries.take(peer, 1):
-            self.offences.note(peer, "asks too often for weights", Kind.LOAD)
+            self.violations.note(peer, "asks too often for weights", Kind.LOAD)
             raise Refuse("busy", f"at most {QUERIES.rate:g} questions for weights a second")
         self._asked.pop(peer, None)
         if query.samples:

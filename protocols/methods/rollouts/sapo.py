@@ -100,7 +100,7 @@ class _ByRollouts(Method):
             raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
         self._parts, self._settings, self._trainer = parts, parts.spec.rollouts, parts.trainer
         self.rollouts = Rollouts(parts, self, limits=limits, takes=takes)
-        self.violations = (self.rollouts.offences,)
+        self.violations = (self.rollouts.violations,)
         self._place: Place | None = None
         self._began = trio.current_time()
 
@@ -166,7 +166,7 @@ class Sapo(_ByRollouts):
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
         self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers)
-        self.violations = (*self.violations, self.broadcast.offences)
+        self.violations = (*self.violations, self.broadcast.violations)
         self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
 
     def status(self) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
 from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.runner import TimedRunner
 from swarmnode.training.rl.groups import RolloutGroup
 
@@ -113,7 +113,7 @@ class Rollouts:
         self.counter = parts.now()  # of the next group: grows over restarts, too, as long as the clock does
         self.pool = RolloutPool(parts.me, now=parts.now, limits=self.limits.pool, standing=rules.standing)
         self._intake = GroupIntake(parts, rules, self.pool, limits=self.limits, runner=self.runner)
-        self.offences, self.counts = self._intake.offences, self._intake.counts
+        self.violations, self.counts = self._intake.violations, self._intake.counts
         self._entries = Budget[PeerId](ENTRIES)
         self._queries = Budget[PeerId](RECENT_QUERIES)
         self._offered: set[bytes] = set()  # groups whose content peers may fetch
@@ -195,7 +195,7 @@ class Rollouts:
 
     def measure(self, metrics: Metrics) -> None:
         show(metrics, self.pool, self.counts, self.runner)
-        self.offences.measure(metrics)
+        self.violations.measure(metrics)
 
     # -- passing on
 
@@ -270,7 +270,7 @@ class Rollouts:
         return chosen
 
     def _may_be_told(self, peer: PeerId) -> bool:
-        return peer not in self._busy and peer not in self._left_until and self.offences.refuses(peer) is None
+        return peer not in self._busy and peer not in self._left_until and self.violations.refuses(peer) is None
 
     async def _tell(self, peer: PeerId, batch: list[_Load]) -> None:
         try:
@@ -357,7 +357,7 @@ class Rollouts:
         if not self._takes:
             return OfferAnswer(wait=LONGEST_WAIT)
         if not self._entries.take(peer, len(offer.groups)):
-            self.offences.note(peer, "offers too many rollout groups", Kind.LOAD)
+            self.violations.note(peer, "offers too many rollout groups", Kind.LOAD)
             raise Refuse("busy", f"at most {ENTRIES.rate:g} groups a second may be offered here")
         with self.runner.counted():
             return self._intake.weigh(peer, offer)

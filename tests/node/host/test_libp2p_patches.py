@@ -30,7 +30,7 @@ from swarmnode.node.host.allowances import HostPool, PeerShare
 from swarmnode.node.host.limits import ConnectionLimits
 from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
 from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind
 
 mend_libp2p()
 

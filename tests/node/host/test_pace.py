@@ -10,16 +10,15 @@ import trio.testing
 
 from swarmnode.node.host.allowances import Pacer
 from swarmnode.node.host.limits import MIB, RateLimits
-from swarmnode.protocols.peers.scoring import Conduct, ConductLimits
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits
 
 RATES = RateLimits(member=0.0, stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=64.0 * 1024)
 PIECE = 64 * 1024
 
 
-def pacer(is_member: Callable[[str], bool] = lambda peer: True) -> tuple[Pacer, Conduct]:
-    conduct = Conduct(ConductLimits(), trio.current_time)
-    return Pacer(RATES, conduct, is_member), conduct
+def pacer(is_member: Callable[[str], bool] = lambda peer: True) -> tuple[Pacer, PeerScoring]:
+    scoring = PeerScoring(ScoringLimits())
+    return Pacer(RATES, scoring, is_member), scoring
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -81,13 +80,13 @@ def test_two_connections_of_a_stranger_are_no_faster_than_one() -> None:
 
 def test_a_slowed_member_is_read_slowly_until_it_is_forgiven() -> None:
     async def main() -> None:
-        paces, conduct = pacer()
-        conduct.offended("member", "a lie", Kind.LIE)
-        conduct.offended("member", "a lie", Kind.LIE)
+        paces, scoring = pacer()
+        scoring.offended("member", "a lie", Kind.LIE)
+        scoring.offended("member", "a lie", Kind.LIE)
         assert not paces.of("member").send_now(PIECE)
         assert await seconds(paces, "other") == 0.0
         assert await seconds(paces, "member", size=20 * PIECE) == pytest.approx(20.0, rel=0.1)
-        await trio.sleep(2 * ConductLimits().half_life)
+        await trio.sleep(2 * ScoringLimits().half_life)
         assert await seconds(paces, "member") == 0.0
 
     run(main)

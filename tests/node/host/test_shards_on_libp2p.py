@@ -70,8 +70,8 @@ def test_a_shard_crosses_real_connections_although_one_provider_lies_and_one_die
 
                 await me.fetch(shard, progress=progress)
                 assert (tmp_path / "me" / f"{shard.hex()}.shard").read_bytes() == CONTENT
-                assert me.offences.count(liar.network.me) == 1
-                assert me.offences.count(good.network.me) == 0
+                assert me.violations.count(liar.network.me) == 1
+                assert me.violations.count(good.network.me) == 0
                 late, _ = await start(nursery, "late")  # knows one node, which by now has it as well
                 await late.network.connect(me.network.addresses[0])
                 await late.fetch(shard)

@@ -15,8 +15,7 @@ from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.calls.rpc import PROTOCOL, CallError, Refused, Rpc
 from swarmnode.protocols.network import NetworkError, Stream, StreamBroken, Unreachable
-from swarmnode.protocols.peers.scoring import ConductLimits, Standing
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind, ScoringLimits, Standing
 
 ECHO = "/test/echo/1"
 BAN = 0.5  # seconds
@@ -44,7 +43,7 @@ class Node:
         self.network.serve(ECHO, echo)
         self.rpc = Rpc(self.network)
         self.rpc.serve("repeat", Text, repeat)
-        self.network.conduct.watch(self.rpc.offences)
+        self.network.scoring.watch(self.rpc.violations)
 
     @property
     def me(self) -> str:
@@ -62,18 +61,18 @@ async def until(condition: Any) -> None:
 
 def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_back() -> None:
     async def main() -> None:
-        host, peer, other = Node(Limits(conduct=ConductLimits(first_ban=BAN))), Node(), Node()
+        host, peer, other = Node(Limits(conduct=ScoringLimits(first_ban=BAN))), Node(), Node()
         async with trio.open_nursery() as nursery:
             for node in (host, peer, other):
                 await nursery.start(node.network.run)
                 await nursery.start(node.rpc.run)
             for node in (peer, other):
                 await node.network.connect(host.network.addresses[0])
-            conduct = host.network.conduct
-            offend = lambda: host.rpc.offences.note(peer.me, "nonsense", Kind.LIE)  # noqa: E731
+            scoring = host.network.scoring
+            offend = lambda: host.rpc.violations.note(peer.me, "nonsense", Kind.LIE)  # noqa: E731
 
             offend()
-            assert conduct.standing(peer.me) is Standing.SLOWED
+            assert scoring.standing(peer.me) is Standing.SLOWED
             assert await peer.rpc.call(host.me, "repeat", Text("slow"), Text, timeout=5) == Text("slow")
 
             offend()
@@ -87,11 +86,11 @@ def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_bac
 
             offend()
             offend()
-            assert conduct.standing(peer.me) is Standing.BANNED
+            assert scoring.standing(peer.me) is Standing.BANNED
             await until(lambda: not host.sees(peer) and not peer.sees(host))
             with pytest.raises(Unreachable, match="keeps away"):
                 await host.network.connect(peer.me)
-            while conduct.standing(peer.me) is Standing.BANNED:  # it comes again and is turned away
+            while scoring.standing(peer.me) is Standing.BANNED:  # it comes again and is turned away
                 with trio.move_on_after(0.2):
                     await peer.network.connect(host.network.addresses[0])
                     await until(lambda: not host.sees(peer))
@@ -123,7 +122,7 @@ def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
             await peer.network.connect(host.network.addresses[0])
             seen = []
             with trio.fail_after(10):
-                while host.network.conduct.standing(peer.me) is not Standing.BANNED:
+                while host.network.scoring.standing(peer.me) is not Standing.BANNED:
                     try:
                         stream = await peer.network.open_stream(host.me, PROTOCOL)
                         await stream.send_all(b"\x05\xc1\xc1\xc1\xc1\xc1")
@@ -131,7 +130,7 @@ def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
                             pass
                     except NetworkError:
                         await trio.sleep(0.01)
-                    seen.append(host.network.conduct.standing(peer.me))
+                    seen.append(host.network.scoring.standing(peer.me))
                     if seen[-1] is Standing.REFUSED:
                         break  # its streams are reset before it can say more
             assert sorted(seen) == seen
@@ -150,7 +149,7 @@ def test_a_connection_that_breaks_the_multiplexers_rules_counts_against_its_peer
             await peer.network.connect(host.network.addresses[0])
             session = peer.network.connections.of(host.me)[0].session
             session.answer(b"\x07" * 12)  # no such version
-            await until(lambda: host.network.connections.offences.count(peer.me) == 1)
+            await until(lambda: host.network.connections.violations.count(peer.me) == 1)
             nursery.cancel_scope.cancel()
 
     trio.run(main)

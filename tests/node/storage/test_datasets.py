@@ -352,7 +352,7 @@ def test_wrong_bytes_never_reach_training(swarm: Runs) -> None:
         with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="no text to train on"), flatten_subgroups=True):
             async with running(data):
                 raise AssertionError("it trains on what a liar sent")
-        assert data.take() == () and member.shards.offences.count(liar.network.me) > 0
+        assert data.take() == () and member.shards.violations.count(liar.network.me) > 0
         await member.network.connect(creator.network.me)
         async with running(data := member.data(spec)):
             await trio.sleep(60)

@@ -276,7 +276,7 @@ def test_a_caller_that_breaks_the_rules_loses_only_its_stream(simulated: Simulat
         with trio.fail_after(1), pytest.raises(Exception, match="closed"):
             while await stream.receive_some(1000):
                 pass
-        assert bob.rpc.offences.count(world.node("mallory").me) == 1
+        assert bob.rpc.violations.count(world.node("mallory").me) == 1
         await alice.rpc.ping(bob.network.me, timeout=1)
         assert "done" not in bob.diary
 
@@ -394,7 +394,7 @@ def test_answers_to_calls_never_made_end_the_stream(simulated: Simulated, answer
         mallory.serve(PROTOCOL, lie)
         await nursery.start(mallory.run)
         assert (await failure_of(alice.rpc, mallory.me, Job(), 5))[0] is PeerGone
-        assert alice.rpc.offences.count(mallory.me) == 1
+        assert alice.rpc.violations.count(mallory.me) == 1
 
     simulated(main)
 

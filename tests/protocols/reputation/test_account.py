@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swarmnode.protocols.reputation.account import (
     NEWCOMER,
     Account,
-    after_conduct,
+    after_violations,
     after_work,
     contained,
     score,
@@ -71,7 +71,7 @@ def test_who_did_harm_has_no_more_weight_after_an_absence_than_a_newcomer_who_do
 @given(gains, st.floats(0.1, 20.0))
 def test_an_offence_lowers_the_score_of_whoever_has_one(history: list[float], bad: float) -> None:
     account = seen(history)
-    worse = after_conduct(account, bad=bad, round=len(history))
+    worse = after_violations(account, bad=bad, round=len(history))
     assert score(worse) < score(account) or score(account) == 0.0
 
 

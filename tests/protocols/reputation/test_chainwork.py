@@ -86,8 +86,8 @@ def test_malformed_and_double_contributions_are_offences_and_lateness_is_none() 
         Judged(author, bytes(32), verdict, False, {}) for author, verdict in (("eve", 2), ("max", 4), ("tim", 10))
     )
     after = after_roster({}, RoundWork(3, bytes(32), (*works, Judged("bob", bytes(32), 0, True, gains))))
-    assert after["eve"].offences == 1.0
-    assert after["max"].offences == 2.0
+    assert after["eve"].violations == 1.0
+    assert after["max"].violations == 2.0
     assert "tim" not in after
 
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from chains import RULES, after_rounds, start
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
-from swarmnode.protocols.peers.violations import Kind
+from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.reputation.account import NEWCOMER, Judged, RoundWork
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import LEAST_ROSTER_STANDING, MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
@@ -96,7 +96,7 @@ def test_who_only_harms_the_held_out_loss_loses_weight_and_is_not_cut_off() -> N
 def test_what_a_judge_says_in_scores_follows_from_the_chain_alone() -> None:
     mine, other = on_chain(6, {"bob": 1000, "cat": 900}), on_chain(6, {"bob": 1000, "cat": 900})
     mine.observe("bob", Saw.PROOF, bad=50)
-    mine.offended("bob", "lied", Kind.LIE)
+    mine.offended("bob", Kind.LIE)
     mine.close()
     mine.hear(Attested("cat", b"", 0, Attestation(3, "bob", 0, 0, 100)))
     assert mine.roster_standing("bob") == other.roster_standing("bob") == FULL_STANDING
@@ -130,7 +130,7 @@ def test_ten_authors_who_share_one_authors_rollouts_weigh_as_much_as_it() -> Non
 def test_while_nobodys_work_was_verified_everybody_has_all_of_its_share() -> None:
     mine = ledger()
     assert mine.standing("bob") == 1.0
-    mine.offended("eve", "sends rubbish", Kind.BREACH)
+    mine.offended("eve", Kind.BREACH)
     mine.close(0)
     assert mine.standing("bob") == 1.0
 
@@ -141,10 +141,10 @@ def test_overload_is_no_offence_here_and_breaches_lower_a_score() -> None:
         mine.observe("bob", Saw.PROOF, good=8)
         mine.close(epoch)
     before = mine.view()["bob"].score
-    mine.offended("bob", "asks too much", Kind.LOAD)
+    mine.offended("bob", Kind.LOAD)
     mine.close(6)
     assert mine.view()["bob"].score == before
-    mine.offended("bob", "forges", Kind.LIE)
+    mine.offended("bob", Kind.LIE)
     mine.close(7)
     assert mine.view()["bob"].score < 0.7 * before
 

@@ -41,7 +41,7 @@ def test_ledger_weighs_its_own_tests_with_others_words_and_no_single_test_is_an_
         ledger.drew("eve", number % 2 == 0, COMMIT)
     ledger.close(2)
     assert ledger.found("eve")[0] == Finding(Saw.ASSIGNED, 4, 4, COMMIT[:16])
-    assert not ledger.accounts()["eve"].offences
+    assert not ledger.accounts()["eve"].violations
     assert ledger.unique("eve") == 1.0  # one node's tests
     for peer in workers:
         ledger.hear(

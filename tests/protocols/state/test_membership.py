@@ -261,7 +261,7 @@ def test_nobody_announces_addresses_for_another(simulated: Simulated) -> None:
         for lie in (forged, signed):
             await push(liar, victim, lie.sealed)
         assert third.me not in victim.membership.members()
-        assert victim.state.sync.offences.count(liar.me) == 2
+        assert victim.state.sync.violations.count(liar.me) == 2
 
     simulated(main)
 

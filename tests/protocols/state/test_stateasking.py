@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 from statenodes import RUN, now
 
-from swarmnode.protocols.peers.violations import Offences
+from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.state.intake import ASKED_FOR, OTHERS, PROTOCOL, StateIntake
 from swarmnode.testing.memorystate import MemoryState
@@ -21,8 +21,8 @@ class Asking(StateIntake):
 
     def __init__(self, lacks: Callable[[bytes], bool]) -> None:
         state = MemoryState(RUN, me="me", sign=lambda message: bytes(64), now=now)
-        offences = Offences(PROTOCOL)
-        super().__init__(state, verify=lambda *of: True, now=now, runner=inline, offences=offences)
+        violations = Violations(PROTOCOL)
+        super().__init__(state, verify=lambda *of: True, now=now, runner=inline, violations=violations)
         self.lacks = lacks  # type: ignore[method-assign]
 
 

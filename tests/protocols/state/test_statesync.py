@@ -186,8 +186,8 @@ def test_a_forged_element_is_not_stored_and_its_sender_is_refused(simulated: Sim
                 forged = genuine.__class__(**{**vars_of(genuine), "signature": liar.network.sign(b"x")})
                 await push(liar, victim, forged.sealed)
                 assert not victim.state.has(rank(genuine))
-        assert victim.conduct.standing(liar.me) >= Standing.REFUSED
-        assert victim.conduct.standing(third.me) is Standing.GOOD
+        assert victim.scoring.standing(liar.me) >= Standing.REFUSED
+        assert victim.scoring.standing(third.me) is Standing.GOOD
         honest = await third.sync.write("note/honest", 1)
         await trio.sleep(1)
         assert victim.state.has(rank(honest))
@@ -240,7 +240,7 @@ def test_a_record_from_the_future_waits_outside_until_its_time(simulated: Simula
         assert not node.sync.intake.lacks(rank(record))  # who offers it is not asked for it
         mine = await node.sync.write("note/mine", 1)
         assert mine.hlc < record.hlc
-        assert fast.conduct.standing(node.me) is node.conduct.standing(fast.me) is Standing.GOOD
+        assert fast.scoring.standing(node.me) is node.scoring.standing(fast.me) is Standing.GOOD
         await trio.sleep(30 + 4 * REPAIR_EVERY)
         assert node.state.has(rank(record)) and third.state.has(rank(record))
 
@@ -263,7 +263,7 @@ def test_who_pushes_too_much_waits_and_is_then_refused(simulated: Simulated) -> 
         async with trio.open_nursery() as pushes:  # now without waiting for answers
             for _ in range(40):
                 pushes.start_soon(attempt, flooder, victim, known)
-        assert victim.sync.offences.count(flooder.me) > 0
+        assert victim.sync.violations.count(flooder.me) > 0
 
     async def attempt(flooder: StateNode, victim: StateNode, sealed: bytes) -> None:
         with contextlib.suppress(Refused):

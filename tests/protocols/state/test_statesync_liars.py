@@ -152,7 +152,7 @@ def test_one_that_answers_a_fetch_with_forgeries_is_shunned(simulated: Simulated
         await node.network.connect(liar.me)
         await trio.sleep(8 * REPAIR_EVERY)
         assert not node.state.has(rank_of(genuine.hlc, genuine.id))
-        assert node.sync.offences.count(liar.me) >= 2
+        assert node.sync.violations.count(liar.me) >= 2
 
     simulated(main)
 
@@ -165,7 +165,7 @@ def test_going_on_with_a_repair_that_was_forgotten_is_no_offence(simulated: Simu
         await slow.network.connect(node.me)
         with pytest.raises(Refused, match="ended here"):
             await slow.rpc.call(node.me, "state.repair", RepairStep(RUN, 7, b"\x04"), RepairAnswer, timeout=1)
-        assert node.sync.offences.count(slow.me) == 0
+        assert node.sync.violations.count(slow.me) == 0
 
     simulated(main)
 

@@ -225,7 +225,7 @@ def test_a_cancelled_fetch_leaves_the_next_one_unharmed(simulated: Simulated) ->
             with trio.move_on_after(0.3):
                 await alice.fetch(peer, ("x",), max_size=len(CONTENT))
         assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
-        assert bob.offences.count(world.node("alice").me) == 0
+        assert bob.violations.count(world.node("alice").me) == 0
 
     simulated(main, bandwidth=1_000_000)
 
@@ -313,7 +313,7 @@ def test_what_is_kept_of_something_else_is_fetched_anew(simulated: Simulated, na
             ready.append(got.ready)
         assert got.buffer == CONTENT and got.name == name
         assert ready == [CHUNK]  # nobody read what was kept
-        assert alice.offences.count(peer) == 0
+        assert alice.violations.count(peer) == 0
 
     simulated(main)
 
@@ -409,7 +409,7 @@ def test_a_fetcher_that_breaks_the_rules_loses_only_its_stream(simulated: Simula
         with trio.fail_after(1), pytest.raises(StreamBroken):
             while await stream.receive_some(1000):
                 pass
-        assert bob.offences.count(mallory.me) == 1
+        assert bob.violations.count(mallory.me) == 1
         assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
 
     simulated(main)

@@ -338,7 +338,7 @@ def test_one_chunk_can_be_read_alone(nodes: Callable[..., None]) -> None:
         liar = await swarm.liar("liar", wrong_proof)
         with pytest.raises(Unavailable):
             await me.shards.read(liar.me, SHARD, 3)
-        assert me.shards.offences.count(liar.me) == 1
+        assert me.shards.violations.count(liar.me) == 1
         assert me.store.kept() == ()
 
     nodes(main)
@@ -382,7 +382,7 @@ def fetch_beside(nodes: Callable[..., None], bad: Answer, check: Callable[[Node,
 
 def test_a_provider_of_wrong_bytes_is_dropped_and_counted(nodes: Callable[..., None]) -> None:
     def check(me: Node, liar: SimNetwork) -> None:
-        assert me.shards.offences.count(liar.me) == 1
+        assert me.shards.violations.count(liar.me) == 1
         assert me.shards.counts["lies"] == 1
 
     fetch_beside(nodes, falsehood, check)
@@ -394,7 +394,7 @@ def test_a_provider_of_wrong_sizes_is_dropped_and_no_memory_taken(nodes: Callabl
         await stream.send_all(frame(encode(Piece(size))) + bytes(min(max(size, 0), CHUNK)))
 
     def check(me: Node, liar: SimNetwork) -> None:
-        assert me.shards.offences.count(liar.me) == (size >= 0)
+        assert me.shards.violations.count(liar.me) == (size >= 0)
 
     fetch_beside(nodes, answer, check)
 
@@ -403,7 +403,7 @@ def test_a_provider_of_rubbish_is_dropped(nodes: Callable[..., None]) -> None:
     async def answer(stream: Stream, want: ShardWant) -> None:
         await stream.send_all(b"\xff" * 100)
 
-    fetch_beside(nodes, answer, lambda me, liar: None if me.shards.offences.count(liar.me) == 1 else pytest.fail())
+    fetch_beside(nodes, answer, lambda me, liar: None if me.shards.violations.count(liar.me) == 1 else pytest.fail())
 
 
 def test_one_byte_a_second_delays_nobody(nodes: Callable[..., None]) -> None:
@@ -483,7 +483,7 @@ def test_a_manifest_of_another_shard_is_a_lie(nodes: Callable[..., None]) -> Non
         me = await swarm.start("me")
         with pytest.raises(Unavailable):
             await me.shards.fetch(other, providers=[liar.me])
-        assert me.shards.offences.count(liar.me) == 1
+        assert me.shards.violations.count(liar.me) == 1
         assert me.store.kept() == ()
 
     nodes(main)
@@ -498,7 +498,7 @@ def test_impossible_holdings_harm_nothing(nodes: Callable[..., None], size: int,
         await me.network.connect(liar.me)
         await me.shards.fetch(SHARD, providers=[source.me])
         assert is_whole(me)
-        assert me.shards.offences.count(liar.me) >= 1
+        assert me.shards.violations.count(liar.me) >= 1
 
     nodes(main, bandwidth=1e6)
 
@@ -561,7 +561,7 @@ def test_asking_in_vain_a_hundred_thousand_times_is_bounded_and_counted(nodes: C
                     assert refusal.code == "busy"
                     refused += 1
             assert refused > 1000
-            assert server.shards.offences.count(attacker.me) == refused
+            assert server.shards.violations.count(attacker.me) == refused
             assert server.shards.counts["misses"] == 64 * (100_000 // 64)
             stream = await attacker.open_stream(server.me, PROTOCOL)
             with pytest.raises(StreamBroken):
@@ -588,7 +588,7 @@ def test_streams_of_one_peer_and_in_all_are_bounded(nodes: Callable[..., None]) 
                 await greedy.open_stream(server.me, PROTOCOL)
             await trio.sleep(1)
             assert server.shards.server.streams <= 8
-            assert server.shards.offences.count(greedy.me) == 6
+            assert server.shards.violations.count(greedy.me) == 6
         me = await swarm.start("me")
         await me.shards.fetch(SHARD, providers=[server.me])  # idle streams make room
         assert is_whole(me)
@@ -634,7 +634,7 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
         await trio.sleep(40)
         assert not server.shards.server.streams
         assert server.shards.counts["chunks_served"] <= 3
-        assert server.shards.offences.count(sleeper.me) == 1
+        assert server.shards.violations.count(sleeper.me) == 1
 
     nodes(main)
 
@@ -661,7 +661,7 @@ def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], ra
             while await stream.receive_some(100):
                 pass
             raise StreamBroken("ended")
-        assert server.shards.offences.count(me.me) == 1
+        assert server.shards.violations.count(me.me) == 1
         with pytest.raises(Refused):
             await me.rpc.call(server.me, HAVE, Have((SHARD,) * 65), Holdings, timeout=5)
         assert await me.shards.read(server.me, SHARD, 0) == chunk(0)

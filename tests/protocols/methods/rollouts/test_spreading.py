@@ -94,7 +94,7 @@ def test_everybody_in_a_small_swarm_hears_of_everything(simulated: Simulated) ->
             others = {each.id for author, groups in published.items() if author != node.me for each in groups}
             assert held_by(node) == others
             assert {own.id for own in node.rollouts.pool.own()} == {each.id for each in published[node.me]}
-            assert not node.rollouts.offences.totals.total() and not node.rollouts.stats().waiting
+            assert not node.rollouts.violations.totals.total() and not node.rollouts.stats().waiting
 
     simulated(main)
 
@@ -171,7 +171,7 @@ def test_what_is_not_its_authors_is_neither_kept_nor_passed_on_and_costs_who_bro
         assert (await liar.offers(victim, offer_of(honest))).wants == (0,)
         await liar.gives(victim, Give(RUN, ((payload, signature),)))
         assert not held_by(victim) and victim.rollouts.counts["invalid"] == 1
-        assert victim.rollouts.offences.count(node.me) == 1 and not victim.rollouts.stats().waiting
+        assert victim.rollouts.violations.count(node.me) == 1 and not victim.rollouts.stats().waiting
 
     simulated(main)
 
@@ -219,7 +219,7 @@ def test_offers_that_are_not_kept_block_nobody_else_and_are_counted(simulated: S
         assert await Liar(honest).offers(victim, offer_of(made)) == OfferAnswer()  # neither wanted nor here: try again
         await trio.sleep(6)
         await Liar(honest).brings(victim, made)
-        assert made.id in held_by(victim) and victim.rollouts.offences.count(other.me)
+        assert made.id in held_by(victim) and victim.rollouts.violations.count(other.me)
 
     simulated(main)
 
@@ -298,7 +298,7 @@ def test_who_has_no_room_says_for_how_long_and_is_left_alone(simulated: Simulate
         came = victim.rollouts.counts["received"] - before["received"]
         asked = victim.rollouts.counts["no_room"] - before["no_room"]
         assert 8 <= came <= 16 and asked <= 20 * 30 / 2  # half a group a second, and at most an offer in two seconds
-        assert not victim.rollouts.offences.totals.total()
+        assert not victim.rollouts.violations.totals.total()
 
     simulated(main)
 
@@ -389,7 +389,7 @@ def test_who_has_too_few_to_draw_from_asks_a_neighbour_now_and_then(simulated: S
             pool.candidates(99, random.Random(1))
             await trio.sleep(1)
         assert second.rollouts.counts["asked_recent"] <= 1 + 1 + 30 / 10 + 1
-        assert not first.rollouts.offences.totals.total()
+        assert not first.rollouts.violations.totals.total()
 
     simulated(main)
 

@@ -1,41 +1,44 @@
-"""The ladder of standings: offences lead down it, time leads back up."""
+"""The ladder of standings: violations lead down it, time leads back up."""
 
 from __future__ import annotations
 
 import logging
 
 import pytest
+import trio
 
 from swarmnode.protocols.metrics import Metrics
-from swarmnode.protocols.peers.scoring import Conduct, ConductLimits, Standing
-from swarmnode.protocols.peers.violations import Kind, Offences
+from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Standing, Violations
 
 PEER, OTHER = "12D3KooWbad", "12D3KooWgood"
-LIMITS = ConductLimits()
+LIMITS = ScoringLimits()
 
 
 class Clock:
     now = 1000.0
 
-    def __call__(self) -> float:
-        return self.now
+
+@pytest.fixture(autouse=True)
+def time_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trio's time is that of the test's clock."""
+    monkeypatch.setattr(Clock, "now", 1000.0)
+    monkeypatch.setattr(trio, "current_time", lambda: Clock.now)
 
 
-def ladder(limits: ConductLimits = LIMITS) -> tuple[Conduct, Offences, Clock, list[str]]:
-    clock = Clock()
-    conduct, offences = Conduct(limits, clock), Offences("/test/1")
-    conduct.watch(offences)
+def ladder(limits: ScoringLimits = LIMITS) -> tuple[PeerScoring, Violations, type[Clock], list[str]]:
+    scoring, violations = PeerScoring(limits), Violations("/test/1")
+    scoring.watch(violations)
     banned: list[str] = []
-    conduct.on_ban(banned.append)
-    return conduct, offences, clock, banned
+    scoring.on_ban(banned.append)
+    return scoring, violations, Clock, banned
 
 
 def test_breaches_lead_down_rung_by_rung_and_only_who_commits_them() -> None:
-    conduct, offences, _, banned = ladder()
+    scoring, violations, _, banned = ladder()
     seen = []
     for _ in range(8):
-        offences.note(PEER, "nonsense")
-        seen.append(conduct.standing(PEER))
+        violations.note(PEER, "nonsense")
+        seen.append(scoring.standing(PEER))
     assert seen == [
         *[Standing.GOOD] * 1,
         *[Standing.SLOWED] * 2,
@@ -43,38 +46,38 @@ def test_breaches_lead_down_rung_by_rung_and_only_who_commits_them() -> None:
         Standing.BANNED,
     ]
     assert banned == [PEER]
-    assert conduct.standing(OTHER) is Standing.GOOD
-    assert [(kept.peer, kept.seconds, kept.why) for kept in conduct.kept_out()] == [(PEER, 60.0, "nonsense")]
+    assert scoring.standing(OTHER) is Standing.GOOD
+    assert [(kept.peer, kept.seconds, kept.why) for kept in scoring.kept_out()] == [(PEER, 60.0, "nonsense")]
 
 
 def test_a_refused_peer_is_told_and_a_slowed_one_is_not() -> None:
-    _, offences, _, _ = ladder()
-    offences.note(PEER, "lie", Kind.LIE)
-    assert offences.refuses(PEER) is None
-    offences.note(PEER, "lie", Kind.LIE)
-    assert offences.refuses(PEER) is not None
-    assert offences.refuses(OTHER) is None
+    _, violations, _, _ = ladder()
+    violations.note(PEER, "lie", Kind.LIE)
+    assert violations.refuses(PEER) is None
+    violations.note(PEER, "lie", Kind.LIE)
+    assert violations.refuses(PEER) is not None
+    assert violations.refuses(OTHER) is None
 
 
 def test_a_burst_of_overload_costs_no_more_than_one_call_too_many() -> None:
-    conduct, offences, clock, banned = ladder()
+    scoring, violations, clock, banned = ladder()
     for _ in range(10_000):
-        offences.note(PEER, "too many calls", Kind.LOAD)
-    assert conduct.standing(PEER) is Standing.GOOD
-    assert offences.count(PEER) == 10_000
+        violations.note(PEER, "too many calls", Kind.LOAD)
+    assert scoring.standing(PEER) is Standing.GOOD
+    assert violations.count(PEER) == 10_000
     for _ in range(10):  # a burst a second for ten seconds
         clock.now += 1
-        offences.note(PEER, "too many calls", Kind.LOAD)
-    assert conduct.standing(PEER) is Standing.GOOD
+        violations.note(PEER, "too many calls", Kind.LOAD)
+    assert scoring.standing(PEER) is Standing.GOOD
     assert banned == []
 
 
 def test_overload_without_end_is_slowed_then_refused_then_disconnected() -> None:
-    conduct, offences, clock, banned = ladder()
+    scoring, violations, clock, banned = ladder()
     at: dict[Standing, int] = {}
     for second in range(600):
-        offences.note(PEER, "too many calls", Kind.LOAD)
-        at.setdefault(conduct.standing(PEER), second)
+        violations.note(PEER, "too many calls", Kind.LOAD)
+        at.setdefault(scoring.standing(PEER), second)
         if banned:
             break
         clock.now += 1
@@ -85,67 +88,67 @@ def test_overload_without_end_is_slowed_then_refused_then_disconnected() -> None
 
 
 def test_points_fade_and_the_peer_is_served_again() -> None:
-    conduct, offences, clock, _ = ladder()
+    scoring, violations, clock, _ = ladder()
     for _ in range(4):
-        offences.note(PEER, "nonsense")
-    assert conduct.standing(PEER) is Standing.REFUSED
+        violations.note(PEER, "nonsense")
+    assert scoring.standing(PEER) is Standing.REFUSED
     clock.now += 0.5 * LIMITS.half_life
-    assert conduct.standing(PEER) is Standing.SLOWED
+    assert scoring.standing(PEER) is Standing.SLOWED
     clock.now += LIMITS.half_life
-    assert conduct.standing(PEER) is Standing.GOOD
+    assert scoring.standing(PEER) is Standing.GOOD
 
 
 def test_a_ban_ends_with_a_clean_sheet_and_the_next_is_twice_as_long_up_to_an_hour() -> None:
-    conduct, offences, clock, banned = ladder()
+    scoring, violations, clock, banned = ladder()
     lasted = []
     for _ in range(9):
         for _ in range(4):
-            offences.note(PEER, "lie", Kind.LIE)
-        (kept,) = conduct.kept_out()
+            violations.note(PEER, "lie", Kind.LIE)
+        (kept,) = scoring.kept_out()
         lasted.append(kept.seconds)
-        offences.note(PEER, "lie", Kind.LIE)  # what was under way makes no ban longer
-        assert conduct.kept_out() == (kept,)
+        violations.note(PEER, "lie", Kind.LIE)  # what was under way makes no ban longer
+        assert scoring.kept_out() == (kept,)
         clock.now += kept.seconds
-        assert conduct.standing(PEER) is Standing.GOOD
+        assert scoring.standing(PEER) is Standing.GOOD
     assert lasted == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     assert banned == [PEER] * 9
     clock.now += LIMITS.forgiven + 1
     for _ in range(4):
-        offences.note(PEER, "lie", Kind.LIE)
-    assert conduct.kept_out()[0].seconds == 60
+        violations.note(PEER, "lie", Kind.LIE)
+    assert scoring.kept_out()[0].seconds == 60
 
 
 def test_memory_does_not_grow_with_identities_and_the_latest_offenders_stay() -> None:
-    conduct, offences, _, _ = ladder(ConductLimits(peers=10))
+    scoring, violations, _, _ = ladder(ScoringLimits(peers=10))
     for number in range(1000):
-        offences.note(f"peer {number}", "lie", Kind.LIE)
-    assert len(conduct._records) == 10
-    assert [peer for peer, _ in conduct.below_good()] == [f"peer {number}" for number in range(990, 1000)]
+        violations.note(f"peer {number}", "lie", Kind.LIE)
+    assert len(scoring._records) == 10
+    assert [peer for peer, _ in scoring.below_good()] == [f"peer {number}" for number in range(990, 1000)]
 
 
 def test_each_fall_is_logged_once_with_what_led_to_it(caplog: pytest.LogCaptureFixture) -> None:
-    conduct, offences, _, _ = ladder()
+    scoring, violations, _, _ = ladder()
     with caplog.at_level(logging.WARNING):
         for number in range(100):
-            offences.note(PEER, f"nonsense {number}")
+            violations.note(PEER, f"nonsense {number}")
     assert [record.message for record in caplog.records] == [
         f"peer {PEER} broke the rules of /test/1: nonsense 0 (further ones are only counted)",
         f"peer {PEER} is slowed after 2 offences, the last: nonsense 1",
         f"peer {PEER} is refused after 4 offences, the last: nonsense 3",
         f"peer {PEER} is banned for 60 s after 8 offences, the last: nonsense 7",
     ]
-    assert conduct.standing(PEER) is Standing.BANNED
+    assert scoring.standing(PEER) is Standing.BANNED
 
 
 def test_falls_and_offences_are_counted_apart_for_each_node() -> None:
     nodes = [ladder() for _ in range(2)]
     texts = []
-    for number, (conduct, offences, _, _) in enumerate(nodes):
+    for number, (scoring, violations, _, _) in enumerate(nodes):
         for _ in range(2 * number):
-            offences.note(PEER, "nonsense")
+            violations.note(PEER, "nonsense")
         metrics = Metrics()
-        conduct.measure(metrics)
-        offences.measure(metrics)
+        scoring.measure(metrics)
+        violations.measure(metrics)
         texts.append(metrics.text())
     for text, falls, breaches in zip(texts, (0, 1), (0, 2), strict=True):
         assert f'swarmnode_standing_falls_total{{standing="slowed"}} {falls}\n' in text
