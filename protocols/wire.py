@@ -7,14 +7,17 @@ fields with defaults later, and older peers ignore what they do not know.
 A peer chose the bytes, so they are walked once before anything is built from them: size, nesting, number of values
 and every stated length are checked against what is really there. Only then does msgpack decode them, and only values of
 exactly the stated types become a message. Whatever is wrong is a `WireError` that names the message and the field.
+
+Each annotation is read once, into a `_Form` for each way: it knows the types whose values travel as they are, so that a
+message of scalars is checked in one loop, without a call for each of its fields.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import msgpack
@@ -32,32 +35,21 @@ class WireError(ValueError):
     """Bytes that are no such message, or a message that cannot be sent."""
 
 
-@dataclass(frozen=True)
-class _Codec:
-    """How one annotated type goes to msgpack's values and back; both raise WireError."""
-
-    pack: Callable[[Any], Any]
-    unpack: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class _Field:
-    name: str
-    codec: _Codec
-    default: Any  # MISSING where the field must be there
-    where: str  # "Message.field", for errors
-
-
 def encode(message: Any) -> bytes:
     """The bytes of a message dataclass. Raises WireError where a value does not fit its field's type."""
-    raw: bytes = msgpack.packb(_pack_message(message), use_bin_type=True)
+    packed = plain(message)
+    try:
+        raw: bytes = msgpack.packb(packed, use_bin_type=True)
+    except OverflowError:
+        raise WireError(f"{_too_large(message, packed)}: an int that does not fit 64 bits") from None
     return raw
 
 
 def plain(message: Any) -> dict[str, Any]:
     """What `encode` packs: the fields that do not equal their defaults, as plain values; for what is signed, see
     `crdt.envelope`. Raises WireError where a value does not fit its field's type."""
-    return _pack_message(message)
+    packed: dict[str, Any] = _message(message.__class__, True).convert(message)
+    return packed
 
 
 def decode(kind: type[M], raw: bytes | bytearray | memoryview, *, limit: int = MAX_BYTES) -> M:
@@ -74,14 +66,25 @@ def decode(kind: type[M], raw: bytes | bytearray | memoryview, *, limit: int = M
         msgpack.UnpackException,
     ) as error:  # ValueError includes bad UTF-8 and keys that are not strings
         raise WireError(f"{kind.__name__}: not msgpack: {error}") from None
-    return typing.cast(M, _unpack_message(kind, value))
+    message: M = _message(typing.cast(Any, kind), False).convert(value)
+    return message
+
+
+def _too_large(message: Any, packed: dict[str, Any]) -> str:
+    """Which field has the int that msgpack cannot take."""
+    for name, value in packed.items():
+        try:
+            msgpack.packb(value)
+        except OverflowError:
+            return f"{type(message).__name__}.{name}"
+    return type(message).__name__
 
 
 # -- the walk before decoding
 
-_STRINGS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # first byte -> width of the length behind it
-_ARRAYS = {0xDC: 2, 0xDD: 4}
-_MAPS = {0xDE: 2, 0xDF: 4}
+_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # strings: first byte -> width of the length behind it
+_WIDTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps
+_FIRST_ARRAY, _FIRST_MAP = 0xDC, 0xDE
 
 
 def _step(first: int) -> int:
@@ -113,17 +116,28 @@ def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
             if step:
                 position += step
                 continue
-            position, children = _look(raw, position, first, name)
-            if position > end or children > end - position:
+            position += 1
+            if first < 0xA0:  # a short map or array
+                children = 2 * (first & 0x0F) if first < 0x90 else first & 0x0F
+            else:
+                width = _WIDTHS.get(first)
+                if width is None:
+                    raise WireError(f"{name}: type byte {first:#04x} is not allowed")
+                length = int.from_bytes(raw[position : position + width], "big")
+                position += width
+                if first < _FIRST_ARRAY:
+                    position += length
+                    continue  # beyond the end is noticed at the next value, or behind the last
+                children = 2 * length if first >= _FIRST_MAP else length
+            if children > end - position:
                 raise WireError(f"{name}: {BEYOND}")
-            if children >= 0:
-                values += children
-                if values > MAX_VALUES:
-                    raise WireError(f"{name}: more than {MAX_VALUES} values")
-                if len(outer) >= MAX_DEPTH:
-                    raise WireError(f"{name}: nested deeper than {MAX_DEPTH}")
-                outer.append(left)
-                left = children
+            values += children
+            if values > MAX_VALUES:
+                raise WireError(f"{name}: more than {MAX_VALUES} values")
+            if len(outer) >= MAX_DEPTH:
+                raise WireError(f"{name}: nested deeper than {MAX_DEPTH}")
+            outer.append(left)
+            left = children
         if not outer:
             break
         left = outer.pop()
@@ -131,215 +145,190 @@ def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
         raise WireError(f"{name}: {BEYOND}" if position > end else f"{name}: {end - position} bytes after its end")
 
 
-def _look(raw: bytes | bytearray | memoryview, position: int, first: int, name: str) -> tuple[int, int]:
-    """Where the value at `position` ends, or for a container where its values begin, and how many; -1 for others."""
-    position += 1
-    if first < 0x90:
-        return position, 2 * (first & 0x0F)
-    if first < 0xA0:
-        return position, first & 0x0F
-    width = _STRINGS.get(first) or _ARRAYS.get(first) or _MAPS.get(first)
-    if width is None:
-        raise WireError(f"{name}: type byte {first:#04x} is not allowed")
-    length = int.from_bytes(raw[position : position + width], "big")
-    position += width
-    if first in _STRINGS:
-        return position + length, -1
-    return position, 2 * length if first in _MAPS else length
+# -- what an annotation allows
 
 
-# -- messages
+class _Form:
+    """One annotated type on one way, to msgpack's values or from them.
+
+    Values of the exact types in `same` stay as they are: whoever holds the form sees that itself, and has only the
+    others converted.
+    """
+
+    def __init__(self, where: str, expected: str, *same: type[Any]) -> None:
+        self._where = where  # "Message.field", for errors
+        self._expected = expected
+        self.same = frozenset(same)  # not what isinstance says: a bool is no int here
+
+    def convert(self, value: Any) -> Any:
+        """What becomes of a value whose type is not in `same`. Raises WireError."""
+        raise WireError(f"{self._where}: a {type(value).__name__} where {self._expected} was due")
 
 
-def _pack_message(message: Any) -> dict[str, Any]:
-    packed = {}
-    for field in _fields_of(type(message)).values():
-        value = getattr(message, field.name)
-        if value is field.default:
-            continue
-        value_packed = field.codec.pack(value)
-        if field.default is MISSING or type(value) is not type(field.default) or value != field.default:
-            packed[field.name] = value_packed
-    return packed
+class _SentFloat(_Form):
+    def convert(self, value: Any) -> Any:
+        return float(value) if type(value) is int else super().convert(value)
 
 
-def _unpack_message(kind: type[Any], value: Any) -> Any:
-    if type(value) is not dict:
-        raise WireError(f"{kind.__name__}: a {type(value).__name__} where a map was due")
-    known, arguments = _fields_of(kind), {}
-    for name, part in value.items():
-        if name in known:
-            arguments[name] = known[name].codec.unpack(part)
-    if len(arguments) < len(known):
-        for name, field in known.items():
-            if field.default is MISSING and name not in arguments:
-                raise WireError(f"{field.where}: missing")
-    try:
-        return kind(**arguments)
-    except (ValueError, TypeError) as error:  # a message may refuse values in __post_init__
-        raise WireError(f"{kind.__name__}: {error}") from None
+class _SentBytes(_Form):
+    def convert(self, value: Any) -> Any:
+        return bytes(value) if type(value) in (bytearray, memoryview) else super().convert(value)
 
 
-_known: dict[type[Any], dict[str, _Field]] = {}  # what `_fields_of` found: a program has few message kinds
+class _Union(_Form):
+    """`A | B`: the first that fits. Scalars among them fit by their types."""
+
+    def __init__(self, where: str, options: list[_Form]) -> None:
+        super().__init__(where, "", *(each for option in options for each in option.same))
+        self._options = options
+
+    def convert(self, value: Any) -> Any:
+        problem = None
+        for option in self._options:
+            try:
+                return option.convert(value)
+            except WireError as error:
+                problem = problem or error
+        raise problem or WireError(f"{self._where}: nothing fits")
 
 
-def _fields_of(kind: type[Any]) -> dict[str, _Field]:
-    if kind in _known:
-        return _known[kind]
-    name, hints = kind.__name__, typing.get_type_hints(kind)
-    if not is_dataclass(kind):
-        raise TypeError(f"{name} is not a message dataclass")
-    found = {}
-    for field in fields(kind):
-        where = f"{name}.{field.name}"
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        found[field.name] = _Field(field.name, _codec(hints[field.name], where), default, where)
-    _known[kind] = found
-    return _known[kind]
+class _Sequence(_Form):
+    """`tuple[T, ...]`."""
+
+    def __init__(self, where: str, item: _Form) -> None:
+        super().__init__(where, "a tuple")
+        self._item = item
+
+    def convert(self, value: Any) -> Any:
+        same, convert = self._item.same, self._item.convert
+        if type(value) is not tuple:
+            return super().convert(value)
+        if same.issuperset(map(type, value)):
+            return value
+        return tuple(part if type(part) in same else convert(part) for part in value)
 
 
-# -- field types
+class _Row(_Form):
+    """`tuple[A, B]`."""
+
+    def __init__(self, where: str, items: list[_Form]) -> None:
+        super().__init__(where, f"a tuple of {len(items)}")
+        self._items = items
+
+    def convert(self, value: Any) -> Any:
+        if type(value) is not tuple or len(value) != len(self._items):
+            return super().convert(value)
+        pairs = zip(self._items, value, strict=True)
+        return tuple(part if type(part) in item.same else item.convert(part) for item, part in pairs)
 
 
-def _wrong(where: str, expected: str, value: Any) -> WireError:
-    return WireError(f"{where}: a {type(value).__name__} where {expected} was due")
+class _Mapping(_Form):
+    """`dict[str, T]`."""
+
+    def __init__(self, where: str, item: _Form) -> None:
+        super().__init__(where, "a map")
+        self._item, self._key = item, _Form(where, "a str as key", str)
+
+    def convert(self, value: Any) -> Any:
+        if type(value) is not dict:
+            return super().convert(value)
+        for key in value:
+            if type(key) is not str:
+                self._key.convert(key)
+        same, convert = self._item.same, self._item.convert
+        return {key: part if type(part) in same else convert(part) for key, part in value.items()}
 
 
-def _codec(annotation: Any, where: str) -> _Codec:
+class _Message(_Form):
+    """A message dataclass; its fields are looked at when the first message comes, as it may hold others of its kind."""
+
+    def __init__(self, kind: type[Any], sent: bool) -> None:
+        if not is_dataclass(kind):
+            raise TypeError(f"{kind.__name__} is not a message dataclass")
+        super().__init__(kind.__name__, kind.__name__ if sent else "a map")
+        self._kind = kind
+        self._sent = sent
+
+    @cached_property
+    def _forms(self) -> dict[str, _Form]:
+        hints, name = typing.get_type_hints(self._kind), self._kind.__name__
+        return {each.name: _form(hints[each.name], f"{name}.{each.name}", self._sent) for each in fields(self._kind)}
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        """MISSING for a field that must be there."""
+        return {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
+            for each in fields(self._kind)
+        }
+
+    @cached_property
+    def _required(self) -> tuple[str, ...]:
+        return tuple(name for name, default in self._defaults.items() if default is MISSING)
+
+
+class _SentMessage(_Message):
+    def convert(self, value: Any) -> Any:
+        if type(value) is not self._kind:
+            return super().convert(value)
+        packed, defaults = {}, self._defaults
+        for name, form in self._forms.items():
+            part, default = getattr(value, name), defaults[name]
+            if part is default:
+                continue
+            sent = part if type(part) in form.same else form.convert(part)
+            if default is MISSING or type(part) is not type(default) or part != default:
+                packed[name] = sent
+        return packed
+
+
+class _ReceivedMessage(_Message):
+    def convert(self, value: Any) -> Any:
+        if type(value) is not dict:
+            return super().convert(value)
+        forms, arguments = self._forms, {}
+        for name, part in value.items():
+            form = forms.get(name)
+            if form is not None:  # else a later version's
+                arguments[name] = part if type(part) in form.same else form.convert(part)
+        for name in self._required:
+            if name not in arguments:
+                raise WireError(f"{self._kind.__name__}.{name}: missing")
+        try:
+            return self._kind(**arguments)
+        except (ValueError, TypeError) as error:  # a message may refuse values in __post_init__
+            raise WireError(f"{self._kind.__name__}: {error}") from None
+
+
+@cache  # a program has few message kinds
+def _message(kind: type[Any], sent: bool) -> _Message:
+    return _SentMessage(kind, sent) if sent else _ReceivedMessage(kind, sent)
+
+
+def _form(annotation: Any, where: str, sent: bool) -> _Form:
+    """The form of a field on its way out (`sent`) or in. Raises TypeError for what has none."""
     if annotation in _SCALARS:
-        return _SCALARS[annotation](where)
+        return (_SENT_SCALARS.get(annotation, _Form) if sent else _Form)(where, _SCALARS[annotation], annotation)
     if isinstance(annotation, type) and is_dataclass(annotation):
-        return _nested(annotation, where)
+        return _message(annotation, sent)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return _union(tuple(_codec(option, where) for option in arguments), where)
+        return _Union(where, [_form(option, where, sent) for option in arguments])
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _sequence(_codec(arguments[0], where), where)
+        return _Sequence(where, _form(arguments[0], where, sent))
     if origin is tuple:
-        return _fixed_tuple(tuple(_codec(option, where) for option in arguments), where)
+        return _Row(where, [_form(option, where, sent) for option in arguments])
     if origin is dict and arguments[0] is str:
-        return _mapping(_codec(arguments[1], where), where)
+        return _Mapping(where, _form(arguments[1], where, sent))
     raise TypeError(f"{where}: fields of type {annotation!r} have no form on the wire")
 
 
-def _exactly(kind: type[Any], expected: str) -> Callable[[str], _Codec]:
-    def codec(where: str) -> _Codec:
-        def check(value: Any) -> Any:
-            if type(value) is not kind:  # not isinstance: a bool is no int here
-                raise _wrong(where, expected, value)
-            return value
-
-        return _Codec(check, check)
-
-    return codec
-
-
-def _integer(where: str) -> _Codec:
-    def check(value: Any) -> int:
-        if type(value) is not int:
-            raise _wrong(where, "an int", value)
-        if not -(1 << 63) <= value < 1 << 64:
-            raise WireError(f"{where}: {value.bit_length()} bits do not fit 64")
-        return value
-
-    return _Codec(check, check)
-
-
-def _float(where: str) -> _Codec:
-    def pack(value: Any) -> float:
-        if type(value) is int:
-            return float(value)
-        return unpack(value)
-
-    def unpack(value: Any) -> float:
-        if type(value) is not float:
-            raise _wrong(where, "a float", value)
-        return value
-
-    return _Codec(pack, unpack)
-
-
-def _bytes(where: str) -> _Codec:
-    def pack(value: Any) -> bytes:
-        return bytes(value) if type(value) in (bytearray, memoryview) else unpack(value)
-
-    def unpack(value: Any) -> bytes:
-        if type(value) is not bytes:
-            raise _wrong(where, "bytes", value)
-        return value
-
-    return _Codec(pack, unpack)
-
-
-_SCALARS: dict[Any, Callable[[str], _Codec]] = {
-    int: _integer,
-    float: _float,
-    bytes: _bytes,
-    str: _exactly(str, "a str"),
-    bool: _exactly(bool, "a bool"),
-    type(None): _exactly(type(None), "nothing"),
+_SCALARS: dict[Any, str] = {
+    int: "an int",
+    float: "a float",
+    bytes: "bytes",
+    str: "a str",
+    bool: "a bool",
+    type(None): "nothing",
 }
-
-
-def _nested(kind: type[Any], where: str) -> _Codec:
-    def pack(value: Any) -> dict[str, Any]:
-        if type(value) is not kind:
-            raise _wrong(where, kind.__name__, value)
-        return _pack_message(value)
-
-    return _Codec(pack, lambda value: _unpack_message(kind, value))
-
-
-def _union(options: tuple[_Codec, ...], where: str) -> _Codec:
-    def first_fit(convert: Callable[[_Codec], Callable[[Any], Any]]) -> Callable[[Any], Any]:
-        def attempt(value: Any) -> Any:
-            problem = None
-            for option in options:
-                try:
-                    return convert(option)(value)
-                except WireError as error:
-                    problem = problem or error
-            raise problem or WireError(f"{where}: nothing fits")
-
-        return attempt
-
-    return _Codec(first_fit(lambda option: option.pack), first_fit(lambda option: option.unpack))
-
-
-def _sequence(item: _Codec, where: str) -> _Codec:
-    def each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def whole(value: Any) -> tuple[Any, ...]:
-            if type(value) is not tuple:
-                raise _wrong(where, "a tuple", value)
-            return tuple(convert(part) for part in value)
-
-        return whole
-
-    return _Codec(each(item.pack), each(item.unpack))
-
-
-def _fixed_tuple(items: tuple[_Codec, ...], where: str) -> _Codec:
-    def check(value: Any) -> tuple[Any, ...]:
-        if type(value) is not tuple or len(value) != len(items):
-            raise _wrong(where, f"a tuple of {len(items)}", value)
-        return value
-
-    return _Codec(
-        lambda value: tuple(item.pack(part) for item, part in zip(items, check(value), strict=True)),
-        lambda value: tuple(item.unpack(part) for item, part in zip(items, check(value), strict=True)),
-    )
-
-
-def _mapping(item: _Codec, where: str) -> _Codec:
-    def each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def whole(value: Any) -> dict[str, Any]:
-            if type(value) is not dict:
-                raise _wrong(where, "a map", value)
-            for key in value:
-                if type(key) is not str:
-                    raise _wrong(where, "a str as key", key)
-            return {key: convert(part) for key, part in value.items()}
-
-        return whole
-
-    return _Codec(each(item.pack), each(item.unpack))
+_SENT_SCALARS: dict[Any, type[_Form]] = {float: _SentFloat, bytes: _SentBytes}
