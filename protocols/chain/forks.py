@@ -3,7 +3,7 @@
 From the oldest roster that is kept, follow at each fork the child under which most heads of the validator set *at the
 fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what validators signed
 last, so a node that hears what the others heard goes where the others go. Where no head lies, empty rosters are looked
-through for heads of those who may have become validators after them (`validator set.successors`).
+through for heads of those who may have become validators after them (`state.successors`).
 """
 
 from __future__ import annotations

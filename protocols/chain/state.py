@@ -82,7 +82,7 @@ class ChainRules:
     growth: int = 125_000  # share by which the validators may grow at a change; one may always come
     committee: int = 33  # judges of a round, where there are more validators
     probation: int = 125_000  # share of a roster's weight that all who are no validators hold together …
-    probation_small: int = 500_000  # … and while there are fewer than validator set.SMALL validators
+    probation_small: int = 500_000  # … and while there are fewer than SMALL validators
     revert_every: int = 8  # rounds from one revert to the next
     norms: int = 16  # rosters that bound the norm to which the next one clips …
     norms_least: int = 4  # … where there are so many
@@ -139,26 +139,8 @@ class ChainState:
 
     def encode(self) -> bytes:
         """Canonical bytes, for `decode`."""
-        value: Value = {
-            "anchors": dict(self.anchors),
-            "cohort": self.cohort,
-            "empties": self.empties,
-            "genesis": self.genesis,
-            "history": tuple(tuple((w.author, w.units) for w in worked) for worked in self.history),
-            "made": self.made,
-            "norms": self.norms,
-            "participation": self.participation,
-            "reverted": self.reverted,
-            "round": self.round,
-            "run": self.run_id,
-            "seats": self.seats,
-            "seed": self.seed,
-            "silent": dict(self.silent),
-            "tip": self.tip,
-            "undoable": self.undoable,
-            "validators": self.validators,
-            "window": self.window,
-        }
+        history = tuple(tuple((one.author, one.units) for one in worked) for worked in self.history)
+        value: dict[str, Value] = vars(self) | {"history": history}
         return encoding.encode(value, max_size=MAX_ENCODED)
 
     @property
@@ -178,7 +160,7 @@ def genesis(run_id: str, validators: tuple[str, ...], *, window: int) -> ChainSt
         raise ValueError("a run has at least one genesis validator")
     named = tuple(sorted(set(validators)))
     start = genesis_id(run_id)
-    seed = hashlib.sha256(b"swarmnode/seed/1\0" + start).digest()
+    seed = hashlib.sha256(b"swarmnode/genesis/seed/1\0" + start).digest()
     first = ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
     return replace(first, seats=len(named))
 
@@ -188,26 +170,7 @@ def decode(raw: bytes) -> ChainState:
     try:
         value: Any = encoding.decode(raw, max_size=MAX_ENCODED)
         history = tuple(tuple(Worked(author, units) for author, units in worked) for worked in value["history"])
-        state = ChainState(
-            value["run"],
-            value["round"],
-            value["tip"],
-            value["seed"],
-            value["cohort"],
-            value["validators"],
-            value["genesis"],
-            value["made"],
-            history,
-            value["anchors"],
-            value["participation"],
-            value["empties"],
-            value["reverted"],
-            value["undoable"],
-            value["window"],
-            value["norms"],
-            value["seats"],
-            value["silent"],
-        )
+        state = ChainState(**{**value, "history": history})
         if state.encode() != raw:
             raise ValueError("it holds more, or has a field of another type")
         return state

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_type_hints
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import Value
@@ -66,136 +66,167 @@ class InvalidStatement(ValueError):
     """A record that no honest node writes. The message says why."""
 
 
+# --- what a field may hold: `read` asks these; each gives the value back, or raises ValueError ------------------------
+
+Check: TypeAlias = Callable[[Any], Any]
+
+
+def _bytes(size: int, *, or_none: bool = False) -> Check:
+    def check(value: Any) -> bytes:
+        if not isinstance(value, bytes) or (len(value) != size and (value or not or_none)):
+            raise ValueError(f"{size} bytes expected")
+        return value
+
+    return check
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:  # not isinstance: a bool is no int here
+            raise ValueError(f"an integer from {low} to {high} expected")
+        return value
+
+    return check
+
+
+def _ascending(item: Check, most: int) -> Check:
+    def check(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, tuple) or len(values) > most:
+            raise ValueError(f"at most {most} values expected")
+        found = tuple(map(item, values))
+        if any(a >= b for a, b in pairwise(found)):
+            raise ValueError("values are not in ascending order")
+        return found
+
+    return check
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false expected")
+    return value
+
+
+def _undo(value: Any) -> int | None:
+    return None if value is None else int(_GAIN(value))
+
+
+def _rows(kind: type[Any]) -> Check:
+    """For rows of `kind`, a tuple of its fields each, in ascending order of their commits."""
+    columns = _checks_of(kind).values()
+
+    def check(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, tuple) or len(values) > MAX_COMMITS:
+            raise ValueError(f"at most {MAX_COMMITS} rows expected")
+        rows = tuple(kind(*(column(one) for column, one in zip(columns, row, strict=True))) for row in values)
+        if any(a.commit >= b.commit for a, b in pairwise(rows)):
+            raise ValueError("rows are not in ascending order")
+        return rows
+
+    return check
+
+
+def _checks_of(kind: type[Any]) -> dict[str, Check]:
+    """The checks of a dataclass, by the names of the fields that have one, in their order."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
+
+
+_GAIN = _integer(-MAX_GAIN, MAX_GAIN)
+Id: TypeAlias = Annotated[bytes, _bytes(HASH)]
+Salt: TypeAlias = Annotated[bytes, _bytes(SALT)]
+Window: TypeAlias = Annotated[int, _integer(0, MAX_WINDOW)]  # ms
+
+# --- statements -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Commit:
-    """I bound myself to a contribution; `binding` hides which one (`binding_of`)."""
+class _OfRound:
+    """What is said in the round that builds on the roster `parent`, under one key of a kind."""
 
     round: int
-    parent: bytes
-    binding: bytes
-    anchor: bytes  # end of the author's hash chain, see `beacon`
+    parent: Id
+
+    kind: ClassVar[str]
+    suffix: ClassVar[str] = ""  # of the key, where one author says several things of a kind
 
     @property
     def key(self) -> str:
-        return key_of("commit", self.round, subject(self.parent))
+        return key_of(self.kind, self.round, subject(self.parent) + self.suffix)
 
     @property
-    def value(self) -> Value:
-        return {"anchor": self.anchor, "binding": self.binding, "parent": self.parent}
+    def value(self) -> dict[str, Value]:
+        """What the record holds: the fields but for the round, which is in the key."""
+        return {name: value for name, value in vars(self).items() if name != "round"}
 
 
 @dataclass(frozen=True)
-class AvailabilityVote:
+class Commit(_OfRound):
+    """I bound myself to a contribution; `binding` hides which one (`binding_of`)."""
+
+    kind = "commit"
+    binding: Id
+    anchor: Id  # end of the author's hash chain, see `state.HashChain`
+
+
+@dataclass(frozen=True)
+class AvailabilityVote(_OfRound):
     """The commits that a judge holds when it stops waiting, and the hash of the nonce that draws its batch.
 
     `absent` are those of this round's validators who judged the round before, which the parent ended, and of whom the
     author holds no cut of it: by their places in `ChainState.validators`, so that a cut has room for them.
     """
 
-    round: int
-    parent: bytes
-    commits: tuple[bytes, ...]  # ids of records, ascending
-    nonce_hash: bytes
-    window: int  # ms that the judge proposes for the next round's training
-    absent: tuple[int, ...] = ()  # ascending
-
-    @property
-    def key(self) -> str:
-        return key_of("availability", self.round, subject(self.parent))
-
-    @property
-    def value(self) -> Value:
-        return {
-            "absent": self.absent,
-            "commits": self.commits,
-            "nonce_hash": self.nonce_hash,
-            "parent": self.parent,
-            "window": self.window,
-        }
+    kind = "availability"
+    commits: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_COMMITS)]  # ids of records, ascending
+    nonce_hash: Id
+    window: Window  # that the judge proposes for the next round's training
+    absent: Annotated[tuple[int, ...], _ascending(_integer(0, MAX_VALIDATORS - 1), MAX_JUDGES)] = ()  # ascending
 
 
 @dataclass(frozen=True)
-class Reveal:
-    """What opens a commit: the contribution is the shard `root`.
+class Reveal(_OfRound):
+    """What opens a commit: the contribution is the shard `root`."""
 
-    `trace` is the root of the record of the work behind it, in runs with audits; the commit binds that as well.
-    """
-
-    round: int
-    parent: bytes
-    commit: bytes
-    salt: bytes
-    root: bytes
-    size: int  # bytes of the contribution
-    trace: bytes = b""
-
-    @property
-    def key(self) -> str:
-        return key_of("reveal", self.round, subject(self.parent))
-
-    @property
-    def value(self) -> Value:
-        value: dict[str, Value] = {
-            "commit": self.commit,
-            "parent": self.parent,
-            "root": self.root,
-            "salt": self.salt,
-            "size": self.size,
-        }
-        return value | ({"trace": self.trace} if self.trace else {})
+    kind = "reveal"
+    commit: Id
+    salt: Salt
+    root: Id
+    size: Annotated[int, _integer(1, MAX_SIZE)]  # bytes of the contribution
+    trace: Annotated[bytes, _bytes(HASH, or_none=True)] = b""  # root of the record of the work, in runs with audits
 
 
 @dataclass(frozen=True)
-class Seal:
+class Seal(_OfRound):
     """The hash of the scores that follow."""
 
-    round: int
-    parent: bytes
-    seal: bytes
-
-    @property
-    def key(self) -> str:
-        return key_of("score", self.round, subject(self.parent) + "-seal")
-
-    @property
-    def value(self) -> Value:
-        return {"parent": self.parent, "seal": self.seal}
+    kind, suffix = "score", "-seal"
+    seal: Id
 
 
 @dataclass(frozen=True)
 class Score:
     """One contribution as one judge found it."""
 
-    commit: bytes  # the first PREFIX bytes of the commit's id
-    found: int  # JUDGED, MISSING or MALFORMED
-    gain: int  # held-out loss before minus after, in micro-bits per byte; 0 unless JUDGED
-    standing: int = FULL_STANDING  # what the judge thinks of the author, in thousandths
+    commit: Annotated[bytes, _bytes(PREFIX)]  # the first bytes of the commit's id
+    found: Annotated[int, _integer(JUDGED, MALFORMED)]  # JUDGED, MISSING or MALFORMED
+    gain: Annotated[int, _GAIN]  # held-out loss before minus after, in micro-bits per byte; 0 unless JUDGED
+    standing: Annotated[int, _integer(0, FULL_STANDING)] = FULL_STANDING  # what the judge thinks of the author
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(_OfRound):
     """All that a judge found in a round. `nonce` opens the hash in its cut."""
 
-    round: int
-    parent: bytes
-    nonce: bytes
-    salt: bytes
-    undo: int | None  # held-out loss now minus before the last roster, micro-bits per byte; None: not measured
-    scores: tuple[Score, ...]  # ascending by commit
+    kind, suffix = "score", "-open"
+    nonce: Id
+    salt: Salt
+    undo: Annotated[int | None, _undo]  # loss now minus before the last roster, micro-bits per byte; None: not measured
+    scores: Annotated[tuple[Score, ...], _rows(Score)]  # ascending by commit
 
     @property
-    def key(self) -> str:
-        return key_of("score", self.round, subject(self.parent) + "-open")
-
-    @property
-    def value(self) -> Value:
-        return {
-            "nonce": self.nonce,
-            "parent": self.parent,
-            "salt": self.salt,
-            "scores": tuple((s.commit, s.found, s.gain, s.standing) for s in self.scores),
-            "undo": self.undo,
-        }
+    def value(self) -> dict[str, Value]:
+        return super().value | {"scores": tuple(tuple(vars(row).values()) for row in self.scores)}
 
     @property
     def seal(self) -> bytes:
@@ -207,48 +238,38 @@ class Scores:
 class Entry:
     """What became of one commit."""
 
-    commit: bytes  # id of the record
-    verdict: int  # ACCEPTED or a reason for refusal; see VERDICTS
-    weight: int  # of it in the mean, out of the roster's total; 0 unless accepted
-    clip: int  # its values are scaled by clip / ONE; 0 unless accepted
+    commit: Id  # of the record
+    verdict: Annotated[int, _integer(0, len(VERDICTS) - 1)]  # ACCEPTED or a reason for refusal
+    weight: Annotated[int, _integer(0, 1 << 40)]  # of it in the mean, out of the roster's total; 0 unless accepted
+    clip: Annotated[int, _integer(0, ONE)]  # its values are scaled by clip / ONE; 0 unless accepted
 
 
 @dataclass(frozen=True)
-class Roster:
-    """One link of the chain. All but the choice of quoted cuts and scores follows from these (`derive`)."""
+class Roster(_OfRound):
+    """One link of the chain. All but the choice of quoted cuts and scores follows from these (`rules.derive`).
 
-    round: int
-    parent: bytes  # id of the roster before, of the genesis, or of an empty roster
-    attempt: int
-    preimage: bytes  # next of the leader's hash chain; empty where it has registered none
-    cuts: tuple[bytes, ...]  # ids of records, ascending
-    scores: tuple[bytes, ...]  # ids of opened scores, ascending
-    entries: tuple[Entry, ...]  # ascending by commit: the order in which contributions are added
-    total: int  # weights are divided by this
-    revert: bool  # go back to the state before the parent, and add nothing
-    window: int  # ms of the next round's training
-    state: bytes  # state hash at the parent: what this round trained from
-    chain: bytes  # digest of the ChainState at the parent
+    Its parent is the roster before, the genesis, or an empty roster.
+    """
 
-    @property
-    def key(self) -> str:
-        return key_of("roster", self.round, f"{subject(self.parent)}-{self.attempt}")
+    kind = "roster"
+    attempt: Annotated[int, _integer(0, MAX_JUDGES)]
+    preimage: Annotated[bytes, _bytes(HASH, or_none=True)]  # next of the leader's hash chain; empty where it has none
+    cuts: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_JUDGES)]  # ids of records, ascending
+    scores: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_JUDGES)]  # ids of opened scores, ascending
+    entries: Annotated[tuple[Entry, ...], _rows(Entry)]  # ascending by commit: so contributions are added
+    total: Annotated[int, _integer(0, 1 << 53)]  # weights are divided by this
+    revert: Annotated[bool, _bool]  # go back to the state before the parent, and add nothing
+    window: Window  # of the next round's training
+    state: Id  # state hash at the parent: what this round trained from
+    chain: Id  # digest of the ChainState at the parent
 
     @property
-    def value(self) -> Value:
-        return {
-            "attempt": self.attempt,
-            "chain": self.chain,
-            "cuts": self.cuts,
-            "entries": tuple((e.commit, e.verdict, e.weight, e.clip) for e in self.entries),
-            "parent": self.parent,
-            "preimage": self.preimage,
-            "revert": self.revert,
-            "scores": self.scores,
-            "state": self.state,
-            "total": self.total,
-            "window": self.window,
-        }
+    def suffix(self) -> str:  # type: ignore[override]
+        return f"-{self.attempt}"
+
+    @property
+    def value(self) -> dict[str, Value]:
+        return super().value | {"entries": tuple(tuple(vars(row).values()) for row in self.entries)}
 
     @property
     def accepted(self) -> tuple[Entry, ...]:
@@ -259,15 +280,16 @@ class Roster:
 class ForkChoiceVote:
     """The roster that a validator follows, which it holds with every byte and serves."""
 
-    roster: bytes  # its id; that of an empty roster as well
-    round: int  # rounds done: that of the roster plus one
-    state: bytes  # state hash after the roster
+    roster: Id  # that of an empty roster as well
+    round: Annotated[int, _integer(0, MAX_ROUND)]  # rounds done: that of the roster plus one
+    state: Id  # state hash after the roster
 
-    key = "vote"
+    kind: ClassVar[str] = "vote"
+    key: ClassVar[str] = "vote"
 
     @property
-    def value(self) -> Value:
-        return {"roster": self.roster, "round": self.round, "state": self.state}
+    def value(self) -> dict[str, Value]:
+        return dict(vars(self))
 
 
 Statement = Commit | AvailabilityVote | Reveal | Seal | Scores | Roster | ForkChoiceVote
@@ -319,137 +341,28 @@ def nonce_hash(nonce: bytes) -> bytes:
 
 def read(record: Record) -> Said[Any]:
     """The statement of a record of one of the kinds above. Raises InvalidStatement."""
-    reader = _READERS.get(record.kind)
-    if reader is None:
-        raise InvalidStatement(f"{record.key!r} is no statement of a round")
-    value = record.value
+    key, value = record.key, record.value
+    if record.kind not in _BY_KIND:
+        raise InvalidStatement(f"{key!r} is no statement of a round")
     if not isinstance(value, Mapping):
-        raise InvalidStatement(f"{record.key!r} has no fields")
+        raise InvalidStatement(f"{key!r} has no fields")
+    kind: type[Any] = Seal if "seal" in value else _BY_KIND[record.kind]
+    checks = _CHECKS[kind]
+    if value.keys() != checks.keys():
+        raise InvalidStatement(f"{key!r} has other fields than what it says")
     try:
-        statement = reader(_round_of(record.key), value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidStatement(f"{record.key!r}: {error}") from error
-    if statement.key != record.key or statement.value != value:
-        raise InvalidStatement(f"{record.key!r} is not the key of what it says, or says more")
+        fields = {name: check(value[name]) for name, check in checks.items()}
+        statement = kind(**fields) if kind is ForkChoiceVote else kind(int(key.partition("/")[2][:8]), **fields)
+    except (TypeError, ValueError) as error:
+        raise InvalidStatement(f"{key!r}: {error}") from error
+    if statement.key != key:
+        raise InvalidStatement(f"{key!r} is not the key of what it says")
+    if kind is Scores and any(score.gain and score.found != JUDGED for score in statement.scores):
+        raise InvalidStatement(f"{key!r}: a gain of what was not judged")
     return Said(record.author, record.id, statement)
 
 
-def _round_of(key: str) -> int:
-    _, _, rest = key.partition("/")
-    return int(rest[:8]) if rest else 0
-
-
-def _bytes(value: Any, size: int) -> bytes:
-    if not isinstance(value, bytes) or len(value) != size:
-        raise ValueError(f"{size} bytes expected")
-    return value
-
-
-def _integer(value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"an integer from {low} to {high} expected")
-    return value
-
-
-def _ascending(values: Any, size: int, most: int) -> tuple[bytes, ...]:
-    if not isinstance(values, tuple) or len(values) > most:
-        raise ValueError(f"at most {most} ids expected")
-    ids = tuple(_bytes(value, size) for value in values)
-    if any(a >= b for a, b in pairwise(ids)):
-        raise ValueError("ids are not in ascending order")
-    return ids
-
-
-def _places(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or len(values) > MAX_JUDGES:
-        raise ValueError(f"at most {MAX_JUDGES} places expected")
-    places = tuple(_integer(value, 0, MAX_VALIDATORS - 1) for value in values)
-    if any(a >= b for a, b in pairwise(places)):
-        raise ValueError("places are not in ascending order")
-    return places
-
-
-def _commit(round: int, v: Mapping[str, Any]) -> Commit:
-    return Commit(round, _bytes(v["parent"], HASH), _bytes(v["binding"], HASH), _bytes(v["anchor"], HASH))
-
-
-def _availability_vote(round: int, v: Mapping[str, Any]) -> AvailabilityVote:
-    commits = _ascending(v["commits"], HASH, MAX_COMMITS)
-    return AvailabilityVote(
-        round,
-        _bytes(v["parent"], HASH),
-        commits,
-        _bytes(v["nonce_hash"], HASH),
-        _integer(v["window"], 0, MAX_WINDOW),
-        _places(v["absent"]),
-    )
-
-
-def _reveal(round: int, v: Mapping[str, Any]) -> Reveal:
-    ids = (_bytes(v["parent"], HASH), _bytes(v["commit"], HASH))
-    root, trace = _bytes(v["root"], HASH), _bytes(v["trace"], HASH) if "trace" in v else b""
-    return Reveal(round, *ids, _bytes(v["salt"], SALT), root, _integer(v["size"], 1, MAX_SIZE), trace)
-
-
-def _seal_or_scores(round: int, v: Mapping[str, Any]) -> Seal | Scores:
-    parent = _bytes(v["parent"], HASH)
-    if "seal" in v:
-        return Seal(round, parent, _bytes(v["seal"], HASH))
-    undo = v["undo"] if v["undo"] is None else _integer(v["undo"], -MAX_GAIN, MAX_GAIN)
-    rows = v["scores"]
-    if not isinstance(rows, tuple) or len(rows) > MAX_COMMITS:
-        raise ValueError(f"at most {MAX_COMMITS} scores expected")
-    scores = tuple(_score(*row) for row in rows)
-    _ascending(tuple(score.commit for score in scores), PREFIX, MAX_COMMITS)
-    return Scores(round, parent, _bytes(v["nonce"], HASH), _bytes(v["salt"], SALT), undo, scores)
-
-
-def _score(commit: Any, found: Any, gain: Any, standing: Any) -> Score:
-    found, gain = _integer(found, JUDGED, MALFORMED), _integer(gain, -MAX_GAIN, MAX_GAIN)
-    if found != JUDGED and gain:
-        raise ValueError("a gain of what was not judged")
-    return Score(_bytes(commit, PREFIX), found, gain, _integer(standing, 0, FULL_STANDING))
-
-
-def _roster(round: int, v: Mapping[str, Any]) -> Roster:
-    rows = v["entries"]
-    if not isinstance(rows, tuple) or len(rows) > MAX_COMMITS:
-        raise ValueError("too many entries")
-    entries = tuple(_entry(*row) for row in rows)
-    _ascending(tuple(entry.commit for entry in entries), HASH, MAX_COMMITS)
-    if not isinstance(v["revert"], bool):
-        raise ValueError("revert is true or false")
-    preimage = v["preimage"] if v["preimage"] == b"" else _bytes(v["preimage"], HASH)
-    return Roster(
-        round,
-        _bytes(v["parent"], HASH),
-        _integer(v["attempt"], 0, MAX_JUDGES),
-        preimage,
-        _ascending(v["cuts"], HASH, MAX_JUDGES),
-        _ascending(v["scores"], HASH, MAX_JUDGES),
-        entries,
-        _integer(v["total"], 0, 1 << 53),
-        v["revert"],
-        _integer(v["window"], 0, MAX_WINDOW),
-        _bytes(v["state"], HASH),
-        _bytes(v["chain"], HASH),
-    )
-
-
-def _entry(commit: Any, verdict: Any, weight: Any, clip: Any) -> Entry:
-    most = len(VERDICTS) - 1
-    return Entry(_bytes(commit, HASH), _integer(verdict, 0, most), _integer(weight, 0, 1 << 40), _integer(clip, 0, ONE))
-
-
-def _fork_choice_vote(round: int, v: Mapping[str, Any]) -> ForkChoiceVote:
-    return ForkChoiceVote(_bytes(v["roster"], HASH), _integer(v["round"], 0, MAX_ROUND), _bytes(v["state"], HASH))
-
-
-_READERS: dict[str, Callable[[int, Mapping[str, Any]], Statement]] = {
-    "commit": _commit,
-    "availability": _availability_vote,
-    "reveal": _reveal,
-    "score": _seal_or_scores,
-    "roster": _roster,
-    "vote": _fork_choice_vote,
+_BY_KIND: dict[str, type[Any]] = {
+    kind.kind: kind for kind in (Commit, AvailabilityVote, Reveal, Scores, Roster, ForkChoiceVote)
 }
+_CHECKS: dict[type[Any], dict[str, Check]] = {kind: _checks_of(kind) for kind in (*_BY_KIND.values(), Seal)}

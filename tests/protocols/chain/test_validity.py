@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def test_every_field_counts() -> None:
         "state": hashed("other"),
         "chain": hashed("other"),
     }
-    assert set(wrong) == {one for one in Roster.__dataclass_fields__}, "a field of rosters has no case here"
+    assert set(wrong) == {one.name for one in fields(Roster)}, "a field of rosters has no case here"
     for name, value in wrong.items():
         refuses(say(ROSTER.author, replace(made, **{name: value})))
 
