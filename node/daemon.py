@@ -209,12 +209,10 @@ class Daemon:
                 await stack.enter_async_context(_running(partial(node.data.pass_on, trainer.feed)))
             await stack.enter_async_context(_running(node.membership.run))
             await stack.enter_async_context(_running(node.successors.run))
-            reputation = await node.trust.join(
-                node.folder, state=state, sync=node.sync, membership=node.membership, round=node.rounds_done
-            )
+            reputation = await node.trust.join(node.folder, state=state, sync=node.sync, membership=node.membership)
             reputation.measure(node.metrics)
             await stack.enter_async_context(_running(reputation.run))
-            checks = PromiseChecks(node.shards, node.shard_store.recent, node.trust.receipts)
+            checks = PromiseChecks(node.shards, node.shard_store, node.trust.receipts)
             await stack.enter_async_context(_running(checks.run))
             parent = await in_thread(lambda: parent_state(node.store, chosen, trainer.layout))
             if parent is not None:

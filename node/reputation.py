@@ -21,22 +21,24 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import trio
 
+from swarmnode.crdt.record import Element, Evidence, Record
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.method import Method
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
-from swarmnode.protocols.reputation.ledger import Ledger, Reputation
+from swarmnode.protocols.peers.scoring import Kind, Violations
+from swarmnode.protocols.reputation.attestation import InvalidAttestation, read
+from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.backend import StateBackend
+from swarmnode.protocols.state.backend import AlreadyWritten, StateBackend, StateError
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
@@ -46,6 +48,13 @@ log = logging.getLogger(__name__)
 
 NAME = "reputation.json"
 MEMBERS_FOR = 1.0  # seconds for which the list of members is good enough to pace peers by
+EPOCH = 30.0  # seconds
+ATTEST_ROUNDS = 4  # rounds from one attestation of a subject to the next: 128 rounds' worth fits into a kind's slots
+READ = 16_384  # attestations read at the start; those of the newest rounds come by the feed
+GUILTY = 4096  # proofs of equivocation read at once
+
+KNOWN = Metric("swarmnode_reputation_peers", GAUGE, "peers of whom something is known, by what they are", "what")
+TOLD = Metric("swarmnode_attestations_total", COUNTER, "attestations written, heard and refused", "what")
 
 
 class PeerTrust:
@@ -66,21 +75,15 @@ class PeerTrust:
         network.scoring.watch(rpc.violations, bulk.violations, shards.violations)
         shards.server.prefer(self.standing)
 
-    async def join(
-        self, folder: Path, *, state: StateBackend, sync: StateSync, membership: Membership, round: Callable[[], int]
-    ) -> Reputation:
-        """Tie the run: what keeps its ledger, in `folder`. `round`: rounds that this node has done."""
+    async def join(self, folder: Path, *, state: StateBackend, sync: StateSync, membership: Membership) -> Reputation:
+        """Tie the run: what keeps its ledger, in `folder`."""
         self._membership = membership
-        ledger = await kept_ledger(folder, self._network.me)
+        ledger = Ledger(self._network.me, now=lambda: time.time_ns() // 1_000_000)
+        file = folder / NAME
+        await in_thread(lambda: restore(ledger, file))
         self.reputation = Reputation(
-            ledger,
-            state=state,
-            sync=sync,
-            members=lambda: len(self._members_now()) + 1,
-            round=round,
-            kept=partial(keep_ledger, folder),
+            ledger, state=state, sync=sync, membership=membership, receipts=self.receipts, file=file
         )
-        self.reputation.sources.append(self.receipts)
         self._network.scoring.watch(sync.violations, self.reputation.violations)
         self._network.scoring.ledger = ledger
         return self.reputation
@@ -88,7 +91,7 @@ class PeerTrust:
     def take_part(self, method: Method) -> None:
         """Tie the exchange method of the run that was joined."""
         assert self.reputation is not None
-        self.reputation.sources += method.sources
+        self.reputation.method = method
         self._network.scoring.watch(*method.violations)
 
     def standing(self, peer: PeerId) -> float:
@@ -103,34 +106,140 @@ class PeerTrust:
 
     def is_member(self, peer: PeerId) -> bool:
         """Whether the peer takes part in this node's run, so that its bytes are not held up."""
-        return peer in self._members_now()
-
-    def _members_now(self) -> frozenset[PeerId]:
         if self._membership is None:
-            return frozenset()
+            return False
         now = trio.current_time()
         if now - self._members_at > MEMBERS_FOR:
             self._members, self._members_at = frozenset(self._membership.members()), now
-        return self._members
+        return peer in self._members
 
 
-async def kept_ledger(folder: Path, me: PeerId) -> Ledger:
-    """A ledger with what is kept in `folder`, the run's."""
-    ledger = Ledger(me, now=lambda: time.time_ns() // 1_000_000)
-    await in_thread(lambda: _restore(ledger, folder / NAME))
-    return ledger
+class Reputation:
+    """Keeps one node's ledger in one run. The ledger is public, for whoever asks it.
+
+    It hears others' attestations. Every EPOCH it has told to the ledger what was counted, ends the ledger's epoch, and
+    notes a violation for each peer that `Ledger.to_contain` names: peer scoring then slows, refuses and at last
+    disconnects it. Every ATTEST_ROUNDS rounds it attests. What it attests is write-once, so a restart in between says
+    nothing again; where this node may not sign, it does so later. It waits until a peer told it what it said, which a
+    restored backup does not know by itself.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        state: StateBackend,
+        sync: StateSync,
+        membership: Membership,
+        receipts: Receipts,
+        file: Path | None = None,
+    ) -> None:
+        """`file`: where the ledger is kept after each epoch; None keeps it in memory alone."""
+        self.ledger, self._state, self._sync = ledger, state, sync
+        self._membership, self._receipts, self._file = membership, receipts, file
+        self.method: Method | None = None  # once this node takes part
+        self.violations = Violations("reputation", in_ledger=False)
+        self._said_at = -ATTEST_ROUNDS
+        self._counts = {"written": 0, "heard": 0, "refused": 0}
+
+    def measure(self, metrics: Metrics) -> None:
+        def known() -> dict[str, int]:
+            view = self.ledger.view().values()
+            return {
+                "verified": sum(not one.probation for one in view),
+                "probation": sum(one.probation and not one.contained for one in view),
+                "contained": sum(one.contained for one in view),
+            }
+
+        metrics.show(KNOWN, known)
+        metrics.show(TOLD, lambda: self._counts)
+        self.violations.measure(metrics)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled."""
+        with self._state.watch("attestation") as changes:
+            await self._read_all()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_epochs)
+                task_status.started()
+                async for change in changes:
+                    self._hear(change.element)
+                    if change.lost:
+                        await self._read_all()
+
+    async def _end_epochs(self) -> None:
+        while True:
+            await trio.sleep(EPOCH)
+            await self.end_epoch()
+
+    async def end_epoch(self) -> None:
+        """Let what was seen count, tell it where that is due, and keep it on the disk."""
+        self._receipts.tell(self.ledger)
+        place = None
+        if self.method is not None:
+            self.method.tell_ledger(self.ledger)
+            place = self.method.place
+        self.ledger.close(place.round if place is not None else 0)
+        await self._read_guilty()
+        for peer in self.ledger.to_contain():
+            self.violations.note(peer, "what it makes does not hold up, time after time", Kind.BREACH)
+        if self.ledger.round >= self._said_at + ATTEST_ROUNDS:
+            await self._attest()
+        if self._file is not None:
+            await keep(self.ledger, self._file)
+
+    async def _attest(self) -> None:
+        if not self._sync.remembered:  # whom nobody heard yet need not speak
+            return
+        for attestation in self.ledger.to_attest(len(self._membership.members()) + 1):
+            self._said_at = self.ledger.round
+            try:
+                await self._sync.write(attestation.key, attestation.value)
+                self._counts["written"] += 1
+            except AlreadyWritten:
+                log.debug("%s was said before a restart, and nothing else is", attestation.key)
+            except StateError as error:
+                log.info("nothing can be attested now: %s", error)
+                return
+            self.ledger.said(attestation)
+
+    async def _read_all(self) -> None:
+        try:
+            for element in await self._state.select("attestation/", limit=READ):
+                self._hear(element)
+        except StateError as error:
+            log.warning("others' attestations could not be read: %s", error)
+
+    async def _read_guilty(self) -> None:
+        try:
+            proofs = await self._state.select("evidence/attestation", limit=GUILTY)
+        except StateError as error:
+            log.warning("who equivocated about attestations could not be read: %s", error)
+            return
+        self.ledger.mistrust(frozenset(proof.author for proof in proofs if isinstance(proof, Evidence)))
+
+    def _hear(self, element: Element) -> None:
+        if not isinstance(element, Record) or element.author == self.ledger.me:
+            return
+        try:
+            self.ledger.hear(read(element))
+            self._counts["heard"] += 1
+        except InvalidAttestation as error:
+            self._counts["refused"] += 1
+            log.debug("%s attests what nobody may: %s", element.author, error)
 
 
-async def keep_ledger(folder: Path, ledger: Ledger) -> None:
-    """Keep in `folder` what is known; a disk that takes nothing costs a warning."""
+async def keep(ledger: Ledger, path: Path) -> None:
+    """Keep what is known; a disk that takes nothing costs a warning."""
     kept = ledger.export()
     try:
-        await in_thread(lambda: write_atomic(folder / NAME, json.dumps(kept).encode()))
+        await in_thread(lambda: write_atomic(path, json.dumps(kept).encode()))
     except DataDirError as error:
         log.warning("what is known of peers is not kept: %s", error)
 
 
-def _restore(ledger: Ledger, path: Path) -> None:
+def restore(ledger: Ledger, path: Path) -> None:
+    """Take up what was kept, if anything. Blocking."""
     try:
         ledger.restore(json.loads(path.read_bytes()))
     except FileNotFoundError:

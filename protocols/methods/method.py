@@ -10,8 +10,8 @@ choices of `[exchange] method` in the RunSpec. A session (node/session.py) drive
 
 and runs `method.watch()` beside it for as long as it takes part. To pause, it sets `method.paused`, cancels what waits
 or trains, and calls `leave`; afterwards it clears `paused` and calls `regain_place`. A method answers its peers from
-the moment it is built. What else the daemon needs of it are attributes that every method has (`violations`, `sources`,
-`rollouts`) and `status()` for the control API; nobody asks which method it is. The conformance suite
+the moment it is built. What else the daemon needs of it are attributes that every method has (`violations`,
+`rollouts`), `tell_ledger()`, and `status()` for the control API; nobody asks which method it is. The conformance suite
 (tests/protocols/methods/test_exchange_conformance.py) holds every method to what stands here:
 
 - every round ends, whoever dies, freezes, lies or leaves, and at whichever message;
@@ -35,7 +35,7 @@ from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, Train
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Violations
-from swarmnode.protocols.reputation.ledger import Source
+from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.training.outer import OuterState
 
 
@@ -139,13 +139,13 @@ class Method(ABC):
 
     name: str
     violations: Sequence[Violations] = ()  # what peers did against its rules: for bans and the ledger
-    sources: Sequence[
-        Source
-    ] = ()  # of what it learns about the work of peers: for the ledger, at the end of each epoch
     rollouts: Rollouts | None = None  # its exchange of rollouts, for the owner to look at
 
     def measure(self, metrics: Metrics) -> None:  # noqa: B027 (most methods count nothing)
         """Show what this method counts, if anything."""
+
+    def tell_ledger(self, ledger: Ledger) -> None:  # noqa: B027 (an open run's chain tells it)
+        """Observe what was learned of the work of peers since the last call; at the end of each epoch."""
 
     def status(self) -> Mapping[str, Any]:
         """What this method alone can tell its owner, by the names under which the control API shows it."""

@@ -3,8 +3,9 @@
     receipts = Receipts()
     Shards(…, gave=receipts.gave)                                    # each fetch tells what every provider gave
     Libp2pNetwork(…, carried=receipts.served)                        # and each circuit what its relay carried
-    nursery.start_soon(PromiseChecks(shards, recent, receipts).run)  # and now and then a promise is tested
-    reputation.sources += [receipts, RolloutWork(pool), AuditWork(samplers)]
+    nursery.start_soon(PromiseChecks(shards, store, receipts).run)  # and now and then a promise is tested
+    receipts.tell(ledger)                                            # at the end of each epoch …
+    RolloutWork(pool, samplers).tell(ledger)                         # … and so does a method whose rollouts are shared
 
 Whoever was served says so (`Saw.SERVED`, in whole MiB): a receipt, which nobody writes for itself. What goes through a
 relay, either way, serves both ends of the circuit, and each gives a receipt for it. It moves no score, so a relay gains
@@ -31,18 +32,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import trio
 
-from swarmnode.protocols.methods.rollouts.pool import AuthorStats, RolloutPool
+from swarmnode.protocols.methods.rollouts.pool import RolloutPool
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.transfer.shard_tree import ShardId
-from swarmnode.protocols.transfer.shard_wire import Unavailable
+from swarmnode.protocols.transfer.shard_wire import Store, Unavailable
 from swarmnode.protocols.transfer.shards import Shards
 
 MAX_PEERS = 1024  # of whom something is counted between two epochs
@@ -53,7 +52,7 @@ OF_THE_NEWEST = 64  # own shards, one of which is asked for
 
 
 class Receipts:
-    """Counts until an epoch ends. Implements `ledger.Source` and what `Shards` tells."""
+    """Counts until an epoch ends, also before there is a ledger."""
 
     def __init__(self) -> None:
         self._bytes: OrderedDict[PeerId, int] = OrderedDict()  # for which no receipt was given yet
@@ -76,7 +75,7 @@ class Receipts:
         if len(self._promises) < MAX_PEERS or (peer, shard, kept) in self._promises:
             self._promises[peer, shard, kept] += 1
 
-    def __call__(self, ledger: Ledger) -> None:
+    def tell(self, ledger: Ledger) -> None:
         """Tell the ledger of what was counted. What is less than a receipt's worth stays for the next epoch."""
         for peer, size in self._bytes.items():
             ledger.observe(peer, Saw.SERVED, good=size // RECEIPT)
@@ -89,11 +88,9 @@ class Receipts:
 class PromiseChecks:
     """Tests from time to time whether somebody has what it says it has."""
 
-    def __init__(
-        self, shards: Shards, own: Callable[[int], Sequence[ShardId]], receipts: Receipts, *, seed: int | None = None
-    ) -> None:
-        """`own`: the newest of this node's complete shards, so many at the most (`Store.recent`)."""
-        self._shards, self._own, self._receipts = shards, own, receipts
+    def __init__(self, shards: Shards, store: Store, receipts: Receipts, *, seed: int | None = None) -> None:
+        """`store`: with this node's own shards."""
+        self._shards, self._store, self._receipts = shards, store, receipts
         self._random = random.Random(seed)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -105,7 +102,7 @@ class PromiseChecks:
 
     async def test_one(self) -> None:
         """Ask one provider of one of the own shards for one chunk."""
-        own = self._own(OF_THE_NEWEST)
+        own = self._store.recent(OF_THE_NEWEST)
         if not own:
             return
         shard = self._random.choice(own)
@@ -152,59 +149,37 @@ STRANGE_ANSWER, STRANGE = "strange-answer", 8
 MAX_AUTHORS = 1024  # remembered, as the pool does
 
 
-@dataclass(frozen=True)
-class _Counted:
-    good: int = 0
-    bad: int = 0
+class RolloutWork:
+    """Tells the ledger what is new in the pool, and what audits found true of samplers, since it was told last.
+
+    What audits found false is in the pool's counts.
+    """
+
+    def __init__(self, pool: RolloutPool, samplers: Samplers) -> None:
+        self._pool, self._samplers = pool, samplers
+        self._used, self._refuted, self._proved = (_News() for _ in range(3))
+
+    def tell(self, ledger: Ledger) -> None:
+        newest = {held.signed.author: held.signed.id for held in self._pool}
+        for stats in self._pool.by_author():
+            author = stats.author
+            refuted = sum(count for reason, count in stats.refused.items() if reason in REFUTED)
+            refuted += stats.refused.get(STRANGE_ANSWER, 0) // STRANGE
+            good, bad = self._used.since(author, stats.used), self._refuted.since(author, refuted)
+            ledger.observe(author, Saw.PROOF, good=good, bad=bad, evidence=newest.get(author, b""))
+        for tally in self._samplers.tallies():
+            ledger.observe(tally.sampler, Saw.PROOF, good=self._proved.since(tally.sampler, tally.proved))
 
 
 class _News:
     """What was counted of authors since it was asked last."""
 
     def __init__(self) -> None:
-        self._before: OrderedDict[PeerId, _Counted] = OrderedDict()
+        self._before: OrderedDict[PeerId, int] = OrderedDict()
 
-    def since(self, author: PeerId, now: _Counted) -> _Counted:
-        before = self._before.get(author, _Counted())
-        if now.good < before.good or now.bad < before.bad:
-            before = _Counted()  # the author was forgotten meanwhile, and is counted from the beginning
+    def since(self, author: PeerId, now: int) -> int:
+        before = self._before.pop(author, 0)
         self._before[author] = now
-        self._before.move_to_end(author)
-        while len(self._before) > MAX_AUTHORS:
+        if len(self._before) > MAX_AUTHORS:
             self._before.popitem(last=False)
-        return _Counted(now.good - before.good, now.bad - before.bad)
-
-
-class RolloutWork:
-    """A source for `Reputation`: tells the ledger what is new in the pool since the last epoch."""
-
-    def __init__(self, pool: RolloutPool) -> None:
-        self._pool, self._news = pool, _News()
-
-    def __call__(self, ledger: Ledger) -> None:
-        newest = {held.signed.author: held.signed.id for held in self._pool}
-        for stats in self._pool.by_author():
-            new = self._news.since(stats.author, _counted(stats))
-            evidence = newest.get(stats.author, b"")
-            ledger.observe(stats.author, Saw.PROOF, good=new.good, bad=new.bad, evidence=evidence)
-
-
-class AuditWork:
-    """A source for `Reputation`: tells the ledger what audits found true of those who sample for this node's policy.
-
-    What they found false is in the pool's counts, where `RolloutWork` finds it.
-    """
-
-    def __init__(self, samplers: Samplers) -> None:
-        self._samplers, self._news = samplers, _News()
-
-    def __call__(self, ledger: Ledger) -> None:
-        for tally in self._samplers.tallies():
-            new = self._news.since(tally.sampler, _Counted(tally.proved))
-            if new.good:
-                ledger.observe(tally.sampler, Saw.PROOF, good=new.good)
-
-
-def _counted(stats: AuthorStats) -> _Counted:
-    refuted = sum(count for reason, count in stats.refused.items() if reason in REFUTED)
-    return _Counted(stats.used, refuted + stats.refused.get(STRANGE_ANSWER, 0) // STRANGE)
+        return now - before if now >= before else now  # the author was forgotten meanwhile: it is counted anew

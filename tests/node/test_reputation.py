@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
 
-from swarmnode.node.reputation import NAME, keep_ledger, kept_ledger
+from swarmnode.node.reputation import NAME, Reputation, restore
+from swarmnode.protocols.methods.method import Method, Place
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Violations
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.ledger import Reputation
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.receipts import Receipts
+from swarmnode.protocols.state.membership import Membership
+from swarmnode.protocols.state.sync import StateSync
 from swarmnode.testing.memorystate import MemoryState
 
 ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
@@ -20,9 +25,19 @@ ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
 
 async def start(folder: Path) -> Reputation:
     state = MemoryState("cd" * 32, me=ME, sign=lambda message: bytes(64), now=lambda: 0)
-    ledger = await kept_ledger(folder, ME)
-    kept = partial(keep_ledger, folder)
-    return Reputation(ledger, state=state, sync=None, members=lambda: 2, round=lambda: 5, kept=kept)
+    ledger = Ledger(ME, now=lambda: 0)
+    restore(ledger, folder / NAME)
+    sync, membership = SimpleNamespace(remembered=False), SimpleNamespace(members=lambda: (BOB, "carol"))
+    reputation = Reputation(
+        ledger,
+        state=state,
+        sync=cast(StateSync, sync),
+        membership=cast(Membership, membership),
+        receipts=Receipts(),
+        file=folder / NAME,
+    )
+    reputation.method = cast(Method, SimpleNamespace(place=Place(5, "", ()), tell_ledger=lambda ledger: None))
+    return reputation
 
 
 def test_what_was_seen_until_the_last_epoch_is_there_after_a_restart(tmp_path: Path) -> None:

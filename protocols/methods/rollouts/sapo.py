@@ -60,7 +60,8 @@ from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.trainer import Answered, Learned, Sampled, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.reputation.receipts import AuditWork, RolloutWork
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.receipts import RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup, score
@@ -167,7 +168,10 @@ class Sapo(_ByRollouts):
         self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
         self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers)
         self.violations = (*self.violations, self.broadcast.violations)
-        self.sources = (RolloutWork(self.rollouts.pool), AuditWork(self.samplers))
+        self._work = RolloutWork(self.rollouts.pool, self.samplers)
+
+    def tell_ledger(self, ledger: Ledger) -> None:
+        self._work.tell(ledger)
 
     def status(self) -> Mapping[str, Any]:
         return {"samplers": [asdict(tally) for tally in self.samplers.tallies()]}

@@ -124,7 +124,7 @@ def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> 
             assert set(kept) == {a.network.me, b.network.me}
             for me, receipts in kept.items():
                 ledger = Ledger(me, now=lambda: 0)
-                receipts(ledger)
+                receipts.tell(ledger)
                 ledger.close(4)
                 (attested,) = ledger.to_attest(members=3)
                 assert (attested.subject, attested.found) == (at.me, (Finding(Saw.SERVED, 6, 0),))

@@ -23,7 +23,7 @@ EVIDENCE = SHARD[:16]
 def heard(receipts: Receipts) -> Ledger:
     """A ledger that was told what was counted until now."""
     ledger = Ledger("me", now=lambda: 0)
-    receipts(ledger)
+    receipts.tell(ledger)
     return ledger
 
 
@@ -111,7 +111,7 @@ def test_a_promise_is_tested_with_one_chunk_that_its_proof_ties_to_the_shard(nod
         receipts = Receipts()
         honest, me = await swarm.start("a", holds=CONTENT), await swarm.start("me", holds=CONTENT)
         await me.network.connect(honest.me)
-        checks = PromiseChecks(me.shards, me.store.recent, receipts, seed=1)
+        checks = PromiseChecks(me.shards, me.store, receipts, seed=1)
         swarm._nursery.start_soon(checks.run)
         await trio.sleep(10 * receipts_module.EVERY)
         ((saw, good, bad),) = [(one.saw, one.good, one.bad) for one in told(receipts, honest.me)]
@@ -129,7 +129,7 @@ def test_tests_find_who_lies_about_having_it_and_spare_who_says_that_it_is_gone(
         gone = await swarm.start("d", holds=CONTENT)
         for peer in (*(liar.me for liar in liars), gone.me):
             await me.network.connect(peer)
-        checks = PromiseChecks(me.shards, me.store.recent, receipts, seed=1)
+        checks = PromiseChecks(me.shards, me.store, receipts, seed=1)
         asked = me.shards.read
 
         async def read(peer: str, shard: bytes, index: int) -> bytes:
@@ -154,11 +154,11 @@ def test_a_node_without_shards_and_one_whose_shards_nobody_has_test_nothing(node
         receipts = Receipts()
         for name, holds in (("me", None), ("alone", CONTENT)):
             node = await swarm.start(name, holds=holds)
-            await PromiseChecks(node.shards, node.store.recent, receipts).test_one()
+            await PromiseChecks(node.shards, node.store, receipts).test_one()
             assert node.store.recent(1) == (() if holds is None else (SHARD,))
         half = Holding(len(CONTENT), False, b"\x01")
         await node.network.connect((await swarm.liar("half", nothing, holding=half)).me)
-        await PromiseChecks(node.shards, node.store.recent, receipts).test_one()
+        await PromiseChecks(node.shards, node.store, receipts).test_one()
         assert not heard(receipts).accounts()
 
     nodes(main)

@@ -9,7 +9,7 @@ from swarmnode.protocols.methods.rollouts.pool import AuthorStats
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import STRANGE, AuditWork, RolloutWork
+from swarmnode.protocols.reputation.receipts import STRANGE, RolloutWork
 
 
 class PoolOfWords:
@@ -34,10 +34,10 @@ def stats(author: str, used: int, **refused: int) -> AuthorStats:
 def told(*epochs: list[AuthorStats]) -> Ledger:
     ledger, pool = Ledger("me", now=lambda: 0), PoolOfWords()
     pool.held = [SimpleNamespace(signed=SimpleNamespace(author="bob", id=b"g" * 32))]
-    work = RolloutWork(pool)  # type: ignore[arg-type]
+    work = RolloutWork(pool, SimpleNamespace(tallies=tuple))  # type: ignore[arg-type]
     for number, epoch in enumerate(epochs):
         pool.stats = epoch
-        work(ledger)
+        work.tell(ledger)
         ledger.close(number)
     return ledger
 
@@ -68,10 +68,11 @@ def test_an_author_that_the_pool_forgot_begins_again() -> None:
 def test_what_audits_found_true_of_a_sampler_counts_once() -> None:
     tallies: list[SamplerTally] = []
     ledger = Ledger("me", now=lambda: 0)
-    work = AuditWork(SimpleNamespace(tallies=lambda: tuple(tallies)))  # type: ignore[arg-type]
+    samplers = SimpleNamespace(tallies=lambda: tuple(tallies))
+    work = RolloutWork(PoolOfWords(), samplers)  # type: ignore[arg-type]
     for number, proved in enumerate((10, 10, 14)):
         tallies[:] = [SamplerTally("bob", accepted=4 * proved, proved=proved), SamplerTally("new", accepted=3)]
-        work(ledger)
+        work.tell(ledger)
         ledger.close(number)
     (finding,) = ledger.found("bob")
     assert (finding.saw, finding.good, finding.bad) == (Saw.PROOF, 14, 0)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from swarmnode.crdt.record import write
+from swarmnode.node.reputation import EPOCH, Reputation
+from swarmnode.protocols.methods.method import Place
 from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
-from swarmnode.protocols.reputation.ledger import EPOCH, Ledger, Reputation
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import run_simulation
 
@@ -39,8 +43,36 @@ class Writer:
         return await self._state.write(key, value)
 
 
-def watching(state: MemoryState, ledger: Ledger, round: list[int]) -> Reputation:
-    return Reputation(ledger, state=state, sync=Writer(state), members=lambda: 4, round=lambda: round[0])  # type: ignore[arg-type]
+class Members:
+    """As much of a membership as `Reputation` asks."""
+
+    def members(self) -> tuple[str, ...]:
+        return (BOB, CAT, ZOE)
+
+
+class Sees:
+    """As much of a method as `Reputation` asks: in which round it is, and what it saw in an epoch."""
+
+    def __init__(self, round: int, **seen: int) -> None:
+        self.place = Place(round, "", ())
+        self._seen = seen
+
+    def tell_ledger(self, ledger: Ledger) -> None:
+        for peer, worth in self._seen.items():
+            name = {"bob": BOB, "zoe": ZOE}[peer]
+            ledger.observe(name, Saw.PROOF, good=max(0, worth), bad=max(0, -worth))
+
+
+def watching(state: MemoryState, ledger: Ledger, method: Sees, sync: Writer | None = None) -> Reputation:
+    watch = Reputation(
+        ledger,
+        state=state,
+        sync=sync or Writer(state),  # type: ignore[arg-type]
+        membership=Members(),  # type: ignore[arg-type]
+        receipts=Receipts(),
+    )
+    watch.method = method  # type: ignore[assignment]
+    return watch
 
 
 def new() -> tuple[MemoryState, Ledger]:
@@ -55,18 +87,17 @@ async def says(state: MemoryState, author: str, what: Attestation) -> None:
 def test_a_node_attests_what_it_saw_and_says_it_once() -> None:
     async def main() -> None:
         state, ledger = new()
-        round = [0]
-        watch = watching(state, ledger, round)
-        watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
+        method = Sees(0, bob=8)
+        watch = watching(state, ledger, method)
         async with trio.open_nursery() as nursery:
             await nursery.start(watch.run)
             await trio.sleep(1)
             for _ in range(4):
-                round[0] += 1
+                method.place = replace(method.place, round=method.place.round + 1)
                 await trio.sleep(EPOCH)
             said = [read(record) for record in await state.select("attestation/", limit=100)]  # type: ignore[arg-type]
             assert [(one.what.round, one.what.subject) for one in said] == [(1, BOB)]
-            round[0] += 1
+            method.place = replace(method.place, round=method.place.round + 1)
             await trio.sleep(EPOCH)
             assert len(await state.select("attestation/", limit=100)) == 2
             nursery.cancel_scope.cancel()
@@ -79,8 +110,7 @@ def test_a_node_whom_nobody_told_what_it_said_attests_nothing_yet() -> None:
         state, ledger = new()
         writer = Writer(state)
         writer.remembered = False
-        watch = Reputation(ledger, state=state, sync=writer, members=lambda: 4, round=lambda: 8)  # type: ignore[arg-type]
-        watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
+        watch = watching(state, ledger, Sees(8, bob=8), writer)
         async with trio.open_nursery() as nursery:
             await nursery.start(watch.run)
             await trio.sleep(2.5 * EPOCH)
@@ -101,7 +131,7 @@ def test_others_words_are_heard_before_and_while_a_node_watches() -> None:
                 ledger.observe(peer, Saw.PROOF, good=8)
             ledger.close(0)
         await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
-        watch = watching(state, ledger, [3])
+        watch = watching(state, ledger, Sees(3))
         async with trio.open_nursery() as nursery:
             await nursery.start(watch.run)
             await says(state, CAT, Attestation(4, ZOE, 800, 900, 40))
@@ -119,7 +149,7 @@ def test_who_equivocates_in_attestations_is_not_heard_from_the_next_epoch_on() -
         for _ in range(6):
             ledger.observe(BOB, Saw.PROOF, good=8)
             ledger.close(0)
-        watch = watching(state, ledger, [3])
+        watch = watching(state, ledger, Sees(3))
         async with trio.open_nursery() as nursery:
             await nursery.start(watch.run)
             await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
@@ -138,9 +168,7 @@ def test_who_equivocates_in_attestations_is_not_heard_from_the_next_epoch_on() -
 def test_a_peer_that_goes_on_doing_harm_becomes_an_offender() -> None:
     async def main() -> None:
         state, ledger = new()
-        watch = watching(state, ledger, [0])
-        watch.sources.append(lambda ledger: ledger.observe(ZOE, Saw.PROOF, bad=8))
-        watch.sources.append(lambda ledger: ledger.observe(BOB, Saw.PROOF, good=8))
+        watch = watching(state, ledger, Sees(0, zoe=-8, bob=8))
         async with trio.open_nursery() as nursery:
             await nursery.start(watch.run)
             await trio.sleep(2.5 * EPOCH)
