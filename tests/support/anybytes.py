@@ -35,7 +35,7 @@ from swarmnode.protocols.methods.known import messages
 from swarmnode.protocols.methods.known.messages import RoundHead, RoundStep
 from swarmnode.protocols.methods.open import wire as open_wire
 from swarmnode.protocols.methods.rollouts import messages as rollout_messages
-from swarmnode.protocols.methods.rollouts.messages import InvalidGroup, open_header
+from swarmnode.protocols.methods.rollouts.messages import InvalidGroup, open_group
 from swarmnode.protocols.methods.rollouts.messages import seal as seal_group
 from swarmnode.protocols.peers import hello
 from swarmnode.protocols.state import membership
@@ -172,12 +172,11 @@ _MESSAGES = _message_kinds(
 
 
 def _rollout_group(raw: bytes) -> None:
-    """A header, as if it were signed; content outside it is made of its own bytes."""
-    signed = open_header(Envelope(raw, bytes(64)), run_id=RUN, verify=lambda *_: True)
-    if not signed.header.shard:
-        group = signed.complete().group
-        assert group == RolloutGroup.from_map(group.to_map())
-        assert [len(answer) for answer in group.answers] == list(signed.header.lengths)
+    """A group, as if it were signed."""
+    signed = open_group(Envelope(raw, bytes(64)), run_id=RUN, verify=lambda *_: True)
+    group = signed.group
+    assert group == RolloutGroup.from_map(group.to_map())
+    assert [len(answer) for answer in group.answers] == list(signed.packed.lengths)
 
 
 def _rollout_seed(tokens: int) -> bytes:
@@ -185,7 +184,7 @@ def _rollout_seed(tokens: int) -> bytes:
     logprobs = tuple(tuple(-0.5 for _ in answer) for answer in answers)
     group = RolloutGroup(TaskRef("digits/swap", 5, 7), answers, 3, "cd" * 32, "characters", logprobs)
     made = seal_group(group, run_id=RUN, author=PEER, counter=1, made_at=1 << 40, sign=lambda _: bytes(64))
-    return made.envelope.payload
+    return made.sealed[0]
 
 
 def _canonical(raw: bytes) -> None:

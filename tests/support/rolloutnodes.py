@@ -17,7 +17,6 @@ from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -66,11 +65,10 @@ class Rules:
 
 @dataclass
 class RolloutNode:
-    """One node: calls, buffers, what shares rollouts, and who judges peers."""
+    """One node: calls, what shares rollouts, and who judges peers."""
 
     network: SimNetwork
     rpc: Rpc
-    bulk: Bulk
     rollouts: Rollouts
     scoring: PeerScoring
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -92,12 +90,11 @@ class RolloutNode:
         clock: Callable[[], int] = now,
         seed: int = 0,
     ) -> RolloutNode:
-        rpc, bulk = Rpc(network), Bulk(network, runner=inline)
+        rpc = Rpc(network)
         parts = SimpleNamespace(
             me=network.me,
             run_id=RUN,
             rpc=rpc,
-            bulk=bulk,
             sign=network.sign,
             network=SimpleNamespace(verify=verify or network.verify),
             runner=inline,
@@ -109,14 +106,13 @@ class RolloutNode:
         rollouts = Rollouts(cast(Context, parts), Rules(network, standing, check))
         scoring = PeerScoring(ScoringLimits())
         scoring.watch(rollouts.violations, rpc.violations)
-        return cls(network, rpc, bulk, rollouts, scoring)
+        return cls(network, rpc, rollouts, scoring)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Everything but the network, which runs already."""
         with self.scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.rpc.run)
-                await nursery.start(self.bulk.run)
                 await nursery.start(self.rollouts.watch)
                 task_status.started()
                 await trio.sleep_forever()

@@ -9,10 +9,9 @@ checks a group before it passes it on.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -21,18 +20,17 @@ from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import (
     LONGEST_WAIT,
+    SLOWEST,
     GroupOffer,
     InvalidGroup,
     OfferAnswer,
     OfferedGroup,
     Sealed,
     SignedGroup,
-    SignedHeader,
-    content_key,
-    open_header,
+    open_group,
 )
-from swarmnode.protocols.methods.rollouts.pool import ESTABLISHED, Rates, RolloutLimits, RolloutPool
-from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.methods.rollouts.pool import ESTABLISHED, Rates, RolloutLimits, RolloutPool, SharingRules
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import TimedRunner
 from swarmnode.training.rl.groups import RefusedGroup, score
@@ -41,29 +39,11 @@ log = logging.getLogger(__name__)
 
 FLOOD = "flood"  # the word for groups beyond their author's allowance
 LEAST_WAIT = 1.0  # seconds that a peer is asked to leave this node alone, where there is no room
-GRANTED_FOR = 5.0  # seconds that a peer may take to give what it was asked for
+GRANTED_FOR = 5.0  # seconds that a peer may take to give what it was asked for, beside those that its bytes take
 MAX_GRANTS = 1024
-FETCHES = 2  # contents on their way at once
-FETCH_WITHIN = 60.0  # seconds
 WINDOW = 10.0  # seconds over which the shares of peers that bring groups are equal
 ALL = ""  # the holder of what may come in at all
 PROBATION = 0.125  # of what may come in at all, for all authors together that are on probation
-
-
-class SharingRules(Protocol):
-    """What a method decides about sharing: with whom, and which groups are of use."""
-
-    def peers(self) -> Sequence[PeerId]:
-        """Members that are connected now, and with whom groups are shared."""
-
-    def standing(self, author: PeerId) -> float:
-        """How far an author is trusted, 0 to 1."""
-
-    def check(self, group: SignedGroup) -> str:
-        """ "" or the word for why a group is of no use, before it is kept or passed on. Runs in a worker thread."""
-
-    def insert_sampled(self, group: SignedGroup) -> str:
-        """Take a group that its author wrote for the policy that this node trains; or the word for why not."""
 
 
 def informative(signed: SignedGroup, *, judged: bool = False) -> str:
@@ -177,7 +157,7 @@ class _Grant:
 
 
 class GroupIntake:
-    """Weighs offers, opens what is given, fetches what is large, and puts it into the pool.
+    """Weighs offers, opens and checks what is given, and puts it into the pool.
 
     `violations` by peers and `counts` of what happened are public, for who shares groups to add to and to show.
     """
@@ -190,8 +170,7 @@ class GroupIntake:
         self._limiter = IntakeLimiter(limits)
         self.violations = Violations("rollouts")
         self.counts: Counter[str] = Counter()
-        self._grants: OrderedDict[bytes, _Grant] = OrderedDict()
-        self._fetches = trio.CapacityLimiter(FETCHES)
+        self._grants: dict[bytes, _Grant] = {}
 
     # -- offers
 
@@ -202,7 +181,8 @@ class GroupIntake:
         wants: list[int] = []
         has: list[int] = []
         wait = 0.0
-        asked: dict[PeerId, list[int]] = {}  # sizes of what is wanted of this offer, by author
+        coming = 0  # bytes of what is wanted of this offer
+        asked: dict[PeerId, list[int]] = {}  # their sizes, by author
         for index, offered in enumerate(offer.groups):
             if self._pool.saw(offered.id):
                 has.append(index)
@@ -216,7 +196,8 @@ class GroupIntake:
             elif self._limiter.take_from(peer, offered.size):
                 wants.append(index)
                 asked.setdefault(offered.author, []).append(offered.size)
-                self._grants[offered.id] = _Grant(peer, offered, now + GRANTED_FOR)
+                coming += offered.size
+                self._grants[offered.id] = _Grant(peer, offered, now + GRANTED_FOR + coming / SLOWEST)
             else:
                 self.counts["no_room"] += 1
                 wait = max(wait, self._limiter.wait(offered.size), LEAST_WAIT)
@@ -237,116 +218,80 @@ class GroupIntake:
         return min(1.0, self._rules.standing(author))
 
     def _forget_grants(self, now: float) -> None:
-        while self._grants:
-            id, grant = next(iter(self._grants.items()))
-            if grant.until > now:
-                return
-            del self._grants[id]
-            self.counts["not_given"] += 1
-            self.violations.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
+        for id, grant in list(self._grants.items()):
+            if grant.until <= now:
+                del self._grants[id]
+                self.counts["not_given"] += 1
+                self.violations.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
 
     # -- groups
 
-    async def take(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[tuple[SignedHeader, int]]:
-        """Headers that `peer` gives and was asked for, opened, each with the copies that come with it."""
-        taken: list[tuple[SignedHeader, int]] = []
-        for signed in await self._opened(peer, sealed):
-            grant = self._grants.get(signed.id)
+    async def take(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[tuple[SignedGroup, int]]:
+        """Keep the groups that `peer` gives and was asked for; those that are here now, each with its copies.
+
+        One that came from elsewhere meanwhile is among them: the copies that came with it are still to be spread.
+        """
+        taken: list[tuple[SignedGroup, int]] = []
+        for group in await self._opened(peer, sealed):
+            grant = self._grants.get(group.id)
             if grant is None or grant.peer != peer:
                 self.counts["unasked"] += 1
-                if not self._pool.saw(signed.id):
+                if not self._pool.saw(group.id):
                     self.violations.note(peer, "gave a rollout group that it was not asked for", Kind.LOAD)
                 continue
-            del self._grants[signed.id]
-            if grant.offered.author != signed.author or grant.offered.size != signed.size:
+            del self._grants[group.id]
+            if grant.offered.author != group.author or grant.offered.size != group.size:
                 self._refuse_from(peer, "an offer does not say what was given")
-            elif self._affords(signed):
-                taken.append((signed, min(grant.offered.copies, self._copies)))
+            elif self._affords(group) and await self._keep(group):
+                taken.append((group, min(grant.offered.copies, self._copies)))
         return taken
 
-    async def solicited(self, peer: PeerId, sealed: Sequence[Sealed], ids: frozenset[bytes]) -> list[SignedHeader]:
-        """Headers that `peer` sent when it was asked for these."""
-        return [
-            signed
-            for signed in await self._opened(peer, sealed)
-            if signed.id in ids
-            and not self._pool.saw(signed.id)
-            and self._parts.admits(signed.author)
-            and self._limiter.take_from(peer, signed.size)
-            and self._affords(signed)
-        ]
-
-    def _affords(self, signed: SignedHeader) -> bool:
+    def _affords(self, group: SignedGroup) -> bool:
         """Take a group's worth of its author's allowance; noted where that is used up."""
-        standing = self._standing(signed.author)
-        if standing > 0 and self._limiter.take_of(signed.author, signed.size, standing):
+        standing = self._standing(group.author)
+        if standing > 0 and self._limiter.take_of(group.author, group.size, standing):
             return True
-        self._pool.note(signed.author, FLOOD if standing > 0 else "no-standing")
+        self._pool.note(group.author, FLOOD if standing > 0 else "no-standing")
         return False
 
-    async def keep(self, peer: PeerId, signed: SignedHeader) -> SignedGroup | None:
-        """Put a group into the pool, its content fetched from `peer` where the header has none; None if it is not kept.
-
-        One that came from elsewhere meanwhile is returned as well: the copies that came with it are still to be spread.
-        """
-        header = signed.header
-        reason = self._pool.unfit(signed.author, header.made_at, header.version)
-        if reason:
-            self._pool.refuse(signed, reason)
-            return None
-        try:
-            content = b"" if not signed.header.shard else await self._fetched(peer, signed)
-            group, reason = await self._runner(lambda: self._completed(signed, content))
-        except NetworkError as error:
-            self.counts["not_fetched"] += 1
-            log.debug("the content of a rollout group does not come from %s: %s", peer, error)
-            return None
-        except InvalidGroup as error:
-            self._refuse_from(peer, str(error), forged=error.forged)
-            return None
-        if not reason and signed.header.trainer and not self._pool.saw(signed.id):
+    async def _keep(self, group: SignedGroup) -> bool:
+        """Put a group into the pool, or where it is for this node's policy, with its samplers'; is it in the pool?"""
+        reason = self._pool.unfit(group)
+        if not reason and group.packed.trainer:
+            if self._pool.saw(group.id):
+                return False
             reason = self._rules.insert_sampled(group)
+        elif not reason:
+            reason = await self._runner(lambda: self._checked(group))
         if reason:
-            self._pool.refuse(signed, reason)
-            return None
-        if signed.header.trainer:
-            self._pool.remember(signed.id)
+            self._pool.refuse(group, reason)
+        elif group.packed.trainer:
+            self._pool.remember(group.id)
             self.counts["sampled"] += 1
-            return None
-        refused = self._pool.add(group)
-        if not refused:
-            self.counts["received"] += 1
-            self.counts["received_bytes"] += group.size
-        elif refused == "duplicate":
-            self.counts["duplicate"] += 1
-        return self._pool.get(group.id)
+        else:
+            refused = self._pool.add(group)
+            if not refused:
+                self.counts["received"] += 1
+                self.counts["received_bytes"] += group.size
+            elif refused == "duplicate":
+                self.counts["duplicate"] += 1
+        return self._pool.get(group.id) is not None
 
-    def _completed(self, signed: SignedHeader, content: bytes) -> tuple[SignedGroup, str]:
-        group = signed.complete(content)
+    def _checked(self, group: SignedGroup) -> str:
         try:
-            return group, "" if group.header.trainer else self._rules.check(group)
+            return self._rules.check(group)
         except Exception:  # a stranger chose what is checked: a fault there costs the group, not the node
-            log.exception("a rollout group of %s could not be checked", signed.author)
-            return group, "check-failed"
+            log.exception("a rollout group of %s could not be checked", group.author)
+            return "check-failed"
 
-    async def _fetched(self, peer: PeerId, signed: SignedHeader) -> bytes:
-        raw: bytes | memoryview | None = None
-        async with self._fetches:
-            with trio.move_on_after(FETCH_WITHIN):
-                key = content_key(self._parts.run_id, signed.id)
-                raw = await self._parts.bulk.fetch(peer, key, max_size=signed.header.size, wait=1.0)
-        if raw is None:
-            raise NetworkError(f"{peer} took more than {FETCH_WITHIN:.0f} s")
-        return bytes(raw)
-
-    async def _opened(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[SignedHeader]:
+    async def _opened(self, peer: PeerId, sealed: Sequence[Sealed]) -> list[SignedGroup]:
         run_id, verify = self._parts.run_id, self._parts.network.verify
 
-        def work() -> tuple[list[SignedHeader], InvalidGroup | None]:
-            opened: list[SignedHeader] = []
+        def work() -> tuple[list[SignedGroup], InvalidGroup | None]:
+            opened: list[SignedGroup] = []
             for pair in sealed:
                 try:
-                    opened.append(open_header(Envelope(*pair), run_id=run_id, verify=verify))
+                    opened.append(open_group(Envelope(*pair), run_id=run_id, verify=verify))
                 except InvalidGroup as error:
                     return opened, error
             return opened, None

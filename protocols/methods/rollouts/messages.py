@@ -2,26 +2,20 @@
 
     rollouts.offer    these I have for you: ids, authors, sizes     OfferAnswer: send these, I have those
     rollouts.give     the groups that were asked for                Thanks
-    rollouts.recent   I have too few: what is recent?               Recent: the ids of some, of many authors
-    rollouts.get      send me these                                 Got
+    rollouts.recent   I have too few: offer me what is recent       Thanks
 
-A group is a small signed header, with its tokens in it or, where they are many, beside it:
+A group is small fields about it and its content, signed together:
 
-    id        = sha-256 of a domain tag, the run id and the header's bytes
+    id        = sha-256 of a domain tag, the run id and the bytes that are signed
     signature = Ed25519 by the author over the same; beside it, so that signing again makes no new id
     content   = token ids, little-endian, 1 to 3 bytes each; then log-probabilities, 2 bytes each, and the proof of who
                 samples for another, where given
 
-Up to INLINE bytes the content stands in the header. Larger content has its shard id there instead, so that the
-signature holds for every byte, and who is offered a group can tell by its header alone whether to fetch the rest. It is
-offered by `protocols.transfer.bulk` under `content_key`, by whoever passes the group on.
-
 Log-probabilities are quantised: q = round(65535·sqrt(−logp / 64)), so that the error grows with the square root: 6e-5
 nats on average for a token of probability 1/e. float16 would be off by 1.2e-4 there and by 5e-4 at e^-3, and the check
-of equal models (`training/rl/defence.py`) is to tell 1e-4 from 3e-2.
+of equal models (`training/rl/proofs.py`) is to tell 1e-4 from 3e-2.
 
-Nothing here is believed: `open_header` refuses what is malformed or not signed by its author, `SignedHeader.complete`
-what is not the content that the header names; both raise InvalidGroup.
+Nothing here is believed: `open_group` raises InvalidGroup for what is malformed or not signed by its author.
 """
 
 from __future__ import annotations
@@ -34,27 +28,27 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.bulk import Key
-from swarmnode.protocols.transfer.shard_tree import ShardManifest
 from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 
-OFFER, GIVE, RECENT, GET = "rollouts.offer", "rollouts.give", "rollouts.recent", "rollouts.get"
+OFFER, GIVE, RECENT = "rollouts.offer", "rollouts.give", "rollouts.recent"
 MAX_OFFERED = 64  # groups in one offer
 MAX_COPIES = 1024  # that may be spoken of; each node allows far fewer
-MAX_GIVEN = 512 * 1024  # bytes of headers in one message
+MAX_GIVEN = 512 * 1024  # bytes of groups in one message, unless it is a single one
 TIMEOUT = 5.0  # seconds for an answer
+SLOWEST = 16 * 1024  # bytes a second that a peer is given time for, who gives groups
 LONGEST_WAIT = 60.0  # seconds that a peer may ask to be left alone
 
-Sealed = tuple[bytes, bytes]  # a header's bytes and its signature
+Sealed = tuple[bytes, bytes]  # the bytes that are signed, and the signature
 
-INLINE = 4096  # bytes of content in a header; with more, a batch of headers would be what an offer is to avoid
-MAX_HEADER = INLINE + 2048  # bytes
-HEADERS = Domain("rollout", 2, MAX_HEADER)  # what authors sign; 1 was not canonical
-MAX_CONTENT = 1 << 20  # bytes: 64 answers of 4096 tokens do not fit with 5 bytes each, 51 do
+MAX_CONTENT = 1008 << 10  # bytes: as fit into one frame. 64 answers of 4096 tokens do not with 5 bytes each, 50 do
+MAX_FIELDS = 2048  # bytes of what is beside the content
+GROUPS = Domain("rollout", 3, MAX_FIELDS + MAX_CONTENT)  # what authors sign
+LARGEST = GROUPS.max_size + SIGNATURE_SIZE  # bytes of a group
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 MAX_COUNTER = (1 << 53) - 1
 LOGPROB = 2  # bytes of a log-probability
@@ -69,7 +63,7 @@ class InvalidGroup(InvalidEnvelope):
 
 
 @dataclass(frozen=True)
-class GroupHeader:
+class PackedGroup:
     """What the author signs. `lengths` are in tokens; with what follows they fix the size of the content."""
 
     author: str
@@ -81,9 +75,8 @@ class GroupHeader:
     vocabulary: str
     lengths: tuple[int, ...]
     width: int  # bytes of a token id
+    content: bytes = field(repr=False)
     logprobs: bool = False
-    content: bytes = b""
-    shard: bytes = b""  # id of the content, where it is not here
     trainer: str = ""  # whose policy wrote it, where that is not the author's own: see `samplers`
     proof: int = 0  # bytes of the proof
 
@@ -96,70 +89,41 @@ class GroupHeader:
         _require(1 <= self.width <= 3, "width")
         _require(len(self.trainer) <= MAX_AUTHOR, "trainer")
         _require(0 <= self.proof <= MAX_PROOF, "proof")
-        _require(self.size <= MAX_CONTENT, "size")
-        if self.shard:
-            _require(len(self.shard) == 32 and not self.content and self.size > INLINE, "shard")
-        else:
-            _require(len(self.content) == self.size <= INLINE, "content")
-
-    @property
-    def size(self) -> int:
-        """Bytes of the content, wherever it is."""
-        return sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0)) + self.proof
+        size = sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0)) + self.proof
+        _require(len(self.content) == size <= MAX_CONTENT, "content")
 
 
 @dataclass(frozen=True)
-class SignedHeader:
-    """A header with its author's signature, verified; the content may still be elsewhere."""
+class SignedGroup:
+    """A rollout group, its author and what proves it. Made by `seal` and `open_group`, which check all of it."""
 
     id: bytes
-    header: GroupHeader
-    envelope: Envelope = field(repr=False)
+    packed: PackedGroup
+    signature: bytes
+    size: int  # bytes of what is signed and the signature, here and on the wire
 
     @property
     def author(self) -> PeerId:
-        return self.header.author
-
-    @property
-    def sealed(self) -> Sealed:
-        """What travels of it."""
-        return self.envelope.payload, self.envelope.signature
-
-    @property
-    def size(self) -> int:
-        """Bytes that header, signature and content take, here and on the wire."""
-        return sum(map(len, self.envelope)) + (self.header.size if self.header.shard else 0)
-
-    def complete(self, content: bytes = b"") -> SignedGroup:
-        """The group with its content, which is given where it is not in the header. Raises InvalidGroup."""
-        if self.header.shard:
-            if len(content) != self.header.size or content_id(content) != self.header.shard:
-                raise InvalidGroup("the content is not the one that the header names", forged=True)
-        else:
-            content = self.header.content
-        _unpack(self.header, content)
-        return SignedGroup(self.id, self.header, self.envelope, content)
-
-
-@dataclass(frozen=True)
-class SignedGroup(SignedHeader):
-    """A rollout group, its author and what proves it. Made by `complete`, which has checked the content."""
-
-    content: bytes = field(repr=False)
-
-    @property
-    def group(self) -> RolloutGroup:
-        """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
-        return _unpack(self.header, self.content)
+        return self.packed.author
 
     @property
     def version(self) -> int:
-        return self.header.version
+        return self.packed.version
 
     @property
     def made_at(self) -> int:
         """ms since the epoch by the author's clock."""
-        return self.header.made_at
+        return self.packed.made_at
+
+    @property
+    def group(self) -> RolloutGroup:
+        """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
+        return _unpack(self.packed)
+
+    @property
+    def sealed(self) -> Sealed:
+        """What travels of it. Encoded anew each time: kept beside what it encodes, it would double what is held."""
+        return encoding.encode(plain(self.packed), max_size=GROUPS.max_size), self.signature
 
 
 def seal(
@@ -181,10 +145,9 @@ def seal(
     greatest = max(map(max, group.answers))
     width = 1 if greatest < 1 << 8 else 2 if greatest < 1 << 16 else 3
     content = _pack(group, width)
-    inside = len(content) <= INLINE
     task = group.task
     try:
-        header = GroupHeader(
+        packed = PackedGroup(
             author=author,
             counter=counter,
             made_at=made_at,
@@ -194,38 +157,33 @@ def seal(
             vocabulary=group.vocabulary,
             lengths=tuple(map(len, group.answers)),
             width=width,
+            content=content,
             logprobs=group.logprobs is not None,
-            content=content if inside else b"",
-            shard=b"" if inside else content_id(content),
             trainer=trainer,
             proof=len(group.proof),
         )
     except WireError as error:
         raise InvalidGroup(f"a group of {len(content)} bytes cannot be shared: {error}") from error
-    return _signed_header(header, HEADERS.seal(plain(header), sign, run_id), run_id).complete(content)
+    return _signed_group(packed, GROUPS.seal(plain(packed), sign, run_id), run_id)
 
 
-def open_header(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedHeader:
-    """The header in bytes from a peer, signed by its author for this run. Raises InvalidGroup."""
+def open_group(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedGroup:
+    """The group in bytes from a peer, signed by its author for this run. Raises InvalidGroup."""
     try:
-        header = decode(GroupHeader, envelope.payload, limit=MAX_HEADER)
+        packed = decode(PackedGroup, envelope.payload, limit=GROUPS.max_size)
     except WireError as error:
-        raise InvalidGroup(f"no header of a rollout group: {error}") from error
+        raise InvalidGroup(f"no rollout group: {error}") from error
     try:
-        HEADERS.open(envelope, header.author, verify, run_id)
+        GROUPS.open(envelope, packed.author, verify, run_id)
     except InvalidEnvelope as error:
-        raise InvalidGroup(f"a header of a rollout group is refused: {error}", forged=error.forged) from error
-    return _signed_header(header, envelope, run_id)
+        raise InvalidGroup(f"a rollout group is refused: {error}", forged=error.forged) from error
+    _unpack(packed)
+    return _signed_group(packed, envelope, run_id)
 
 
-def _signed_header(header: GroupHeader, envelope: Envelope, run_id: str) -> SignedHeader:
-    id = hashlib.sha256(HEADERS.message(envelope.payload, run_id)).digest()
-    return SignedHeader(id, header, envelope)
-
-
-def content_id(content: bytes) -> bytes:
-    """The shard id of these bytes."""
-    return ShardManifest.of(content).id
+def _signed_group(packed: PackedGroup, envelope: Envelope, run_id: str) -> SignedGroup:
+    id = hashlib.sha256(GROUPS.message(envelope.payload, run_id)).digest()
+    return SignedGroup(id, packed, envelope.signature, sum(map(len, envelope)))
 
 
 def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:
@@ -243,7 +201,7 @@ def dequantised(steps: NDArray[np.uint16]) -> NDArray[np.float64]:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise WireError(f"GroupHeader.{what}: out of range")
+        raise WireError(f"PackedGroup.{what}: out of range")
 
 
 def _pack(group: RolloutGroup, width: int) -> bytes:
@@ -255,25 +213,26 @@ def _pack(group: RolloutGroup, width: int) -> bytes:
     return packed + quantised(values).tobytes() + group.proof
 
 
-def _unpack(header: GroupHeader, content: bytes) -> RolloutGroup:
-    total, width = sum(header.lengths), header.width
+def _unpack(packed: PackedGroup) -> RolloutGroup:
+    content, lengths, width = packed.content, packed.lengths, packed.width
+    total = sum(lengths)
     wide = np.zeros((total, 4), np.uint8)
     wide[:, :width] = np.frombuffer(content, np.uint8, total * width).reshape(total, width)
     tokens = wide.reshape(-1).view("<u4").tolist()
     logprobs = None
-    if header.logprobs:
+    if packed.logprobs:
         values = dequantised(np.frombuffer(content, "<u2", total, total * width)).tolist()
-        logprobs = tuple(_cut(values, header.lengths))
-    name, difficulty, seed = header.task
+        logprobs = tuple(_cut(values, lengths))
+    name, difficulty, seed = packed.task
     try:
         return RolloutGroup(
             TaskRef(name, difficulty, seed),
-            tuple(_cut(tokens, header.lengths)),
-            header.version,
-            header.policy,
-            header.vocabulary,
+            tuple(_cut(tokens, lengths)),
+            packed.version,
+            packed.policy,
+            packed.vocabulary,
             logprobs,
-            bytes(content[header.size - header.proof :]),
+            content[len(content) - packed.proof :],
         )
     except GroupError as error:
         raise InvalidGroup(f"no rollout group: {error}") from error
@@ -293,7 +252,7 @@ def _cut(values: list[V], lengths: tuple[int, ...]) -> list[tuple[V, ...]]:
 
 @dataclass(frozen=True)
 class OfferedGroup:
-    """One group. `size` is that of header and content; `copies` is for how many nodes it would be handed over."""
+    """One group. `size` is that of all its bytes; `copies` is for how many nodes it would be handed over."""
 
     id: bytes
     author: str
@@ -303,7 +262,7 @@ class OfferedGroup:
     def __post_init__(self) -> None:
         if len(self.id) != 32 or not 0 < len(self.author) <= MAX_AUTHOR:
             raise WireError("OfferedGroup: no id and author of a group")
-        if not 0 < self.size <= MAX_CONTENT + MAX_HEADER + SIGNATURE_SIZE or not 0 < self.copies <= MAX_COPIES:
+        if not 0 < self.size <= LARGEST or not 0 < self.copies <= MAX_COPIES:
             raise WireError(f"OfferedGroup: {self.copies} copies of {self.size} bytes")
 
 
@@ -342,7 +301,9 @@ class Give:
     groups: tuple[Sealed, ...]
 
     def __post_init__(self) -> None:
-        _check_given(self.groups)
+        size = sum(len(payload) + len(signature) for payload, signature in self.groups)
+        if len(self.groups) > MAX_OFFERED or (size > MAX_GIVEN and len(self.groups) > 1):
+            raise WireError(f"Give: {len(self.groups)} groups of {size} bytes in one message")
 
 
 @dataclass(frozen=True)
@@ -358,46 +319,3 @@ class RecentQuery:
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_OFFERED:
             raise WireError(f"RecentQuery: {self.count} groups, 1 to {MAX_OFFERED} allowed")
-
-
-@dataclass(frozen=True)
-class Recent:
-    ids: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        _check_ids(self.ids)
-
-
-@dataclass(frozen=True)
-class Get:
-    run_id: str
-    ids: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        _check_ids(self.ids)
-
-
-@dataclass(frozen=True)
-class Got:
-    """As many of those as are here and fit."""
-
-    groups: tuple[Sealed, ...]
-
-    def __post_init__(self) -> None:
-        _check_given(self.groups)
-
-
-def content_key(run_id: str, id: bytes) -> Key:
-    """Where the content of a group is offered."""
-    return ("rollout", run_id, id.hex())
-
-
-def _check_ids(ids: tuple[bytes, ...]) -> None:
-    if len(ids) > MAX_OFFERED or any(len(id) != 32 for id in ids):
-        raise WireError(f"{len(ids)} ids, or such as are none; at most {MAX_OFFERED} of 32 bytes")
-
-
-def _check_given(groups: tuple[Sealed, ...]) -> None:
-    size = sum(len(payload) + len(signature) for payload, signature in groups)
-    if len(groups) > MAX_OFFERED or size > MAX_GIVEN:
-        raise WireError(f"{len(groups)} groups of {size} bytes in one message")

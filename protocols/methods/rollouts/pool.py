@@ -10,21 +10,21 @@ by its standing; nothing older than `seconds`, or more than `versions` behind it
 quota displaces its own oldest group, and a full pool lets go of the oldest of whoever has most: so who floods displaces
 nobody but himself. A date is the author's claim; one that lies ahead gains nothing, as the time of arrival counts too.
 
-`standing(author)`, 0 to 1, is how far an author is trusted; everybody has 1 unless one says otherwise. Authors whose
-standing is below ESTABLISHED are on probation: together they have `probation` of what is held, so that no number of
-identities that one attacker makes has more than that.
+`SharingRules.standing(author)`, 0 to 1, is how far an author is trusted. Authors whose standing is below ESTABLISHED
+are on probation: together they have `probation` of what is held, so that no number of identities that one attacker
+makes has more than that.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from swarmnode.crdt.envelope import SIGNATURE_SIZE
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts.messages import MAX_CONTENT, MAX_HEADER, SignedGroup, SignedHeader
+from swarmnode.protocols.methods.rollouts.messages import LARGEST, SignedGroup
 from swarmnode.protocols.network import PeerId
 
 MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
@@ -33,7 +33,21 @@ MAX_REASONS = 64  # that are told apart: they come from our own code
 AHEAD = 60_000  # ms that a date may lie ahead, as of records
 ESTABLISHED = 0.5  # standing from which on an author has a share of its own
 
-LARGEST = MAX_CONTENT + MAX_HEADER + SIGNATURE_SIZE  # bytes of a group
+
+class SharingRules(Protocol):
+    """What a method decides about sharing: with whom, and which groups are of use."""
+
+    def peers(self) -> Sequence[PeerId]:
+        """Members that are connected now, and with whom groups are shared."""
+
+    def standing(self, author: PeerId) -> float:
+        """How far an author is trusted, 0 to 1."""
+
+    def check(self, group: SignedGroup) -> str:
+        """ "" or the word for why a group is of no use, before it is kept or passed on. Runs in a worker thread."""
+
+    def insert_sampled(self, group: SignedGroup) -> str:
+        """Take a group that its author wrote for the policy that this node trains; or the word for why not."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class RolloutLimits:
             raise ValueError(f"with a burst below {2 * LARGEST} bytes the largest group may never come in")
 
 
-@dataclass(frozen=True)
+@dataclass
 class PooledGroup:
     """A group of another node's in the pool."""
 
@@ -92,17 +106,17 @@ class PooledGroup:
     used: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class AuthorStats:
     """What came of one author since this node started, as far as it is remembered."""
 
     author: PeerId
-    groups: int  # held now
-    bytes: int
-    came: int  # kept, sooner or later
-    used: int
-    version: int  # its newest
-    refused: Mapping[str, int]  # by reason
+    groups: int = 0  # held now
+    bytes: int = 0
+    came: int = 0  # kept, sooner or later
+    used: int = 0
+    version: int = 0  # its newest
+    refused: dict[str, int] = field(default_factory=dict)  # by reason
 
 
 @dataclass(frozen=True)
@@ -121,34 +135,19 @@ class PoolStats:
     dropped: Mapping[str, int]  # by reason: old, stale, no-standing, quota, probation, full
 
 
-@dataclass
-class _Author:
-    groups: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # ids held, the oldest first
-    size: int = 0
-    came: int = 0
-    used: int = 0
-    version: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-
-
 class RolloutPool:
     """Bounded, and fair among authors. Its clock is `now`, in ms; nothing here blocks or waits."""
 
     def __init__(
-        self,
-        me: PeerId,
-        *,
-        now: Callable[[], int],
-        limits: PoolLimits | None = None,
-        standing: Callable[[PeerId], float] = lambda author: 1.0,
+        self, me: PeerId, rules: SharingRules, *, now: Callable[[], int], limits: PoolLimits | None = None
     ) -> None:
-        self.me, self._now, self._standing = me, now, standing
+        self.me, self._rules, self._now = me, rules, now
         self.limits = limits or PoolLimits()
         self._held: OrderedDict[bytes, PooledGroup] = OrderedDict()  # the oldest arrival first
         self._size = 0
         self._own: OrderedDict[bytes, SignedGroup] = OrderedDict()  # the oldest first
         self._own_size = 0
-        self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one active last at the end
+        self._authors: OrderedDict[PeerId, AuthorStats] = OrderedDict()  # the one active last at the end
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self.lacking = 0  # groups that the last who asked for candidates did not get
         self.refused: Counter[str] = Counter()
@@ -190,25 +189,25 @@ class RolloutPool:
 
     # -- others'
 
-    def unfit(self, author: PeerId, made_at: int, version: int) -> str:
-        """Why a group of such a header would not be kept: own, ahead, old, stale, no-standing; "" where it would."""
+    def unfit(self, group: SignedGroup) -> str:
+        """Why a group would not be kept: own, ahead, old, stale, no-standing; "" where it would."""
         now, limits = self._now(), self.limits
-        if author == self.me:
+        if group.author == self.me:
             return "own"
-        if made_at > now + AHEAD:
+        if group.made_at > now + AHEAD:
             return "ahead"
-        if now - made_at > 1000 * limits.seconds:
+        if now - group.made_at > 1000 * limits.seconds:
             return "old"
-        known = self._authors.get(author)
-        if known is not None and known.version - version > limits.versions:
+        known = self._authors.get(group.author)
+        if known is not None and known.version - group.version > limits.versions:
             return "stale"
-        return "" if self._standing(author) > 0 else "no-standing"
+        return "" if self._rules.standing(group.author) > 0 else "no-standing"
 
     def add(self, group: SignedGroup) -> str:
         """Keep a group of another's. "" where it is kept; else duplicate, or as `unfit` says, noted with its author."""
         if self.saw(group.id):
             return "duplicate"
-        reason = self.unfit(group.author, group.made_at, group.version)
+        reason = self.unfit(group)
         if not reason and group.size > self._allowed_bytes(group.author):
             reason = "too-large"
         if reason:
@@ -218,42 +217,37 @@ class RolloutPool:
         author = self._author(group.author)
         author.version = max(author.version, group.version)
         author.came += 1
-        author.groups[group.id] = None
-        author.size += group.size
+        author.groups += 1
+        author.bytes += group.size
         self._held[group.id] = PooledGroup(group, self._now())
         self._size += group.size
-        self._make_room(group.author)
+        self._make_room(author)
         if self.on_probation(group.author):
             self._make_room_on_probation()
         return ""
 
-    def candidates(
-        self, count: int, rng: random.Random, *, policy: str | None = None, share: float = 1.0
-    ) -> tuple[SignedGroup, ...]:
-        """Up to `count` groups of others that `used` has not named, at most `share` of `count` of one author.
+    def candidates(self, count: int, rng: random.Random) -> tuple[SignedGroup, ...]:
+        """Up to `count` groups of others that `used` has not named.
 
-        Authors take turns; of all that are drawn, `probation` are of authors on probation. Only groups of `policy`
-        where one is given. `Rollouts` asks others for what is lacking.
+        Authors take turns; of all that are drawn, `probation` are of authors on probation. `Rollouts` asks others for
+        what is lacking.
         """
-        chosen = self.drawn(count, rng, used=False, policy=policy, share=share)
+        chosen = self.drawn(count, rng, used=False)
         self.lacking = count - len(chosen)
         return chosen
 
-    def drawn(
-        self, count: int, rng: random.Random, *, used: bool = True, policy: str | None = None, share: float = 1.0
-    ) -> tuple[SignedGroup, ...]:
+    def drawn(self, count: int, rng: random.Random, *, used: bool = True) -> tuple[SignedGroup, ...]:
         """The same, with those `used` as well."""
         self.expire()
         by_author: dict[PeerId, list[SignedGroup]] = {}
         for held in self._held.values():
-            if (used or not held.used) and policy in (None, held.signed.header.policy):
+            if used or not held.used:
                 by_author.setdefault(held.signed.author, []).append(held.signed)
-        most = max(1, int(count * share))
         established: list[list[SignedGroup]] = []
         on_probation: list[list[SignedGroup]] = []
         for author, deck in by_author.items():
             rng.shuffle(deck)
-            (on_probation if self.on_probation(author) else established).append(deck[:most])
+            (on_probation if self.on_probation(author) else established).append(deck)
         some = _in_turn(on_probation, max(1, int(count * self.limits.probation)), rng)
         chosen = _in_turn(established, count - len(some), rng)
         part = self.limits.probation / (1 - self.limits.probation)  # to one of those who are not on probation
@@ -264,7 +258,7 @@ class RolloutPool:
         for id in ids:
             held = self._held.get(id)
             if held is not None and not held.used:
-                self._held[id] = PooledGroup(held.signed, held.came_at, used=True)
+                held.used = True
                 self._author(held.signed.author).used += 1
 
     def note(self, author: PeerId, reason: str, count: int = 1) -> None:
@@ -272,9 +266,10 @@ class RolloutPool:
         if reason not in self.refused and len(self.refused) >= MAX_REASONS:
             reason = "other"
         self.refused[reason] += count
-        self._author(author).refused[reason] += count
+        refused = self._author(author).refused
+        refused[reason] = refused.get(reason, 0) + count
 
-    def refuse(self, group: SignedHeader, reason: str) -> None:
+    def refuse(self, group: SignedGroup, reason: str) -> None:
         """Note a group that is not kept, and remember it, so that it does not come again."""
         self.remember(group.id)
         self.note(group.author, reason)
@@ -288,9 +283,9 @@ class RolloutPool:
                 self._drop(id, "old")
             elif self._authors[signed.author].version - signed.version > limits.versions:
                 self._drop(id, "stale")
-            elif self._standing(signed.author) <= 0:
+            elif self._rules.standing(signed.author) <= 0:
                 self._drop(id, "no-standing")
-        for author in [author for author, each in self._authors.items() if each.groups]:
+        for author in [author for author in self._authors.values() if author.groups]:
             self._make_room(author)  # a share of less is less
         self._make_room_on_probation()
 
@@ -298,7 +293,7 @@ class RolloutPool:
 
     def stats(self) -> PoolStats:
         now = self._now()
-        counts = [len(author.groups) for author in self._authors.values() if author.groups]
+        counts = [author.groups for author in self._authors.values() if author.groups]
         return PoolStats(
             groups=len(self._held),
             bytes=self._size,
@@ -314,57 +309,56 @@ class RolloutPool:
 
     def by_author(self) -> tuple[AuthorStats, ...]:
         """Everybody of whom something is remembered, who has most here first."""
-        found = (
-            AuthorStats(peer, len(each.groups), each.size, each.came, each.used, each.version, dict(each.refused))
-            for peer, each in self._authors.items()
-        )
-        return tuple(sorted(found, key=lambda stats: (-stats.groups, -stats.came, stats.author)))
+        return tuple(sorted(self._authors.values(), key=lambda stats: (-stats.groups, -stats.came, stats.author)))
 
     # -- room
 
     def allowed(self, author: PeerId) -> int:
         """How many groups of an author may be here now."""
-        return int(max(self.limits.few, self.limits.share * len(self._held)) * min(1.0, self._standing(author)))
+        return int(max(self.limits.few, self.limits.share * len(self._held)) * min(1.0, self._rules.standing(author)))
 
     def _allowed_bytes(self, author: PeerId) -> int:
         share = min(self.limits.share, self.limits.probation) if self.on_probation(author) else self.limits.share
-        return int(share * self.limits.bytes * min(1.0, self._standing(author)))
+        return int(share * self.limits.bytes * min(1.0, self._rules.standing(author)))
 
     def on_probation(self, author: PeerId) -> bool:
         """Whether the author has no share of its own, but a part of one."""
-        return self._standing(author) < ESTABLISHED
+        return self._rules.standing(author) < ESTABLISHED
 
-    def _make_room(self, author: PeerId) -> None:
-        held = self._authors[author]
-        while len(held.groups) > max(1, self.allowed(author)) or held.size > self._allowed_bytes(author):
-            self._drop(next(iter(held.groups)), "quota")
+    def _make_room(self, author: AuthorStats) -> None:
+        peer = author.author
+        while author.groups > max(1, self.allowed(peer)) or author.bytes > self._allowed_bytes(peer):
+            self._drop_oldest(author, "quota")
         while len(self._held) > self.limits.groups or self._size > self.limits.bytes:
             by_bytes = len(self._held) <= self.limits.groups
-            most = max(self._authors.values(), key=lambda each: each.size if by_bytes else len(each.groups))
-            self._drop(next(iter(most.groups)), "full")
+            most = max(self._authors.values(), key=lambda each: each.bytes if by_bytes else each.groups)
+            self._drop_oldest(most, "full")
 
     def _make_room_on_probation(self) -> None:
         limits = self.limits
         those = [each for peer, each in self._authors.items() if each.groups and self.on_probation(peer)]
-        count, size = sum(len(each.groups) for each in those), sum(each.size for each in those)
+        count, size = sum(each.groups for each in those), sum(each.bytes for each in those)
         least, most_bytes = limits.probation * limits.few, limits.probation * limits.bytes
         while count > max(1.0, least, limits.probation * len(self._held)) or size > most_bytes:
-            most = max(those, key=lambda each: len(each.groups))
-            id = next(iter(most.groups))
-            size -= self._held[id].signed.size
+            size -= self._drop_oldest(max(those, key=lambda each: each.groups), "probation")
             count -= 1
-            self._drop(id, "probation")
 
-    def _drop(self, id: bytes, reason: str) -> None:
+    def _drop_oldest(self, author: AuthorStats, reason: str) -> int:
+        """Let go of the author's oldest group; its bytes."""
+        id = next(id for id, held in self._held.items() if held.signed.author == author.author)
+        return self._drop(id, reason)
+
+    def _drop(self, id: bytes, reason: str) -> int:
         signed = self._held.pop(id).signed
         self._size -= signed.size
         author = self._authors[signed.author]
-        del author.groups[id]
-        author.size -= signed.size
+        author.groups -= 1
+        author.bytes -= signed.size
         self.dropped[reason] += 1
+        return signed.size
 
-    def _author(self, peer: PeerId) -> _Author:
-        author = self._authors.setdefault(peer, _Author())
+    def _author(self, peer: PeerId) -> AuthorStats:
+        author = self._authors.setdefault(peer, AuthorStats(peer))
         self._authors.move_to_end(peer)
         if len(self._authors) > MAX_AUTHORS:
             silent = next((old for old, each in self._authors.items() if not each.groups and old != peer), None)

@@ -159,7 +159,7 @@ class Samplers:
         author = self._author(group.author)
         tally = author.tally
         tally.came += 1
-        reason = self._unfit(group, tally) or author.count(group.header.counter)
+        reason = self._unfit(group, tally) or author.count(group.packed.counter)
         if reason:
             tally.refuse(reason)
             if reason in LIES:
@@ -175,7 +175,7 @@ class Samplers:
 
     def _unfit(self, signed: SignedGroup, tally: SamplerTally) -> str:
         group = signed.group
-        if signed.header.trainer != self._me:
+        if signed.packed.trainer != self._me:
             return "for-another"
         if tally.caught:
             return "no-standing"
@@ -186,7 +186,7 @@ class Samplers:
         if group.task != assigned_task(
             self._run_id,
             signed.author,
-            signed.header.counter,
+            signed.packed.counter,
             version=group.version,
             policy=group.policy,
             tasks=self._tasks,
@@ -218,7 +218,7 @@ class Samplers:
         return tuple(chosen)
 
     def _is_fresh(self, group: SignedGroup, version: int) -> bool:
-        versions = self._versions.get(group.header.policy)
+        versions = self._versions.get(group.packed.policy)
         return versions is not None and 0 <= version - versions[-1] <= self._settings.staleness
 
     def settle(

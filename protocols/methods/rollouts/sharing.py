@@ -23,32 +23,26 @@ import trio
 from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.rollouts.intake import GroupIntake, SharingRules
+from swarmnode.protocols.methods.rollouts.intake import GroupIntake
 from swarmnode.protocols.methods.rollouts.messages import (
-    GET,
     GIVE,
     LONGEST_WAIT,
     MAX_GIVEN,
     MAX_OFFERED,
     OFFER,
     RECENT,
+    SLOWEST,
     TIMEOUT,
-    Get,
     Give,
-    Got,
     GroupOffer,
     OfferAnswer,
     OfferedGroup,
-    Recent,
     RecentQuery,
-    Sealed,
     SignedGroup,
-    SignedHeader,
     Thanks,
-    content_key,
     seal,
 )
-from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool
+from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool, SharingRules
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
@@ -60,9 +54,8 @@ log = logging.getLogger(__name__)
 TICK = 1.0  # seconds between two looks at what to pass on, jittered by a fifth: the time of one hop
 RECENT_GROUPS = MAX_OFFERED  # asked for by who was alone
 ASK_EVERY = 10.0  # seconds between two questions for what is recent, while too little comes by itself
-RECENT_BYTES = 128 * 1024  # of their headers
 ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
-RECENT_QUERIES = Allowance(rate=0.3, burst=8)  # of one peer: two calls in ASK_EVERY, and some
+RECENT_QUERIES = Allowance(rate=0.2, burst=6)  # of one peer: one in ASK_EVERY, and some
 FAN = 2  # peers told in one turn
 TRIES = 8  # offers of one copy that may be declined
 WAITING = 1024  # groups to hand on; the oldest are let go
@@ -111,12 +104,11 @@ class Rollouts:
         self.limits = limits or parts.rollouts
         self.runner = TimedRunner(parts.runner)
         self.counter = parts.now()  # of the next group: grows over restarts, too, as long as the clock does
-        self.pool = RolloutPool(parts.me, now=parts.now, limits=self.limits.pool, standing=rules.standing)
+        self.pool = RolloutPool(parts.me, rules, now=parts.now, limits=self.limits.pool)
         self._intake = GroupIntake(parts, rules, self.pool, limits=self.limits, runner=self.runner)
         self.violations, self.counts = self._intake.violations, self._intake.counts
         self._entries = Budget[PeerId](ENTRIES)
         self._queries = Budget[PeerId](RECENT_QUERIES)
-        self._offered: set[bytes] = set()  # groups whose content peers may fetch
         self._loads: OrderedDict[bytes, _Load] = OrderedDict()  # what is to be handed on, the oldest first
         self._deck: list[PeerId] = []  # whose turn is still to come, before everybody's comes again
         self._busy: set[PeerId] = set()
@@ -129,7 +121,6 @@ class Rollouts:
         parts.rpc.serve(OFFER, GroupOffer, self._open.while_open(self._on_offer))
         parts.rpc.serve(GIVE, Give, self._open.while_open(self._on_give))
         parts.rpc.serve(RECENT, RecentQuery, self._open.while_open(self._on_recent))
-        parts.rpc.serve(GET, Get, self._open.while_open(self._on_get))
 
     # -- what this node does
 
@@ -213,18 +204,12 @@ class Rollouts:
         self._tell_some(set(here), nursery)
 
     def _let_go(self) -> None:
-        """Neither hand on nor offer what the pool has no more."""
+        """Hand on no more what the pool has no more."""
         for id in [id for id in self._loads if self.pool.get(id) is None]:
             del self._loads[id]
-        for id in [id for id in self._offered if self.pool.get(id) is None]:
-            self._offered.discard(id)
-            self._parts.bulk.withdraw(content_key(self._parts.run_id, id))
 
     def _hand_on(self, group: SignedGroup, copies: int, giver: PeerId | None = None) -> None:
         """Hand on `copies` − 1 of a group, beside what is on its way already; not to those who know it."""
-        if group.header.shard:
-            self._parts.bulk.offer(content_key(self._parts.run_id, group.id), group.content)
-            self._offered.add(group.id)
         known = {group.author, *([giver] if giver else [])}
         load = self._loads.get(group.id)
         if load is not None:
@@ -273,6 +258,8 @@ class Rollouts:
         return peer not in self._busy and peer not in self._left_until and self.violations.refuses(peer) is None
 
     async def _tell(self, peer: PeerId, batch: list[_Load]) -> None:
+        if not batch:
+            return
         try:
             offer = GroupOffer(
                 self._parts.run_id,
@@ -301,19 +288,22 @@ class Rollouts:
                 load.offered = False
 
     async def _give(self, peer: PeerId, wanted: list[_Load]) -> list[_Load]:
-        """Give as many as fit one message; the rest."""
-        given = wanted[: len(_fitting([load.group for load in wanted], MAX_GIVEN))]
-        handed = [(load, load.copies // 2) for load in given]
-        give = Give(self._parts.run_id, tuple(load.group.sealed for load in given))
-        await self._parts.rpc.call(peer, GIVE, give, Thanks, timeout=TIMEOUT)
+        """Give as many as fit one message, one at the least; the rest."""
+        size, given = 0, 0
+        while given < len(wanted) and (not given or size + wanted[given].group.size <= MAX_GIVEN):
+            size += wanted[given].group.size
+            given += 1
+        handed = [(load, load.copies // 2) for load in wanted[:given]]
+        give = Give(self._parts.run_id, tuple(load.group.sealed for load, _ in handed))
+        await self._parts.rpc.call(peer, GIVE, give, Thanks, timeout=TIMEOUT + size / SLOWEST)
         for load, copies in handed:
             load.known.add(peer)
             load.copies -= copies
-            if load.copies <= 1:
-                self._loads.pop(load.group.id, None)
+            if load.copies <= 1 and self._loads.get(load.group.id) is load:
+                del self._loads[load.group.id]
             self.counts["given"] += 1
             self.counts["given_bytes"] += load.group.size
-        return wanted[len(given) :]
+        return wanted[given:]
 
     def _decline(self, loads: Iterable[_Load]) -> None:
         for load in loads:
@@ -321,28 +311,16 @@ class Rollouts:
             if load.tries <= 0 and self._loads.pop(load.group.id, None) is not None:
                 self.counts["not_handed_on"] += 1
 
-    # -- taking in
-
     async def _ask_recent(self, peer: PeerId, count: int) -> None:
-        rpc, run_id = self._parts.rpc, self._parts.run_id
+        """Have a peer offer what is recent."""
         try:
-            recent = await rpc.call(peer, RECENT, RecentQuery(run_id, count), Recent, timeout=TIMEOUT)
+            query = RecentQuery(self._parts.run_id, count)
+            await self._parts.rpc.call(peer, RECENT, query, Thanks, timeout=TIMEOUT)
+        except CallError as error:
+            log.debug("%s does not offer what rollouts are recent: %s", peer, error)
+        else:
             self._was_alone, self.pool.lacking = False, 0
             self.counts["asked_recent"] += 1
-            new = tuple(id for id in recent.ids if not self.pool.saw(id))
-            if not new:
-                return
-            got = await rpc.call(peer, GET, Get(run_id, new), Got, timeout=TIMEOUT)
-        except CallError as error:
-            log.debug("%s does not say what rollouts are recent: %s", peer, error)
-            return
-        for signed in await self._intake.solicited(peer, got.groups, frozenset(new)):
-            await self._take_in(peer, signed, 1)
-
-    async def _take_in(self, peer: PeerId, signed: SignedHeader, copies: int) -> None:
-        group = await self._intake.keep(peer, signed)
-        if group is not None:
-            self._hand_on(group, copies, peer)
 
     # -- answers
 
@@ -364,42 +342,20 @@ class Rollouts:
 
     async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
         self._admit(peer, give.run_id)
-        for signed, copies in await self._intake.take(peer, give.groups):
-            if not signed.header.shard:
-                await self._take_in(peer, signed, copies)
-            elif self._nursery is not None:
-                self._nursery.start_soon(self._take_in, peer, signed, copies)
+        for group, copies in await self._intake.take(peer, give.groups):
+            self._hand_on(group, copies, peer)
         return Thanks()
 
-    async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Recent:
+    async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Thanks:
+        """Offer one copy of each: whoever asks has them, and hands none on."""
         self._admit(peer, query.run_id)
-        if not self._takes:
-            return Recent(())
-        self._admit_query(peer)
-        own = self.pool.own()[-max(1, query.count // 8) :]
-        told = [*own, *self.pool.drawn(query.count, self._parts.rng)]
-        return Recent(tuple(group.id for group in told if group.author != peer)[: query.count])
-
-    async def _on_get(self, peer: PeerId, get: Get) -> Got:
-        self._admit(peer, get.run_id)
-        self._admit_query(peer)
-        here = [group for group in map(self.pool.get, get.ids) if group is not None]
-        return Got(tuple(_fitting(here, RECENT_BYTES)))
-
-    def _admit_query(self, peer: PeerId) -> None:
         if not self._queries.take(peer, 1):
             raise Refuse("busy", "asked too often what is recent")
-
-
-def _fitting(groups: Iterable[SignedGroup], room: int) -> list[Sealed]:
-    """Headers and signatures of the first of these groups, as many as have room in a message."""
-    fitting: list[Sealed] = []
-    for group in groups:
-        room -= sum(map(len, group.envelope))
-        if room < 0:
-            break
-        fitting.append(group.sealed)
-    return fitting
+        if self._takes and self._nursery is not None:
+            recent = [*self.pool.own()[-max(1, query.count // 8) :], *self.pool.drawn(query.count, self._parts.rng)]
+            loads = [_Load(group, 2, {group.author}) for group in recent if group.author != peer]
+            self._nursery.start_soon(self._tell, peer, loads[: query.count])
+        return Thanks()
 
 
 def show(metrics: Metrics, pool: RolloutPool, counts: Counter[str], runner: TimedRunner) -> None:

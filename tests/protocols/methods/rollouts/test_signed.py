@@ -17,13 +17,11 @@ from rolloutnodes import RUN, group
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.rollouts.messages import (
-    INLINE,
     MAX_CONTENT,
     InvalidGroup,
     SignedGroup,
-    SignedHeader,
     dequantised,
-    open_header,
+    open_group,
     quantised,
     seal,
 )
@@ -59,16 +57,17 @@ def sealed(rollouts: RolloutGroup, by: SimNetwork = ALICE, **changed: Any) -> Si
     return seal(rollouts, **(options | changed))
 
 
-def opened(signed: SignedHeader, *, run_id: str = RUN) -> SignedHeader:
-    return open_header(signed.envelope, run_id=run_id, verify=ALICE.verify)
+def opened(signed: SignedGroup, *, run_id: str = RUN) -> SignedGroup:
+    return open_group(Envelope(*signed.sealed), run_id=run_id, verify=ALICE.verify)
 
 
 @settings(max_examples=50)
 @given(groups())
 def test_a_group_comes_back_as_it_was_sent(rollouts: RolloutGroup) -> None:
     sent = sealed(rollouts)
-    got = opened(sent).complete(sent.content)
-    assert got.group == sent.group and got.id == sent.id and got.author == ALICE.me and got.header.counter == 7
+    got = opened(sent)
+    assert got == sent and got.group == sent.group and got.author == ALICE.me and got.packed.counter == 7
+    assert got.size == sum(map(len, sent.sealed))
     assert got.group == replace(rollouts, logprobs=got.group.logprobs)
     assert (got.group.logprobs is None) == (rollouts.logprobs is None)
 
@@ -94,7 +93,7 @@ def test_log_probabilities_err_less_than_the_check_of_equal_models_is_to_tell() 
 @given(st.binary(max_size=300), st.binary(min_size=64, max_size=64))
 def test_bytes_of_strangers_raise_nothing_but_invalid_group(payload: bytes, signature: bytes) -> None:
     with pytest.raises(InvalidGroup):
-        open_header(Envelope(payload, signature), run_id=RUN, verify=ALICE.verify)
+        open_group(Envelope(payload, signature), run_id=RUN, verify=ALICE.verify)
 
 
 @settings(max_examples=50)
@@ -102,39 +101,27 @@ def test_bytes_of_strangers_raise_nothing_but_invalid_group(payload: bytes, sign
 def test_a_mangled_group_is_refused_whoever_signed_it(rollouts: RolloutGroup, data: st.DataObject) -> None:
     """Even the author's signature makes nothing but a sound group of what is no group."""
     sent = sealed(rollouts)
-    raw = bytearray(sent.envelope.payload)
+    raw = bytearray(sent.sealed[0])
     place = data.draw(st.integers(0, len(raw) - 1))
     raw[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != raw[place]))
     with pytest.raises(InvalidGroup):
-        open_header(Envelope(bytes(raw), sent.envelope.signature), run_id=RUN, verify=ALICE.verify)
+        open_group(Envelope(bytes(raw), sent.signature), run_id=RUN, verify=ALICE.verify)
     with suppress(InvalidGroup):
-        signed = open_header(Envelope(bytes(raw), bytes(64)), run_id=RUN, verify=lambda *_: True)
-        again = signed.complete(sent.content if signed.header.shard else b"").group
+        again = open_group(Envelope(bytes(raw), bytes(64)), run_id=RUN, verify=lambda *_: True).group
         assert RolloutGroup.from_map(again.to_map()) == again
 
 
 def test_a_group_of_another_author_or_run_is_refused_as_forged() -> None:
     honest = sealed(group(1))
     for forged, run_id in (
-        (replace(honest, envelope=honest.envelope._replace(signature=BOB.sign(b"anything"))), RUN),
+        (replace(honest, signature=BOB.sign(b"anything")), RUN),
         (sealed(group(1), BOB, author=ALICE.me), RUN),
         (honest, "cd" * 32),
     ):
         with pytest.raises(InvalidGroup) as refused:
             opened(forged, run_id=run_id)
         assert refused.value.forged
-    assert opened(honest).complete() == honest
-
-
-def test_large_content_travels_beside_its_header_and_is_bound_by_the_signature() -> None:
-    sent = sealed(group(1, answers=16, tokens=600, logprobs=True))
-    assert len(sent.content) > INLINE and len(sent.envelope.payload) < 500 and sent.header.shard
-    header = opened(sent)
-    assert header.complete(sent.content).group == sent.group
-    for wrong in (b"", sent.content[:-1], sent.content[:-1] + b"x", sent.content + b"x"):
-        with pytest.raises(InvalidGroup) as refused:
-            header.complete(wrong)
-        assert refused.value.forged
+    assert opened(honest) == honest
 
 
 def test_a_small_group_takes_the_bytes_that_its_tokens_and_a_header_take() -> None:
@@ -146,10 +133,10 @@ def test_a_group_too_large_to_travel_says_so_to_its_author() -> None:
     answer = (70_000,) * 4096
     with pytest.raises(InvalidGroup, match="cannot be shared"):
         sealed(RolloutGroup(TaskRef("t", 0, 0), (answer,) * 64, 0, "", "", ((-1.0,) * 4096,) * 64))
-    assert len(sealed(RolloutGroup(TaskRef("t", 0, 0), (answer,) * 64, 0, "", "")).content) <= MAX_CONTENT
+    assert len(sealed(RolloutGroup(TaskRef("t", 0, 0), (answer,) * 64, 0, "", "")).packed.content) <= MAX_CONTENT
 
 
-HEADER = sealed(group(1)).header
+PACKED = sealed(group(1)).packed
 
 
 @pytest.mark.parametrize(
@@ -168,36 +155,33 @@ HEADER = sealed(group(1)).header
         {"width": 4},
         {"logprobs": True},
         {"content": b""},
-        {"shard": bytes(32)},
-        {"content": b"", "shard": bytes(32)},  # small enough to be here
-        {"content": b"", "shard": bytes(31), "lengths": (4096, 4096)},
-        {"content": bytes(8192), "lengths": (4096, 4096)},  # too large to be here
-        {"content": b"", "shard": bytes(32), "lengths": (4096,) * 64, "width": 3, "logprobs": True},
+        {"content": bytes(47)},
+        {"content": bytes(49)},
+        {"content": bytes(4096 * 64 * 5), "lengths": (4096,) * 64, "width": 3, "logprobs": True},  # too large
     ],
 )
-def test_headers_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
+def test_groups_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(WireError):
-        replace(HEADER, **change)
-    payload = msgpack.packb(dict(sorted((vars(HEADER) | change).items())))
+        replace(PACKED, **change)
+    payload = msgpack.packb(dict(sorted((vars(PACKED) | change).items())))
     with pytest.raises(InvalidGroup):
-        open_header(Envelope(payload, ALICE.sign(payload)), run_id=RUN, verify=lambda *_: True)
+        open_group(Envelope(payload, ALICE.sign(payload)), run_id=RUN, verify=lambda *_: True)
 
 
 @pytest.mark.parametrize(
     "change", [{"task": ("", 0, 0)}, {"task": ("t", -1, 0)}, {"task": ("t", 0, 1 << 60)}, {"version": -1}]
 )
-def test_a_header_that_names_no_group_is_refused_when_it_is_complete(change: dict[str, Any]) -> None:
-    payload = encoding.encode(plain(replace(HEADER, **change)))
-    header = open_header(Envelope(payload, bytes(64)), run_id=RUN, verify=lambda *_: True)
+def test_what_names_no_group_is_refused(change: dict[str, Any]) -> None:
+    payload = encoding.encode(plain(replace(PACKED, **change)))
     with pytest.raises(InvalidGroup):
-        header.complete()
+        open_group(Envelope(payload, bytes(64)), run_id=RUN, verify=lambda *_: True)
 
 
-def test_a_header_that_is_not_in_canonical_form_is_refused() -> None:
-    payload = encode(HEADER)
-    assert payload != encoding.encode(plain(HEADER))
+def test_a_group_that_is_not_in_canonical_form_is_refused() -> None:
+    payload = encode(PACKED)
+    assert payload != encoding.encode(plain(PACKED))
     with pytest.raises(InvalidGroup, match="canonical"):
-        open_header(Envelope(payload, bytes(64)), run_id=RUN, verify=lambda *_: True)
+        open_group(Envelope(payload, bytes(64)), run_id=RUN, verify=lambda *_: True)
 
 
 @pytest.mark.parametrize("logprobs", [True, False])
@@ -207,7 +191,7 @@ def test_what_is_held_of_a_group_takes_little_more_memory_than_its_bytes(logprob
     sent = sealed(RolloutGroup(TaskRef("digits/swap", 5, 1), tokens, 0, "", "", chance))
     tracemalloc.start()
     try:
-        held = opened(sent).complete(bytes(bytearray(sent.content)))
+        held = opened(sent)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
