@@ -90,12 +90,7 @@ class Node:
         self.store = RunStore(datadir)
         self.limits = limits = Limits()
         self.trust = trust = PeerTrust(relays_for_all=config.role == "relay")
-        self.network = Libp2pNetwork(
-            identity,
-            host_settings(config, limits=limits),
-            is_member=trust.is_member,
-            carried=trust.receipts.served,
-        )
+        self.network = Libp2pNetwork(identity, host_settings(config, limits=limits), trust)
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
@@ -108,9 +103,7 @@ class Node:
             gave=trust.receipts.gave,
         )
         self.liveness = Liveness(self.rpc)
-        self.nat = NatTraversal(
-            self.network, admits=trust.relays_for, standing=trust.standing, limits=limits.relay, upnp=config.upnp
-        )
+        self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, runner=in_thread)

@@ -106,6 +106,7 @@ class Daemon:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._api = Api(node)
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
         self._serving = trio.CancelScope()  # after the last round; what was opened for the run is then closed in order
 
@@ -157,7 +158,8 @@ class Daemon:
             node.liveness.run,
             node.shards.run,
             node.nat.run,
-            Api(node).run,
+            self._api.run,
+            self._api.server().run,
             node.discovery.run,
         ):
             await stack.enter_async_context(_running(part))

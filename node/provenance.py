@@ -44,7 +44,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import Domain, Envelope
 from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
-from swarmnode.node.host.addresses import public_key
+from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import (
     HISTORY,
@@ -265,20 +265,10 @@ def _signed(record: dict[str, Any], signature: bytes) -> Check:
     maker = str(record["maker"])
     try:
         envelope = Envelope(encoding.encode(record, max_size=MAX_RECORD), signature)
-        genuine = DOMAIN.is_signed(envelope, maker, _verify)
-    except ValueError:  # no key, or no value that could be signed
+        genuine = DOMAIN.is_signed(envelope, maker, verify_signature)
+    except ValueError:  # no value that could be signed
         genuine = False
     return Check("signature", genuine, f"of {maker}" if genuine else f"it is not that of {maker}")
-
-
-def _verify(maker: str, message: bytes, signature: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        public_key(maker).verify(signature, message)
-    except InvalidSignature:
-        return False
-    return True
 
 
 def _spec_of(record: dict[str, Any]) -> RunSpec | None:

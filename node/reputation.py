@@ -26,6 +26,7 @@ from pathlib import Path
 import trio
 
 from swarmnode.crdt.record import Element, Evidence, Record
+from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.protocols.calls.rpc import Rpc
@@ -57,7 +58,7 @@ KNOWN = Metric("swarmnode_reputation_peers", GAUGE, "peers of whom something is 
 TOLD = Metric("swarmnode_attestations_total", COUNTER, "attestations written, heard and refused", "what")
 
 
-class PeerTrust:
+class PeerTrust(PeerPolicy):
     """What decides how one node treats its peers; `wire` once, then `join` and `take_part` where there is a run."""
 
     def __init__(self, *, relays_for_all: bool) -> None:
@@ -103,6 +104,9 @@ class PeerTrust:
         if self.reputation is not None and peer in self.reputation.ledger.to_contain():
             return False
         return self.is_member(peer) or (self._relays_for_all and self._network.speaks(peer, HELLO))
+
+    def carried(self, relay: PeerId, size: int) -> None:
+        self.receipts.served(relay, size)
 
     def is_member(self, peer: PeerId) -> bool:
         """Whether the peer takes part in this node's run, so that its bytes are not held up."""

@@ -9,7 +9,6 @@ ends only its request.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -29,10 +28,11 @@ from swarmnode.node.control import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     REFUSED,
+    Declined,
 )
-from swarmnode.node.exitcodes import ExpectedError
 
-Method = Callable[[dict[str, Any]], Awaitable[Any] | AsyncIterator[Any]]
+Method = Callable[[dict[str, Any]], Awaitable[Any]]
+StreamMethod = Callable[[dict[str, Any]], AsyncIterator[Any]]
 
 MAX_CLIENTS = 32  # connections at once; further ones are closed at once
 SEND_LIMIT = 10.0  # s; a client that does not read for so long is dropped
@@ -59,27 +59,26 @@ def peer_uid_of(connection: socket.socket | trio.socket.SocketType) -> int | Non
     return int(uid)
 
 
-def served(*apis: object) -> dict[str, Method]:
-    """The public methods of these objects that take a request's `params`, by name: what `ControlServer` answers."""
-
-    def is_served(name: str, function: Any) -> bool:
-        return not name.startswith("_") and inspect.isfunction(function) and "params" in function.__annotations__
-
-    return {name: getattr(api, name) for api in apis for name, f in vars(type(api)).items() if is_served(name, f)}
-
-
 class ControlServer:
-    """Answers `methods` on the unix socket `path` for as long as `run` runs.
+    """Answers `methods` and `streams` on the unix socket `path` for as long as `run` runs.
 
-    Methods take the request's params and return JSON, or an async iterator of JSON, which is a stream. They raise an
-    `ExpectedError`, such as `Declined`, with a text for the person; ValueError, KeyError and TypeError in a method's
-    reading of its params are its own to turn into `Declined`. Anything else that they raise is logged and told to the
-    client as an internal error.
+    Methods take the request's params and return JSON; streams return an async iterator of JSON. They raise `Declined`
+    with a text for the person; ValueError, KeyError and TypeError in a method's reading of its params are its own to
+    turn into `Declined`. Anything else that they raise is logged and told to the client as an internal error.
     """
 
-    def __init__(self, path: Path, methods: Mapping[str, Method]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        methods: Mapping[str, Method],
+        streams: Mapping[str, StreamMethod],
+        *,
+        admits: Callable[[int | None, int], bool] = may_connect,
+    ) -> None:
         self.path = path
-        self._methods = methods
+        self._methods = dict(methods)
+        self._streams = dict(streams)
+        self._admits = admits
         self._clients = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -111,7 +110,7 @@ class ControlServer:
         stream = trio.SocketStream(connection)
         async with stream:
             uid = peer_uid_of(connection)
-            if not may_connect(uid, os.getuid()):
+            if not self._admits(uid, os.getuid()):
                 log.warning("a process of user %s was refused at the control socket", uid)
                 return
             if self._clients >= MAX_CLIENTS:
@@ -159,18 +158,15 @@ class ControlServer:
             return True
         try:
             if name in self._methods:
-                result: Any = self._methods[name](params)
-                if isinstance(result, AsyncIterator):
-                    if not await self._send_items(stream, key, result):
-                        return False
-                    result = None
-                else:
-                    result = await result
-                answer = {"jsonrpc": "2.0", "id": key, "result": result}
+                answer = {"jsonrpc": "2.0", "id": key, "result": await self._methods[name](params)}
+            elif name in self._streams:
+                if not await self._send_items(stream, key, self._streams[name](params)):
+                    return False
+                answer = {"jsonrpc": "2.0", "id": key, "result": None}
             else:
-                known = ", ".join(sorted(self._methods))
+                known = ", ".join(sorted([*self._methods, *self._streams]))
                 answer = _error(key, METHOD_NOT_FOUND, f"this daemon has no method {name!r}; it has: {known}")
-        except ExpectedError as declined:
+        except Declined as declined:
             answer = _error(key, REFUSED, str(declined), exit_code=declined.exit_code)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             raise  # the client's connection, not the method

@@ -13,17 +13,15 @@ in for py-libp2p's store, which has no bound on keys.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
+from time import time as wall_clock  # seconds since 1970
 
 import trio
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.pb.kademlia_pb2 import Record as StoredRecord
-from libp2p.kad_dht.value_store import ValueStore
-from libp2p.records.validator import Validator
 
-from swarmnode.node.discovery.kademlia import ASKING, CLOSER, Kademlia
+from swarmnode.node.discovery.kademlia import ASKING, CLOSER, CheckedStore, Kademlia, Walk
 from swarmnode.protocols.dht.records import (
     MAX_LIFETIME,
     NAMESPACE,
@@ -63,12 +61,11 @@ class Stored:
 class DhtRecords:
     """Use while the network runs; `run()` keeps records alive."""
 
-    def __init__(self, network: Network, kademlia: Kademlia, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, network: Network, kademlia: Kademlia) -> None:
         self._network = network
         self._kademlia = kademlia
-        self._now = now
-        self.store = RecordStore(network, kademlia, now)
-        kademlia.serve_values(self.store, NAMESPACE, RecordValidator(self.store))
+        self.store = RecordStore(network, kademlia)
+        kademlia.serve_values(self.store, NAMESPACE)
         self._own: dict[str, tuple[bytes, float]] = {}  # name -> value, lifetime in seconds
         self._best: OrderedDict[bytes, DhtRecord] = OrderedDict()  # newest seen of each key, last used last
         self._changed = trio.Event()
@@ -128,7 +125,7 @@ class DhtRecords:
         key = record_key(me, name)
         answered = await self._look_up(key)
         last = self._known(key)
-        now = int(self._now() * 1000)
+        now = int(wall_clock() * 1000)
         record = DhtRecord(
             author=me,
             name=name,
@@ -143,19 +140,17 @@ class DhtRecords:
             self.store.keep(key, raw)  # for those who ask this node
         except BadRecord as error:
             log.debug("%s is not kept here: %s", name, error)
-        asked, kept = await self._kademlia.tell_closest(answered, lambda peer: self._kademlia.put(peer, key, raw))
+        asked, kept = await self._kademlia.tell_closest(answered, put_message(key, raw))
         return Stored(record, kept, asked)
 
     async def _look_up(self, key: bytes) -> list[PeerId]:
         """Look `key` up and remember the best record; returns the peers that answered, closest first."""
-
-        async def ask(peer: PeerId) -> list[PeerId]:
-            raw, closer = await self._kademlia.get(peer, key)
-            if raw is not None:
-                self._learn(key, raw, peer)
-            return closer
-
-        return await self._kademlia.walk(key, ask)
+        question = Message(type=Message.MessageType.GET_VALUE, key=key)
+        walk = Walk(self._kademlia, self._network, question)
+        answered = await self._kademlia.walk(walk)
+        for peer, raw in walk.values:
+            self._learn(key, raw, peer)
+        return answered
 
     def _learn(self, key: bytes, raw: bytes, source: PeerId | None = None) -> None:
         try:
@@ -171,12 +166,17 @@ class DhtRecords:
 
     def _known(self, key: bytes) -> DhtRecord | None:
         """The best live record of those seen and those kept for others."""
-        now = self._now() * 1000
+        now = wall_clock() * 1000
         candidates = [r for r in (self._best.get(key), self.store.held(key)) if r and r.expires > now]
         return max(candidates, key=rank, default=None)
 
     def measure(self, metrics: Metrics) -> None:
         self.store.measure(metrics)
+
+
+def put_message(key: bytes, raw: bytes) -> Message:
+    """What asks a peer to keep a record."""
+    return Message(type=Message.MessageType.PUT_VALUE, key=key, record=StoredRecord(key=key, value=raw))
 
 
 def blame(kademlia: Kademlia, peer: PeerId | None, error: BadRecord) -> None:
@@ -185,17 +185,15 @@ def blame(kademlia: Kademlia, peer: PeerId | None, error: BadRecord) -> None:
         kademlia.violations.note(peer, f"a record: {error}", Kind.LIE if error.why == "forged" else Kind.BREACH)
 
 
-class RecordStore(ValueStore):
+class RecordStore(CheckedStore):
     """Records kept for others. A store that is full refuses; it never gives up a live record for a new one."""
 
-    def __init__(self, network: Network, kademlia: Kademlia, now: Callable[[], float]) -> None:
+    def __init__(self, network: Network, kademlia: Kademlia) -> None:
         super().__init__(host=kademlia.host, local_peer_id=kademlia.host.get_id())
         self._network = network
         self._kademlia = kademlia
         self._limits = kademlia.limits
-        self._now = now
-        self._records: dict[bytes, DhtRecord] = {}
-        self._raw: dict[bytes, bytes] = {}
+        self._records: dict[bytes, tuple[DhtRecord, bytes]] = {}  # with the bytes that hold them
         self._size = 0
         self._per_author: Counter[PeerId] = Counter()
         self._last: tuple[bytes, bytes, DhtRecord] | None = None  # key, bytes, what they hold: just verified
@@ -203,10 +201,10 @@ class RecordStore(ValueStore):
 
     def read(self, key: bytes, raw: bytes) -> DhtRecord:
         """As `unseal`; the last one read costs no second signature check."""
-        if self._last is not None and self._last[:2] == (key, raw) and self._last[2].expires > self._now() * 1000:
+        if self._last is not None and self._last[:2] == (key, raw) and self._last[2].expires > wall_clock() * 1000:
             return self._last[2]
         try:
-            record = unseal(key, raw, verify=self._network.verify, now=self._now())
+            record = unseal(key, raw, verify=self._network.verify, now=wall_clock())
         except BadRecord as error:
             self.refusals[error.why] += 1
             blame(self._kademlia, ASKING.get(), error)
@@ -227,18 +225,19 @@ class RecordStore(ValueStore):
             if len(self._records) >= self._limits.records or own >= self._limits.records_per_author:
                 self.refusals["full"] += 1
                 raise BadRecord("full", "there is no room for another record")
-        size = self._size + len(raw) - len(self._raw.get(key, b""))
+        before = self._records.get(key)
+        size = self._size + len(raw) - (len(before[1]) if before is not None else 0)
         if size > self._limits.record_bytes:
             self.refusals["full"] += 1
             raise BadRecord("full", "there is no room for another record")
-        self._per_author[record.author] += key not in self._records
-        self._records[key], self._raw[key], self._size = record, raw, size
+        self._per_author[record.author] += before is None
+        self._records[key], self._size = (record, raw), size
         return record
 
     def held(self, key: bytes) -> DhtRecord | None:
         """The live record under `key`."""
-        record = self._records.get(key)
-        return record if record is not None and record.expires > self._now() * 1000 else None
+        kept = self._records.get(key)
+        return kept[0] if kept is not None and kept[0].expires > wall_clock() * 1000 else None
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(RECORDS, lambda: len(self._records))
@@ -251,13 +250,14 @@ class RecordStore(ValueStore):
         self.keep(key, record.value)
 
     def get(self, key: bytes) -> StoredRecord | None:
-        return StoredRecord(key=key, value=self._raw[key]) if self.held(key) is not None else None
+        return StoredRecord(key=key, value=self._records[key][1]) if self.held(key) is not None else None
 
     def remove(self, key: bytes) -> bool:
-        record = self._records.pop(key, None)
-        if record is None:
+        kept = self._records.pop(key, None)
+        if kept is None:
             return False
-        self._size -= len(self._raw.pop(key))
+        record, raw = kept
+        self._size -= len(raw)
         self._per_author[record.author] -= 1
         if not self._per_author[record.author]:
             del self._per_author[record.author]
@@ -269,19 +269,12 @@ class RecordStore(ValueStore):
             self.remove(key)
         return len(expired)
 
-
-class RecordValidator(Validator):
-    """Answers KadDHT's handler for the namespace of our records."""
-
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
-
     def validate(self, key: str, value: bytes) -> None:
-        self._store.read(key.encode(), value)
+        self.read(key.encode(), value)
 
     def select(self, key: str, values: list[bytes]) -> int:
-        old, new = (self._store.read(key.encode(), value) for value in values)
+        old, new = (self.read(key.encode(), value) for value in values)
         if supersedes(new, old):
             return 1
-        self._store.refusals["older"] += 1
+        self.refusals["older"] += 1
         return 0

@@ -7,16 +7,16 @@ Upstream's routing table and handlers are used as they are, but for
 
 Upstream's own lookups are not used. They answer from the local store first (so a node that provides a key finds only
 itself, and a reader of a value sees no newer one for a day), wait up to 10 s for each dead peer, follow whatever closer
-peers a liar invents, and say nothing about failed stores. `find_providers`, `get` and `put` here ask one peer;
-`protocols.dht.lookup` decides whom. `ContentRouting` announces what this node has, again and again, and finds who has
-what. Announcements are paced below the 10 in 10 s that a peer accepts.
+peers a liar invents, and say nothing about failed stores. A `Walk` here asks peer after peer; `protocols.dht.lookup`
+decides whom. `ContentRouting` announces what this node has, again and again, and finds who has what. Announcements are
+paced below the 10 in 10 s that a peer accepts.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
@@ -29,7 +29,6 @@ from libp2p.custom_types import TProtocol
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
-from libp2p.kad_dht.pb.kademlia_pb2 import Record as StoredRecord
 from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.kad_dht.value_store import ValueStore
 from libp2p.peer.id import ID
@@ -37,6 +36,7 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.records.validator import NamespacedValidator, Validator
 
 from swarmnode.node.host.addresses import with_peer
+from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.limits import DhtLimits
 from swarmnode.node.host.stream import places_in
 from swarmnode.protocols.dht.lookup import LookupLimits, lookup, sorted_by_distance
@@ -70,6 +70,10 @@ MAX_KEYS = 64  # that one node keeps announced
 PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node announces in the DHT")
 
 
+class CheckedStore(ValueStore, Validator):
+    """Where values of others are kept, and what checks them."""
+
+
 class Kademlia(KadDHT):
     """Serves the DHT as soon as it is made, and asks one peer at a time on behalf of lookups."""
 
@@ -77,12 +81,10 @@ class Kademlia(KadDHT):
         self,
         host: IHost,
         network: Network,
-        *,
-        group: Callable[[PeerId], Group] = lambda peer: None,
+        connections: Connections,
         limits: DhtLimits = LIMITS,
     ) -> None:
-        """`group` tells where a connected peer connects from."""
-        self._connected_from = group
+        self._connections = connections
         self.limits = limits
         self.violations = Violations(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
@@ -92,10 +94,10 @@ class Kademlia(KadDHT):
         super().__init__(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
         self.provider_store: BoundedProviderStore = BoundedProviderStore(host, limits)
 
-    def serve_values(self, store: ValueStore, namespace: str, validator: Validator) -> None:
-        """Keep values of `namespace` for others in `store`, and check them by `validator`."""
+    def serve_values(self, store: CheckedStore, namespace: str) -> None:
+        """Keep values of `namespace` for others in `store`, as far as it validates them."""
         self.value_store = store
-        self.set_validator(NamespacedValidator({namespace: validator}, strict_validation=True))
+        self.set_validator(NamespacedValidator({namespace: store}, strict_validation=True))
 
     async def handle_stream(self, stream: INetStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
@@ -142,7 +144,7 @@ class Kademlia(KadDHT):
 
     def _group_of(self, peer: PeerId) -> Group:
         """Where a peer connects from; for one that is not connected, where it claims to be."""
-        return self._connected_from(peer) or group_of_addresses(self._network.known_addresses(peer))
+        return self._connections.group_of(peer) or group_of_addresses(self._network.known_addresses(peer))
 
     async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
         """Put a peer into the table, unless its bucket has as many from there as it may have.
@@ -170,25 +172,12 @@ class Kademlia(KadDHT):
         oldest = spread((view for view in views if view.peer in speakers), lambda view: view.group)
         return [view.peer for view in oldest][:ANCHORS]
 
-    async def walk(
-        self, key: bytes, ask: Callable[[PeerId], Awaitable[list[PeerId]]], enough: Callable[[], bool] = lambda: False
-    ) -> list[PeerId]:
-        """Ask ever closer peers, as `lookup`; returns those that answered, closest first.
+    async def walk(self, walk: Walk) -> list[PeerId]:
+        """Put the question to ever closer peers, as `lookup`; returns those that answered, closest first."""
+        key = walk.question.key
+        return await lookup(key, await self.first_hand(key), walk, me=self._network.me, limits=LOOKUP)
 
-        `ask` puts one question of those below to one peer, and returns the closer peers that it knows.
-        """
-
-        async def ask_or_pass(peer: PeerId) -> list[PeerId] | None:
-            try:
-                return await ask(peer)
-            except NetworkError as error:
-                log.debug("Kademlia: %s: %s", peer, error)
-                return None
-
-        first_hand = await self.first_hand(key)
-        return await lookup(key, first_hand, ask_or_pass, me=self._network.me, limits=LOOKUP, enough=enough)
-
-    async def tell_closest(self, answered: list[PeerId], tell: Callable[[PeerId], Awaitable[bool]]) -> tuple[int, int]:
+    async def tell_closest(self, answered: list[PeerId], message: Message) -> tuple[int, int]:
         """Tell the `CLOSER` closest of those that answered, the anchors among them; how many, and how many took it."""
         anchors = [peer for peer in self.anchors() if peer in answered]
         targets = list(dict.fromkeys((*answered[: CLOSER - len(anchors)], *anchors, *answered)))[:CLOSER]
@@ -198,7 +187,7 @@ class Kademlia(KadDHT):
             nonlocal took
             with trio.move_on_after(LOOKUP.patience):
                 try:
-                    has_it = await tell(peer)
+                    has_it = await self.tell(peer, message)
                     took += has_it  # added after waiting: others count meanwhile
                 except NetworkError as error:
                     log.debug("Kademlia: %s: %s", peer, error)
@@ -208,40 +197,20 @@ class Kademlia(KadDHT):
                 nursery.start_soon(tell_one, peer)
         return len(targets), took
 
-    # -- one question to one peer
+    async def tell(self, peer: PeerId, message: Message) -> bool:
+        """Whether `peer` says that it took a record; of a provider it says nothing, and True is returned.
 
-    async def find_providers(self, peer: PeerId, key: bytes) -> tuple[FoundProviders, list[PeerId]]:
-        """Who `peer` says provides `key`, and the closer peers that it knows. Raises NetworkError."""
-        answer = await self._exchange(peer, Message(type=Message.MessageType.GET_PROVIDERS, key=key))
-        providers: FoundProviders = {}
-        for told in answer.providerPeers[:CLOSER]:
-            name, addresses = _named(told)
-            if name != self._network.me:
-                providers.setdefault(name, addresses)
-        return providers, self._closer(answer)
+        Raises NetworkError.
+        """
+        silent = message.type == Message.MessageType.ADD_PROVIDER
+        answer = await self.exchange(peer, message, silent=silent)
+        return silent or bool(answer.type == message.type and answer.key == message.key)
 
-    async def announce(self, peer: PeerId, key: bytes) -> bool:
-        """Tell `peer` that this node provides `key`; True. Raises NetworkError."""
-        message = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
-        addresses = [address.to_bytes() for address in self.host.get_addrs()]
-        message.providerPeers.add(id=self.host.get_id().to_bytes(), addrs=addresses)
-        await self._exchange(peer, message, silent=True)
-        return True
+    async def exchange(self, peer: PeerId, message: Message, *, silent: bool = False) -> Message:
+        """The answer of `peer`; with `silent`, of one that may close the stream without (go-libp2p, ADD_PROVIDER).
 
-    async def get(self, peer: PeerId, key: bytes) -> tuple[bytes | None, list[PeerId]]:
-        """The bytes, unchecked, that `peer` holds under `key`, and the closer peers it knows. Raises NetworkError."""
-        answer = await self._exchange(peer, Message(type=Message.MessageType.GET_VALUE, key=key))
-        value = answer.record.value if answer.HasField("record") and answer.record.key == key else None
-        return value or None, self._closer(answer)
-
-    async def put(self, peer: PeerId, key: bytes, raw: bytes) -> bool:
-        """Whether `peer` says that it keeps the record now. Raises NetworkError."""
-        record = StoredRecord(key=key, value=raw)
-        answer = await self._exchange(peer, Message(type=Message.MessageType.PUT_VALUE, key=key, record=record))
-        return bool(answer.type == Message.MessageType.PUT_VALUE and answer.key == key)
-
-    async def _exchange(self, peer: PeerId, message: Message, *, silent: bool = False) -> Message:
-        """The answer of `peer`; with `silent`, of one that may close the stream without (go-libp2p, ADD_PROVIDER)."""
+        Raises NetworkError.
+        """
         line = self._lines.setdefault(peer, trio.Semaphore(ASKS))
         async with line:
             try:
@@ -264,17 +233,53 @@ class Kademlia(KadDHT):
                 with trio.CancelScope(shield=True):  # aclose never waits long
                     await stream.aclose()
 
-    def _closer(self, answer: Message) -> list[PeerId]:
-        """Closer peers of an answer. Where to dial them is learned only of peers that nothing is known about."""
-        closer = []
-        for told in answer.closerPeers[:CLOSER]:
-            peer, addresses = _named(told)
-            if peer == self._network.me:
-                continue
-            closer.append(peer)
-            if addresses and not self._network.known_addresses(peer):
-                self._network.learn(peer, addresses)
-        return closer
+
+class Walk:
+    """One question to many peers, and what they say: a `lookup.Query`."""
+
+    def __init__(
+        self,
+        kademlia: Kademlia,
+        network: Network,
+        question: Message,
+        providers: FoundProviders | None = None,
+        wanted: int | None = None,
+    ) -> None:
+        """`providers`: those that are known already; with `wanted` of them the walk ends."""
+        self._kademlia = kademlia
+        self._network = network
+        self.question = question
+        self.providers = providers if providers is not None else {}
+        self._wanted = wanted
+        self.values: list[tuple[PeerId, bytes]] = []  # unchecked, and who gave them
+
+    @property
+    def enough(self) -> bool:
+        return self._wanted is not None and len(self.providers) >= self._wanted
+
+    async def ask(self, peer: PeerId) -> list[PeerId] | None:
+        """The closer peers that it knows. Where to dial them is learned only of those of whom nothing is known."""
+        try:
+            answer = await self._kademlia.exchange(peer, self.question)
+        except NetworkError as error:
+            log.debug("Kademlia: %s: %s", peer, error)
+            return None
+        for provider, addresses in self._named(answer.providerPeers):
+            self.providers.setdefault(provider, addresses)
+        if answer.record.key == self.question.key and 0 < len(answer.record.value) <= self._kademlia.limits.message:
+            self.values.append((peer, answer.record.value))
+        closer = list(self._named(answer.closerPeers))
+        for other, addresses in closer:
+            if addresses and not self._network.known_addresses(other):
+                self._network.learn(other, addresses)
+        return [other for other, _ in closer]
+
+    def _named(self, peers: Sequence[Any]) -> Iterator[tuple[PeerId, tuple[Address, ...]]]:
+        """Peers in an answer, but for this node, each with those of its addresses that can be read."""
+        for named in peers[:CLOSER]:
+            peer = base58.b58encode(named.id).decode()
+            if peer != self._network.me:
+                yield peer, tuple(with_peer(place, peer) for place in places_in(named.addrs[:16]))
 
 
 class _Measured:
@@ -298,12 +303,6 @@ class _Measured:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _named(told: Any) -> tuple[PeerId, tuple[Address, ...]]:
-    """A peer in an answer, with those of its addresses that can be read."""
-    peer = base58.b58encode(told.id).decode()
-    return peer, tuple(with_peer(place, peer) for place in places_in(told.addrs[:16]))
 
 
 class BoundedProviderStore(ProviderStore):
@@ -405,21 +404,12 @@ class ContentRouting:
             if provider.peer_id != me:
                 found[str(provider.peer_id)] = tuple(str(address) for address in provider.addrs[:16])
         if len(found) < limit:
-            await self._look_up(key, found, limit)
+            question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
+            walk = Walk(self._kademlia, self._network, question, found, limit)
+            await self._kademlia.walk(walk)
         for peer, addresses in list(found.items())[:limit]:
             self._network.learn(peer, addresses)
         return tuple(found)[:limit]
-
-    async def _look_up(self, key: bytes, found: FoundProviders, limit: int) -> list[PeerId]:
-        """Add the providers of `key` that others know to `found`; returns the peers that answered, closest first."""
-
-        async def ask(peer: PeerId) -> list[PeerId]:
-            providers, closer = await self._kademlia.find_providers(peer, key)
-            for provider, addresses in providers.items():
-                found.setdefault(provider, addresses)
-            return closer
-
-        return await self._kademlia.walk(key, ask, enough=lambda: len(found) >= limit)
 
     async def _announce(self, key: bytes) -> None:
         async with self._pacing:
@@ -431,7 +421,10 @@ class ContentRouting:
         addresses = self._addresses
         here = PeerInfo(self._host.get_id(), self._host.get_addrs())
         self._kademlia.provider_store.add_provider(key, here)  # for those who ask this node
-        answered = await self._look_up(key, {}, limit=1 << 30)
-        asked, _ = await self._kademlia.tell_closest(answered, lambda peer: self._kademlia.announce(peer, key))
+        question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
+        answered = await self._kademlia.walk(Walk(self._kademlia, self._network, question))
+        provided = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
+        provided.providerPeers.add(id=here.peer_id.to_bytes(), addrs=[place.to_bytes() for place in here.addrs])
+        asked, _ = await self._kademlia.tell_closest(answered, provided)
         if asked and key in self._keys and addresses == self._addresses:
             self._keys[key] = trio.current_time()

@@ -6,8 +6,8 @@ given real ones.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
 
 import trio
 from libp2p.abc import INetworkService
@@ -15,36 +15,36 @@ from libp2p.discovery.events.peerDiscovery import peerDiscovery
 from libp2p.discovery.mdns.mdns import MDNSDiscovery, create_mdns_discovery
 from libp2p.peer.peerinfo import PeerInfo
 
-from swarmnode.protocols.network import Address, PeerId
+from swarmnode.protocols.network import Network, NetworkError, PeerId
 
 log = logging.getLogger(__name__)
 
 FINGERPRINT = "swarmnode"  # the service is _p2p-swarmnode._udp.local
+HEARD = 64  # peers heard that wait to be dialled
 GOODBYE = 1.0  # seconds that leaving may take
 
 
-async def advertise_and_listen(
-    network: INetworkService, addresses: tuple[Address, ...], found: Callable[[PeerId, tuple[str, ...]], None]
-) -> None:
-    """Until cancelled: advertise `addresses` and call `found` in trio's thread for each peer that is heard.
+async def advertise_and_listen(swarm: INetworkService, network: Network, most: int) -> None:
+    """Until cancelled: advertise this node, and connect to each peer that is heard, up to `most` peers.
 
     Where multicast is not possible (no interface, containers) this logs once and returns.
     """
     token = trio.lowlevel.current_trio_token()
+    addresses = network.addresses
+    peers, found = trio.open_memory_channel[PeerInfo](HEARD)
 
     def heard(peer: PeerInfo) -> None:
-        addresses = tuple(str(address) for address in peer.addrs[:16])
-        try:
-            token.run_sync_soon(found, str(peer.peer_id), addresses)
-        except trio.RunFinishedError:
-            log.debug("heard of %s after the end", peer.peer_id)
+        with contextlib.suppress(trio.RunFinishedError):  # zeroconf's thread may outlive the node
+            token.run_sync_soon(pass_on, peer)
+
+    def pass_on(peer: PeerInfo) -> None:
+        with contextlib.suppress(trio.WouldBlock):  # it is heard again
+            peers.send_nowait(peer)
 
     def start() -> MDNSDiscovery:
         port = int(addresses[0].split("/tcp/")[1].split("/")[0])
         listen = [address.partition("/p2p/")[0] for address in addresses]
-        service = create_mdns_discovery(
-            network, port=port, listen_addrs=listen, private_network_fingerprint=FINGERPRINT
-        )
+        service = create_mdns_discovery(swarm, port=port, listen_addrs=listen, private_network_fingerprint=FINGERPRINT)
         service.broadcaster.register()
         return service
 
@@ -61,10 +61,28 @@ async def advertise_and_listen(
             log.warning("no discovery on the local network: %s", error)
             return
         try:
-            await trio.sleep_forever()
+            await _connect_to_each(found, network, most)
         finally:
             with trio.move_on_after(GOODBYE) as leaving:
                 leaving.shield = True
                 await trio.to_thread.run_sync(stop, service, abandon_on_cancel=True)
     finally:
         peerDiscovery.unregister_peer_discovered_handler(heard)
+
+
+async def _connect_to_each(found: trio.MemoryReceiveChannel[PeerInfo], network: Network, most: int) -> None:
+    async with trio.open_nursery() as nursery:
+        async for heard in found:
+            peer = str(heard.peer_id)
+            connected = {view.peer for view in network.peers()}
+            if peer != network.me:
+                network.learn(peer, tuple(str(address) for address in heard.addrs[:16]))
+                if peer not in connected and len(connected) < most:
+                    nursery.start_soon(_connect, network, peer)
+
+
+async def _connect(network: Network, peer: PeerId) -> None:
+    try:
+        await network.connect(peer)
+    except NetworkError as error:
+        log.debug("heard of %s on the local network: %s", peer, error)

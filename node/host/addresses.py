@@ -47,6 +47,17 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(raw[len(ED25519_PREFIX) :])
 
 
+def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` is `peer`'s, Ed25519, over `message`; False for anything malformed."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public_key(peer).verify(signature, message)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
 def peer_of(address: Address) -> PeerId:
     """The peer id at the end of a multiaddr. Raises ValueError where there is none."""
     _, separator, peer = address.rpartition("/p2p/")

@@ -4,29 +4,50 @@ Members of a run send and are sent to freely, strangers at a LAN's rate, the slo
 rate: a peer beyond it is not read from, so its TCP waits, and what it is sent waits here, in outboxes that have bounds.
 A peer that is slowed for its violations is still served, at that slow rate.
 
-A peer's connections have one `PeerShare` of streams and unread bytes, so that a second connection makes no second
-allowance; all shares draw on one `HostPool`. A connection starts with a share of its own, until its peer is known.
+A peer's connections have one `PeerAllowance`, so that a second connection makes no second allowance; all of them draw
+on one `HostAllowance`. A connection starts with an allowance of its own, until its peer is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import trio
 
 from swarmnode.node.host.limits import ConnectionLimits, RateLimits
-from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.scoring import PeerScoring, Standing
+from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Standing, Violations
 
+STREAMS = Metric("swarmnode_streams", GAUGE, "streams that peers have open here")
+UNREAD = Metric("swarmnode_unread_bytes", GAUGE, "bytes that arrived and were not read yet, with what pieces cost")
 WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
 IN, OUT = "in", "out"
-WIDE_PIECE = (
-    256 * 1024
-)  # bytes read or written at once: each piece costs as much as encrypting 64 KiB, for calls and switches
+WIDE_PIECE = 256 * 1024  # bytes read or written at once: each piece costs as much as encrypting 64 KiB, for calls
 SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once, or written: 16 times a second
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
+
+
+class PeerPolicy:
+    """How a node treats its peers. This one is that of a node without a run, which is among friends.
+
+    What a node of a run makes of its peers is decided in `node.reputation`.
+    """
+
+    def is_member(self, peer: PeerId) -> bool:
+        """Whether the peer takes part in this node's run, so that its bytes are not held up."""
+        return True
+
+    def relays_for(self, peer: PeerId) -> bool:
+        """Whether this node, where it is public, carries circuits of the peer."""
+        return True
+
+    def standing(self, peer: PeerId) -> float:
+        """What share of the places of this node a peer may have, 0 to 1: where they do not suffice, more keeps them."""
+        return 1.0
+
+    def carried(self, relay: PeerId, size: int) -> None:
+        """`relay` carried so many bytes of a circuit of this node, either way."""
 
 
 class TokenBucket:
@@ -39,75 +60,91 @@ class TokenBucket:
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes may pass. Debts are allowed, so callers queue up in the order in which they came."""
-        if not self.rate:
-            return
-        now = trio.current_time()
-        self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate) - size
-        self._filled_at = now
-        if self._tokens < 0:
-            await trio.sleep(-self._tokens / self.rate)
+        if self.rate:
+            self._refill()
+            self._tokens -= size
+            if self._tokens < 0:
+                await trio.sleep(-self._tokens / self.rate)
 
     def take_now(self, size: int) -> bool:
         """Whether `size` bytes may pass without waiting; then they have."""
-        if not self.rate:
-            return True
+        if self.rate:
+            self._refill()
+            if self._tokens < size:
+                return False
+            self._tokens -= size
+        return True
+
+    def _refill(self) -> None:
         now = trio.current_time()
         self._tokens = min(self.rate * BURST, self._tokens + (now - self._filled_at) * self.rate)
         self._filled_at = now
-        if self._tokens < size:
-            return False
-        self._tokens -= size
-        return True
 
 
-class Pacer:
-    """The rates of all peers of a host."""
+class HostAllowance:
+    """What all peers of a host may take together, and what they have."""
 
     def __init__(
-        self, limits: RateLimits, scoring: PeerScoring, is_member: Callable[[PeerId], bool] = lambda peer: True
+        self,
+        limits: ConnectionLimits | None = None,
+        rates: RateLimits | None = None,
+        scoring: PeerScoring | None = None,
+        policy: PeerPolicy | None = None,
     ) -> None:
-        self._limits = limits
-        self.scoring = scoring
-        self._is_member = is_member
-        self._paces: WeakValueDictionary[PeerId, Pace] = WeakValueDictionary()
-        self._strangers = {direction: TokenBucket(limits.strangers) for direction in (IN, OUT)}
+        self.limits = limits or ConnectionLimits()
+        self.rates = rates or RateLimits()
+        self.scoring = scoring or PeerScoring(ScoringLimits())
+        self.policy = policy or PeerPolicy()
+        self.violations = Violations("connections")
+        self.scoring.watch(self.violations)
+        self.strangers = {direction: TokenBucket(self.rates.strangers) for direction in (IN, OUT)}
         self.waited = dict.fromkeys((IN, OUT), 0.0)  # seconds
+        self.unread = 0
+        self.streams = 0
+        self._peers: WeakValueDictionary[PeerId, PeerAllowance] = WeakValueDictionary()
 
-    def of(self, peer: PeerId) -> Pace:
-        """The rates that all connections of `peer` share."""
-        pace = self._paces.get(peer)
-        if pace is None:
-            pace = self._paces[peer] = Pace(self, peer)
-        return pace
-
-    def buckets(self, pace: Pace, direction: str) -> tuple[TokenBucket, ...]:
-        """The buckets that the peer's bytes must pass now."""
-        own = pace.own[direction]
-        member = self._is_member(pace.peer)
-        own.rate = self._limits.member if member else self._limits.stranger
-        if self.scoring.standing(pace.peer) is not Standing.GOOD:
-            own.rate = self._limits.slowed
-        return (own,) if member else (own, self._strangers[direction])
+    def of(self, peer: PeerId) -> PeerAllowance:
+        """What all connections of `peer` share."""
+        allowance = self._peers.get(peer)
+        if allowance is None:
+            allowance = self._peers[peer] = PeerAllowance(self, peer)
+        return allowance
 
     def measure(self, metrics: Metrics) -> None:
+        metrics.show(STREAMS, lambda: self.streams)
+        metrics.show(UNREAD, lambda: self.unread)
         metrics.show(WAITED, lambda: self.waited)
+        self.violations.measure(metrics)
 
 
-class Pace:
-    """The rates of one peer, for its sockets."""
+class PeerAllowance:
+    """What one peer has on all its connections, and may have."""
 
-    def __init__(self, pacer: Pacer, peer: PeerId) -> None:
-        self.peer = peer
-        self.own = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
-        self._pacer = pacer
+    def __init__(self, host: HostAllowance, peer: PeerId) -> None:
+        self._host = host
+        self._peer = peer
+        self._own = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
+        self.unread = 0  # bytes, with what a chunk costs beside its length
+        self.streams = 0  # that the peer opened
+        self.chunk_cost = host.limits.unread_chunk  # bytes that each chunk costs beside its length
+
+    @property
+    def idle(self) -> bool:
+        return not self.unread and not self.streams
+
+    def offended(self, what: str, kind: Kind) -> None:
+        """The peer did something wrong on a connection."""
+        self._host.violations.note(self._peer, what, kind)
+
+    # --- bytes a second ---------------------------------------------------------------------------------------------
 
     def piece(self) -> int:
         """Bytes to read or write at once: few for a slowed peer, so that it is not read in bursts a second apart."""
-        return WIDE_PIECE if self._pacer.scoring.standing(self.peer) is Standing.GOOD else SLOW_PIECE
+        return WIDE_PIECE if self._host.scoring.standing(self._peer) is Standing.GOOD else SLOW_PIECE
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""
-        return all(bucket.take_now(size) for bucket in self._pacer.buckets(self, OUT))
+        return all(bucket.take_now(size) for bucket in self._buckets(OUT))
 
     async def received(self, size: int) -> None:
         """Wait before more is read."""
@@ -119,75 +156,58 @@ class Pace:
 
     async def _wait(self, direction: str, size: int) -> None:
         began = trio.current_time()
-        for bucket in self._pacer.buckets(self, direction):
+        for bucket in self._buckets(direction):
             await bucket.take(size)
-        self._pacer.waited[direction] += trio.current_time() - began
+        self._host.waited[direction] += trio.current_time() - began
 
+    def _buckets(self, direction: str) -> tuple[TokenBucket, ...]:
+        """The buckets that the peer's bytes must pass now."""
+        own, rates = self._own[direction], self._host.rates
+        member = self._host.policy.is_member(self._peer)
+        own.rate = rates.member if member else rates.stranger
+        if self._host.scoring.standing(self._peer) is not Standing.GOOD:
+            own.rate = rates.slowed
+        return (own,) if member else (own, self._host.strangers[direction])
 
-class HostPool:
-    """What all peers of a host take together."""
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
-        self.unread = 0
-        self.streams = 0
-
-
-class PeerShare:
-    """One peer's part of a pool."""
-
-    def __init__(self, pool: HostPool | None = None) -> None:
-        self._pool = pool if pool is not None else HostPool(ConnectionLimits())
-        self.unread = 0  # bytes, with what a piece costs beside its length
-        self.streams = 0  # that the peer opened
-
-    @property
-    def idle(self) -> bool:
-        return not self.unread and not self.streams
-
-    @property
-    def piece(self) -> int:
-        """Bytes that each piece costs beside its length."""
-        return self._pool.limits.unread_chunk
+    # --- streams and unread bytes -----------------------------------------------------------------------------------
 
     def keep(self, size: int) -> bool:
         """Account for `size` bytes more; False, and nothing, where the peer may not leave so many unread."""
         if size > self.room():
             return False
         self.unread += size
-        self._pool.unread += size
+        self._host.unread += size
         return True
 
     def room(self) -> int:
         """Bytes that the peer may leave unread beside those that it has; negative once the node has become crowded."""
-        limits = self._pool.limits
-        crowded = self._pool.unread > limits.unread_in_all // 2
+        limits = self._host.limits
+        crowded = self._host.unread > limits.unread_in_all // 2
         return (limits.unread_in_all // 2 // limits.peers if crowded else limits.unread) - self.unread
 
     def give_back(self, size: int) -> None:
         self.unread -= size
-        self._pool.unread -= size
+        self._host.unread -= size
 
     def open(self) -> bool:
         """Account for one stream more; False, and nothing, where the peer may not open it."""
-        limits, pool = self._pool.limits, self._pool
-        if self.streams >= limits.streams or pool.streams >= limits.streams_in_all:
+        limits = self._host.limits
+        if self.streams >= limits.streams or self._host.streams >= limits.streams_in_all:
             return False
-        self.streams += 1
-        pool.streams += 1
+        self._count_streams(1)
         return True
 
     def close(self) -> None:
-        self.streams -= 1
-        self._pool.streams -= 1
+        self._count_streams(-1)
 
-    def take_over(self, other: PeerShare) -> None:
+    def take_over(self, other: PeerAllowance) -> None:
         """The other's holdings are this one's now."""
         unread, streams = other.unread, other.streams
         other.give_back(unread)
-        other.streams -= streams
-        other._pool.streams -= streams
-        self.unread += unread
-        self._pool.unread += unread
-        self.streams += streams
-        self._pool.streams += streams
+        other._count_streams(-streams)
+        self.give_back(-unread)
+        self._count_streams(streams)
+
+    def _count_streams(self, number: int) -> None:
+        self.streams += number
+        self._host.streams += number

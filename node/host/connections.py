@@ -6,8 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
@@ -15,14 +14,13 @@ from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import HostPool, Pacer, PeerShare
-from swarmnode.node.host.limits import ConnectionLimits
+from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.tcp import metered_stream_of
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerEvent, PeerId
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_host, through
-from swarmnode.protocols.peers.scoring import PeerScoring, Standing, Violations
+from swarmnode.protocols.peers.scoring import Standing
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +29,6 @@ EVENTS = 256  # peer events kept for a reader that is behind
 
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
 CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
-STREAMS = Metric("swarmnode_streams", GAUGE, "streams that peers have open here")
-UNREAD = Metric("swarmnode_unread_bytes", GAUGE, "bytes that arrived and were not read yet, with what pieces cost")
 TURNED_AWAY = Metric("swarmnode_turned_away_total", COUNTER, "connections closed once their peer was known", "why")
 TURNED = ("banned", "enough peers", "crowded out")
 
@@ -46,146 +42,111 @@ class Connection:
     since: float  # trio.current_time()
     inbound: bool
     direct: bool
-    group: Group = None
+    relay: PeerId | None  # who carries it, where it is not direct
+    host: str | None  # the IP address at the other end, where it is direct
+
+    @property
+    def group(self) -> Group:
+        """Where the peer connects from."""
+        if self.relay is not None:
+            return through(self.relay)
+        return group_of_host(self.host) if self.host is not None else None
+
+
+@dataclass
+class _Peer:
+    """A connected peer."""
+
+    allowance: PeerAllowance
+    connections: dict[int, Connection] = field(default_factory=dict)  # by the id of py-libp2p's, the oldest first
+    leaving: bool = False  # it makes room for another and is not gone yet
 
 
 class Connections(INotifee):
-    """Kept up to date by py-libp2p's notifications."""
+    """Kept up to date by py-libp2p's notifications. `nursery` is where connections are closed, while the host runs."""
 
-    def __init__(
-        self,
-        limits: ConnectionLimits,
-        scoring: PeerScoring,
-        pacer: Pacer,
-    ) -> None:
-        self._limits = limits
-        self._scoring = scoring
-        self._pacer = pacer
-        self._nursery: trio.Nursery | None = None  # where connections are closed
-        self._of: dict[PeerId, dict[int, Connection]] = {}
-        self._shares: dict[PeerId, PeerShare] = {}  # of those connected
-        self._pool = HostPool(limits)
-        self._feeds: set[_Feed] = set()
+    def __init__(self, allowance: HostAllowance) -> None:
+        self._allowance = allowance
+        self._limits, self._scoring = allowance.limits, allowance.scoring
+        self.nursery: trio.Nursery | None = None
+        self._peers: dict[PeerId, _Peer] = {}
+        self._watchers: dict[trio.MemorySendChannel[PeerEvent], trio.MemoryReceiveChannel[PeerEvent]] = {}
         self._turned_away: Counter[str] = Counter()
-        self._leaving: set[PeerId] = set()  # who makes room for another and is not gone yet
-        self.violations = Violations("connections")
-        scoring.watch(self.violations)
-        scoring.on_ban(self._hang_up)
-
-    def run_in(self, nursery: trio.Nursery | None) -> None:
-        self._nursery = nursery
+        self._scoring.on_ban(self._hang_up)
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._of
-
-    def __len__(self) -> int:
-        """Connected peers."""
-        return len(self._of)
+        return peer in self._peers
 
     def peers(self) -> Iterator[tuple[PeerId, Connection]]:
         """Each peer with its oldest connection."""
-        for peer, connections in self._of.items():
-            yield peer, next(iter(connections.values()))
+        for peer, known in self._peers.items():
+            yield peer, next(iter(known.connections.values()))
 
     def of(self, peer: PeerId) -> tuple[Connection, ...]:
         """The peer's connections, the oldest first."""
-        return tuple(self._of.get(peer, {}).values())
+        known = self._peers.get(peer)
+        return tuple(known.connections.values()) if known is not None else ()
 
     def best(self, peer: PeerId) -> Connection | None:
         """The one to open streams on: direct before relayed, then the oldest."""
         usable = [c for c in self.of(peer) if not c.session.is_closed]
         return min(usable, key=lambda c: (not c.direct, c.since), default=None)
 
-    @contextmanager
-    def watch(self) -> Iterator[trio.MemoryReceiveChannel[PeerEvent]]:
-        feed = _Feed()
-        self._feeds.add(feed)
-        try:
-            with feed.reader:
-                yield feed.reader
-        finally:
-            self._feeds.discard(feed)
-            feed.close()
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        """py-libp2p registered a connection."""
-        session = conn.muxed_conn
-        assert isinstance(session, YamuxSession)
-        peer = str(session.peer_id)
-        if self._scoring.standing(peer) is Standing.BANNED:
-            log.debug("turned %s away: it is banned for a while", peer)
-            self._turned_away["banned"] += 1
-            self._drop(conn)
-            return
-        direct = conn.get_connection_type() != ConnectionType.RELAYED
-        group = _group_of(conn, session, direct=direct)
-        if peer not in self._of and len(self._of) - len(self._leaving) >= self._limits.peers:
-            other = self._to_displace(group)
-            if other is None:
-                log.info("turned %s away: %d peers are enough", peer, self._limits.peers)
-                self._turned_away["enough peers"] += 1
-                self._drop(conn)
-                return
-            self._displace(other)
-        self._settle(peer, session)
-        inbound = getattr(conn, "direction", None) == Direction.INBOUND
-        connection = Connection(conn, session, trio.current_time(), inbound, direct, group)
-        connections = self._of.setdefault(peer, {})
-        before = self.best(peer)
-        connections[id(conn)] = connection
-        if direct and before is not None and not before.direct:
-            self._tell(PeerEvent(peer, up=True, moved=True))
-        if len(connections) == 1:
-            self._tell(PeerEvent(peer, up=True))
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        """py-libp2p let go of a connection."""
-        peer = str(conn.muxed_conn.peer_id)
-        connections = self._of.get(peer, {})
-        if connections.pop(id(conn), None) is not None and not connections:
-            del self._of[peer], self._shares[peer]
-            self._leaving.discard(peer)
-            self._tell(PeerEvent(peer, up=False))
-
     def group_of(self, peer: PeerId) -> Group:
         """Where a connected peer connects from, directly rather than through a relay."""
         best = self.best(peer)
         return best.group if best is not None else None
 
-    def _to_displace(self, newcomer: Group) -> PeerId | None:
-        """The peer that makes room for one more: the newest that dialled in from the group that crowds the others.
+    @contextmanager
+    def watch(self) -> Iterator[trio.MemoryReceiveChannel[PeerEvent]]:
+        sender, reader = trio.open_memory_channel[PeerEvent](EVENTS)
+        with sender, reader:
+            self._watchers[sender] = reader.clone()  # stays open if the reader closes its own
+            try:
+                yield reader
+            finally:
+                self._watchers.pop(sender).close()
 
-        None where no group has more than its share, or the newcomer's has as many: then there is no room for it.
-        """
-        groups = {peer: self.group_of(peer) for peer in self._of if peer not in self._leaving}
-        counted = Counter(groups.values())
-        crowding = crowd(groups.values(), least=max(2, self._limits.peers // CROWD))
-        if crowding is None or (newcomer is not None and counted[newcomer] + 1 >= counted[crowding]):
-            return None
-        came = [(first.since, peer) for peer, first in self.peers() if first.inbound and groups.get(peer) == crowding]
-        return max(came)[1] if came else None
+    def _notify(self, event: PeerEvent) -> None:
+        """Tell all who watch; who is behind loses its oldest event rather than stop the host."""
+        for sender, reader in self._watchers.items():
+            try:
+                sender.send_nowait(event)
+            except trio.WouldBlock:
+                reader.receive_nowait()
+                sender.send_nowait(event)
 
-    def _hang_up(self, peer: PeerId) -> None:
-        for connection in self.of(peer):
-            self._drop(connection.conn)
+    # --- what py-libp2p calls ---------------------------------------------------------------------------------------
 
-    def _drop(self, conn: INetConn) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(conn.close)
-
-    def _displace(self, peer: PeerId) -> None:
-        log.info("let go of %s, one of many from %s, for one from elsewhere", peer, self.group_of(peer))
-        self._turned_away["crowded out"] += 1
-        self._leaving.add(peer)
-        self._hang_up(peer)
-
-    def _settle(self, peer: PeerId, session: YamuxSession) -> None:
-        """From now on the connection counts as its peer's."""
-        session.move_to(self._shares.setdefault(peer, PeerShare(self._pool)))
-        session.complain = partial(self.violations.note, peer)
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        session = conn.muxed_conn
+        assert isinstance(session, YamuxSession)
+        peer = session.peer
+        connection = _connection(conn, session)
+        why = self._why_not(peer, connection.group)
+        if why is not None:
+            log.info("turned %s away: %s", peer, why)
+            self._turned_away[why] += 1
+            self._close(conn)
+            return
+        before = self.best(peer)
+        known = self._peers.setdefault(peer, _Peer(self._allowance.of(peer)))
+        known.connections[id(conn)] = connection
+        session.move_to(known.allowance)
         stream = metered_stream_of(session.secured_conn)
         if stream is not None:
-            stream.settled(self._pacer.of(peer))
+            stream.settle(known.allowance)
+        if connection.direct and before is not None and not before.direct:
+            self._notify(PeerEvent(peer, up=True, moved=True))
+        if len(known.connections) == 1:
+            self._notify(PeerEvent(peer, up=True))
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        peer = str(conn.muxed_conn.peer_id)
+        known = self._peers.get(peer)
+        if known is not None and known.connections.pop(id(conn), None) is not None and not known.connections:
+            del self._peers[peer]
+            self._notify(PeerEvent(peer, up=False))
 
     async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
 
@@ -195,47 +156,62 @@ class Connections(INotifee):
 
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
+    # --- who may stay -----------------------------------------------------------------------------------------------
+
+    def _why_not(self, peer: PeerId, group: Group) -> str | None:
+        """Why the peer's new connection is closed, one of TURNED; None where there is room, or another makes some."""
+        if self._scoring.standing(peer) is Standing.BANNED:
+            return "banned"
+        staying = sum(not known.leaving for known in self._peers.values())
+        if peer in self._peers or staying < self._limits.peers:
+            return None
+        other = self._to_displace(group)
+        if other is None:
+            return "enough peers"
+        log.info("let go of %s, one of many from %s, for one from elsewhere", other, self.group_of(other))
+        self._turned_away["crowded out"] += 1
+        self._peers[other].leaving = True
+        self._hang_up(other)
+        return None
+
+    def _to_displace(self, newcomer: Group) -> PeerId | None:
+        """The peer that makes room for one more: the newest that dialled in from the group that crowds the others.
+
+        None where no group has more than its share, or the newcomer's has as many: then there is no room for it.
+        """
+        groups = {peer: self.group_of(peer) for peer, known in self._peers.items() if not known.leaving}
+        counted = Counter(groups.values())
+        crowding = crowd(groups.values(), least=max(2, self._limits.peers // CROWD))
+        if crowding is None or (newcomer is not None and counted[newcomer] + 1 >= counted[crowding]):
+            return None
+        came = [(first.since, peer) for peer, first in self.peers() if first.inbound and groups.get(peer) == crowding]
+        return max(came)[1] if came else None
+
+    def _hang_up(self, peer: PeerId) -> None:
+        for connection in self.of(peer):
+            self._close(connection.conn)
+
+    def _close(self, conn: INetConn) -> None:
+        if self.nursery is not None:
+            self.nursery.start_soon(conn.close)
+
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(PEERS, lambda: len(self._of))
-        metrics.show(CONNECTIONS, lambda: sum(map(len, self._of.values())))
-        metrics.show(STREAMS, lambda: self._pool.streams)
-        metrics.show(UNREAD, lambda: self._pool.unread)
+        metrics.show(PEERS, lambda: len(self._peers))
+        metrics.show(CONNECTIONS, lambda: sum(len(known.connections) for known in self._peers.values()))
         metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in TURNED})
-        self.violations.measure(metrics)
-
-    def _tell(self, event: PeerEvent) -> None:
-        for feed in self._feeds:
-            feed.put(event)
 
 
-def relay_in(conn: INetConn) -> PeerId | None:
-    """The relay that carries a relayed connection."""
-    parts = [str(address).split("/") for address in conn.get_transport_addresses()]
-    return next((part[part.index("p2p") + 1] for part in parts if "p2p-circuit" in part and "p2p" in part), None)
-
-
-def _group_of(conn: INetConn, session: YamuxSession, *, direct: bool) -> Group:
-    if not direct:
-        relay = relay_in(conn)
-        return through(relay) if relay is not None else None
+def _connection(conn: INetConn, session: YamuxSession) -> Connection:
+    direct = conn.get_connection_type() != ConnectionType.RELAYED
+    ways = [str(address).split("/") for address in conn.get_transport_addresses()]
+    relay = next((way[way.index("p2p") + 1] for way in ways if "p2p-circuit" in way and "p2p" in way), None)
     remote = session.get_remote_address()
-    return group_of_host(remote[0]) if remote is not None else None
-
-
-class _Feed:
-    """A bounded channel that forgets its oldest event rather than stop the host."""
-
-    def __init__(self) -> None:
-        self._sender, self.reader = trio.open_memory_channel[PeerEvent](EVENTS)
-        self._drain = self.reader.clone()
-
-    def put(self, event: PeerEvent) -> None:
-        try:
-            self._sender.send_nowait(event)
-        except trio.WouldBlock:
-            self._drain.receive_nowait()
-            self._sender.send_nowait(event)
-
-    def close(self) -> None:
-        self._sender.close()
-        self._drain.close()
+    return Connection(
+        conn,
+        session,
+        since=trio.current_time(),
+        inbound=getattr(conn, "direction", None) == Direction.INBOUND,
+        direct=direct,
+        relay=None if direct else relay,
+        host=remote[0] if direct and remote is not None else None,
+    )

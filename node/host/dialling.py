@@ -11,8 +11,7 @@ import os
 import re
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 
 import trio
 from libp2p.abc import IRawConnection
@@ -38,30 +37,18 @@ KEPT = 3600  # seconds that the peer store, from which Kademlia tells others, ke
 
 
 class Dialler:
-    """Dials run in the nursery given to `run_in`; callers that come while a dial is under way share its result."""
+    """Dials run in the nursery of `connections`; callers that come while a dial is under way share its result."""
 
     def __init__(
-        self,
-        me: PeerId,
-        swarm: Swarm,
-        connections: Connections,
-        scoring: PeerScoring,
-        relays: RelayClient,
-        mine: Callable[[], tuple[Address, ...]],
+        self, me: PeerId, swarm: Swarm, connections: Connections, scoring: PeerScoring, relays: RelayClient
     ) -> None:
-        """`mine` gives this node's own addresses."""
         self._me = me
         self._swarm = swarm
         self._connections = connections
         self._scoring = scoring
-        self._mine = mine
         self._relays = relays
         self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
         self._under_way: dict[PeerId | Address, _Dial] = {}
-        self._nursery: trio.Nursery | None = None
-
-    def run_in(self, nursery: trio.Nursery | None) -> None:
-        self._nursery = nursery
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         fresh = [with_peer(address, peer) for address in addresses if parse(address)]
@@ -73,37 +60,31 @@ class Dialler:
             self._known.popitem(last=False)
 
     def known(self, peer: PeerId) -> tuple[Address, ...]:
-        told = list(self._known.get(peer, ()))
+        places = list(self._known.get(peer, ()))
         store = self._swarm.peerstore
         try:
             if store.has_peer(peer_id(peer)):
-                told += [with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
+                places += [with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
         except Exception as error:  # PeerStoreError: all its addresses expired
             log.debug("no stored addresses of %s: %s", peer, error)
-        return tuple(address for address in dict.fromkeys(told) if parse(address))[:MAX_ADDRESSES]
+        return tuple(address for address in dict.fromkeys(places) if parse(address))[:MAX_ADDRESSES]
 
-    async def dial(self, peer: PeerId) -> None:
-        """Connect to `peer` where it is known to be. Raises Unreachable, also where the peer is banned."""
-        if self._scoring.standing(peer) is Standing.BANNED:
+    async def dial(self, target: PeerId | Address, mine: tuple[Address, ...]) -> PeerId:
+        """Connect to a peer where it is known to be, or to whoever answers at a multiaddr without a peer.
+
+        Returns the peer. `mine` are this node's own addresses. Raises Unreachable, also where the peer is banned.
+        """
+        if self._scoring.standing(target) is Standing.BANNED:
             await trio.lowlevel.checkpoint()
-            raise Unreachable(f"{peer} broke rules, and this node keeps away from it for a while: see swarmnode peers")
-        try:
-            await self._share(peer, partial(self._reach, peer))
-        except Unreachable:
-            if self._connections.best(peer) is None:
-                raise
-
-    async def dial_whoever(self, place: Address) -> PeerId:
-        """Connect to whoever answers at `place`, a multiaddr without a peer; returns the peer. Raises Unreachable."""
-        return await self._share(place, partial(self._reach_whoever, place))
-
-    async def _share(self, target: PeerId | Address, reach: Callable[[], Awaitable[PeerId]]) -> PeerId:
+            raise Unreachable(
+                f"{target} broke rules, and this node keeps away from it for a while: see swarmnode peers"
+            )
         dial = self._under_way.get(target)
         if dial is None:
-            if self._nursery is None:
+            if self._connections.nursery is None:
                 raise Unreachable("the network is not running")
             dial = self._under_way[target] = _Dial()
-            self._nursery.start_soon(self._carry_out, target, dial, reach)
+            self._connections.nursery.start_soon(self._carry_out, target, mine, dial)
         dial.waiting += 1
         try:
             await dial.done.wait()
@@ -111,50 +92,87 @@ class Dialler:
             dial.waiting -= 1
             if not dial.waiting:
                 dial.scope.cancel()  # nobody wants it any more
-                if self._under_way.get(target) is dial:
-                    del self._under_way[target]
-        if dial.answered is None:
-            raise Unreachable(dial.error)
-        return dial.answered
+                self._forget(target, dial)
+        if dial.answered is not None:
+            return dial.answered
+        if self._connections.best(target) is not None:  # it dialled this node meanwhile
+            return target
+        raise Unreachable(dial.error)
 
-    async def _carry_out(self, target: PeerId | Address, dial: _Dial, reach: Callable[[], Awaitable[PeerId]]) -> None:
+    async def _carry_out(self, target: PeerId | Address, mine: tuple[Address, ...], dial: _Dial) -> None:
         try:
             with dial.scope:
-                dial.answered = await reach()
+                if target.startswith("/"):
+                    dial.answered = await self._race([target], None)
+                else:
+                    dial.answered = await self._race(self._candidates(target, mine), target)
         except Unreachable as error:
             dial.error = str(error)
+        except _Failed as failed:
+            reasons = "; ".join(failed.reasons)
+            dial.error = reasons if target.startswith("/") else f"{target} could not be reached ({reasons})"
         finally:
-            if self._under_way.get(target) is dial:
-                del self._under_way[target]
+            self._forget(target, dial)
             dial.done.set()
 
-    async def _reach(self, peer: PeerId) -> PeerId:
+    def _forget(self, target: PeerId | Address, dial: _Dial) -> None:
+        if self._under_way.get(target) is dial:
+            del self._under_way[target]
+
+    def _candidates(self, peer: PeerId, mine: tuple[Address, ...]) -> list[Address]:
+        """Where to dial the peer, direct ways before relayed ones. Raises Unreachable where nothing is known."""
         # Nobody else is where this node listens; but others are behind the same relays.
-        mine = {without_peer(address) for address in self._mine() if CIRCUIT not in address}
-        candidates = [address for address in self.known(peer) if without_peer(address) not in mine]
+        own = {without_peer(address) for address in mine if CIRCUIT not in address}
+        candidates = [address for address in self.known(peer) if without_peer(address) not in own]
         if not candidates:
             raise Unreachable(f"no address of {peer} is known")
-        candidates.sort(key=lambda address: CIRCUIT in address)  # a direct way is tried before a relayed one
+        return sorted(candidates, key=lambda address: CIRCUIT in address)
 
-        async def dial(address: Address) -> PeerId:
+    async def _race(self, addresses: Iterable[Address], peer: PeerId | None) -> PeerId:
+        """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
+
+        A name is replaced by what it resolves to, raced the same way. `peer` is who must answer; None takes anybody.
+        """
+        reasons: list[str] = []
+        answered: PeerId | None = None
+
+        async def attempt(address: Address, ended: trio.Event) -> None:
+            nonlocal answered
             endpoint = parse(address)
-            if endpoint is not None and endpoint.relay is not None:
-                self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
-                await self._relays.dial(endpoint.relay, peer)
-            else:
-                await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
-            return peer
+            assert endpoint is not None
+            try:
+                if endpoint.is_name:
+                    answered = await self._race(await _resolve(endpoint), peer)
+                else:
+                    with trio.fail_after(2 * UPGRADE):
+                        answered = await self._dial_at(address, endpoint, peer)
+                nursery.cancel_scope.cancel()
+            except _Failed as failed:
+                reasons.extend(f"{endpoint.place} is {reason}" for reason in failed.reasons)
+            except Exception as error:
+                reasons.append(f"{endpoint.place}: {_reason(error)}")
+            finally:
+                ended.set()
 
-        try:
-            return await _first(candidates, dial)
-        except _Failed as failed:
-            raise Unreachable(f"{peer} could not be reached ({'; '.join(failed.reasons)})") from failed
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                ended = trio.Event()
+                nursery.start_soon(attempt, address, ended)
+                with trio.move_on_after(STAGGER):
+                    await ended.wait()
+        if answered is None:
+            raise _Failed(reasons)
+        return answered
 
-    async def _reach_whoever(self, place: Address) -> PeerId:
-        try:
-            return await _first([place], self._dial_whoever)
-        except _Failed as failed:
-            raise Unreachable("; ".join(failed.reasons)) from failed
+    async def _dial_at(self, address: Address, endpoint: Endpoint, peer: PeerId | None) -> PeerId:
+        if peer is None:
+            return await self._dial_whoever(address)
+        if endpoint.relay is not None:
+            self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
+            await self._relays.dial(endpoint.relay, peer)
+        else:
+            await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
+        return peer
 
     async def _dial_whoever(self, address: Address) -> PeerId:
         """As `Swarm.dial_addr`, which cannot do without a peer id: connect, secure, multiplex, register."""
@@ -200,43 +218,6 @@ class _Failed(Exception):
     def __init__(self, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = reasons
-
-
-async def _first(addresses: Iterable[Address], dial: Callable[[Address], Awaitable[PeerId]]) -> PeerId:
-    """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
-
-    A name is replaced by what it resolves to, raced the same way.
-    """
-    reasons: list[str] = []
-    answered: PeerId | None = None
-
-    async def attempt(address: Address, ended: trio.Event) -> None:
-        nonlocal answered
-        endpoint = parse(address)
-        assert endpoint is not None
-        try:
-            if endpoint.is_name:
-                answered = await _first(await _resolve(endpoint), dial)
-            else:
-                with trio.fail_after(2 * UPGRADE):
-                    answered = await dial(address)
-            nursery.cancel_scope.cancel()
-        except _Failed as failed:
-            reasons.extend(f"{endpoint.place} is {reason}" for reason in failed.reasons)
-        except Exception as error:
-            reasons.append(f"{endpoint.place}: {_reason(error)}")
-        finally:
-            ended.set()
-
-    async with trio.open_nursery() as nursery:
-        for address in addresses:
-            ended = trio.Event()
-            nursery.start_soon(attempt, address, ended)
-            with trio.move_on_after(STAGGER):
-                await ended.wait()
-    if answered is None:
-        raise _Failed(reasons)
-    return answered
 
 
 async def _resolve(name: Endpoint) -> list[Address]:

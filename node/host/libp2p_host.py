@@ -10,13 +10,13 @@ import errno
 import logging
 import math
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify import identify
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
@@ -62,14 +62,8 @@ class HostSettings:
         return replace(self.limits.connections, peers=self.max_peers)
 
 
-def make_host(
-    identity: Identity,
-    settings: HostSettings,
-    meter: Meter,
-    handshakes: Handshakes,
-    announced: Callable[[list[Multiaddr]], list[Multiaddr]],
-) -> Any:
-    """A host that does not listen yet. `announced` gives the addresses to tell others."""
+def make_host(identity: Identity, settings: HostSettings, meter: Meter, handshakes: Handshakes) -> BasicHost:
+    """A host that does not listen yet."""
     _quiet_libp2p()
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
@@ -82,7 +76,6 @@ def make_host(
         transports=[MeteredTCP(meter, handshakes)],
         sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
         muxer_preference="YAMUX",
-        addrs_factory=announced,
         negotiate_timeout=math.ceil(UPGRADE),
         connection_config=ConnectionConfig(
             max_connections=most,
@@ -103,7 +96,7 @@ def make_host(
         ),
     )
     swarm = host.get_network()
-    assert isinstance(swarm, Swarm)
+    assert isinstance(swarm, Swarm) and isinstance(host, BasicHost)
     swarm.retry_config = RetryConfig(max_retries=0)
     swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
     swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]

@@ -13,32 +13,38 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import trio
-from cryptography.exceptions import InvalidSignature
-from libp2p.abc import IHost, INetStream
+from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.peerstore import PeerStoreError
-from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from swarmnode.node.discovery.dht_values import DhtRecords
 from swarmnode.node.discovery.kademlia import ContentRouting, Kademlia
 from swarmnode.node.discovery.mdns import advertise_and_listen
-from swarmnode.node.host.addresses import EXPECTED, announced, parse, peer_of, public_key, with_peer, without_peer
-from swarmnode.node.host.allowances import Pacer
-from swarmnode.node.host.connections import Connection, Connections, relay_in
+from swarmnode.node.host.addresses import (
+    EXPECTED,
+    announced,
+    parse,
+    peer_of,
+    public_key,
+    verify,
+    with_peer,
+    without_peer,
+)
+from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
+from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
-from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.node.host.stream import Libp2pStream, ProtocolRefused, agree
+from swarmnode.node.host.patches.yamux_session import YamuxSession, YamuxStream
+from swarmnode.node.host.stream import agree
 from swarmnode.node.host.tcp import Handshakes, Meter
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
@@ -48,7 +54,7 @@ from swarmnode.protocols.network import (
     PeerEvent,
     PeerId,
     PeerView,
-    ProtocolUnsupported,
+    StreamBroken,
     StreamHandler,
     Traffic,
     Unreachable,
@@ -75,37 +81,28 @@ class Libp2pNetwork:
         self,
         identity: Identity,
         settings: HostSettings,
-        *,
-        is_member: Callable[[PeerId], bool] = lambda peer: True,
-        carried: Callable[[PeerId, int], None] = lambda relay, size: None,
+        policy: PeerPolicy | None = None,
     ) -> None:
-        """Members of this node's run are not held up; a node without a run is among friends.
-
-        `carried(relay, bytes)` is called for what goes through each circuit of this node, either way.
-        """
         mend_libp2p()
         self._identity = identity
         self._settings = settings
         self._meter = Meter(up=settings.up, down=settings.down)
         self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
-        self._pacer = Pacer(settings.limits.rates, self.scoring, is_member)
+        self.policy = policy or PeerPolicy()
+        self._allowance = HostAllowance(settings.connections, settings.limits.rates, self.scoring, self.policy)
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
-        self._made = False  # py-libp2p asks for the addresses while it is being made
-        self._host: IHost = make_host(identity, settings, self._meter, self._handshakes, self._announced)
-        self._made = True
+        self._host = make_host(identity, settings, self._meter, self._handshakes)
+        self._host._addrs_factory = self._announced
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self.swarm = network  # for what works below streams: circuits, hole punching
-        self.connections = Connections(settings.connections, self.scoring, self._pacer)
+        self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
-        self.relay_client = RelayClient(self, self.swarm, carried=carried)
-        self._dialler = Dialler(
-            self.me, self.swarm, self.connections, self.scoring, self.relay_client, lambda: self.addresses
-        )
+        self.relay_client = RelayClient(self, self.swarm, self.policy)
+        self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
         self._failures: dict[str, int] = {}
-        self._nursery: trio.Nursery | None = None
-        self._kademlia = Kademlia(self._host, self, group=self.connections.group_of, limits=settings.limits.dht)
+        self._kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
         self.scoring.watch(self._kademlia.violations)
         self._routing = ContentRouting(self._host, self, self._kademlia)
         self.records = DhtRecords(self, self._kademlia)
@@ -125,13 +122,9 @@ class Libp2pNetwork:
     @property
     def own_addresses(self) -> tuple[Address, ...]:
         """Where this node listens, or what its owner announces instead, each ending in /p2p/<me>."""
-        if self._settings.announce:
-            told = self._settings.announce
-        elif not self._made:
-            told = ()
-        else:
-            told = announced(str(address) for address in self._host.get_transport_addrs())
-        return tuple(with_peer(address, self.me) for address in told)
+        listening = (str(address) for address in self._host.get_transport_addrs())
+        places = self._settings.announce or announced(listening)
+        return tuple(with_peer(place, self.me) for place in places)
 
     def announce_instead(self, found: tuple[Address, ...] | None) -> None:
         """Announce these addresses instead of the node's own, unless its owner says what to announce; None ends it."""
@@ -186,15 +179,11 @@ class Libp2pNetwork:
     def relay_of(self, peer: PeerId) -> PeerId | None:
         """The relay through which `peer` is reached; None where there is a direct connection, or none at all."""
         best = self.connections.best(peer)
-        if best is None or best.direct:
-            return None
-        return relay_in(best.conn)
+        return best.relay if best is not None else None
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of a direct connection; None where there is none."""
-        direct = [c for c in self.connections.of(peer) if c.direct]
-        remote = direct[0].session.get_remote_address() if direct else None
-        return remote[0] if remote is not None else None
+        return next((connection.host for connection in self.connections.of(peer) if connection.direct), None)
 
     def speaks(self, peer: PeerId, protocol: str) -> bool:
         """Whether `peer` said in identify that it serves `protocol`."""
@@ -240,11 +229,7 @@ class Libp2pNetwork:
         return self._identity.private_key.sign(message)
 
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        try:
-            public_key(peer).verify(signature, message)
-        except (InvalidSignature, ValueError, TypeError):
-            return False
-        return True
+        return verify(peer, message, signature)
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         if peer != self.me:
@@ -255,13 +240,13 @@ class Libp2pNetwork:
         with trio.move_on_after(timeout):
             endpoint = parse(target)
             if endpoint is not None and endpoint.peer is None:
-                return await self._dialler.dial_whoever(endpoint.place)
+                return await self._dialler.dial(endpoint.place, self.addresses)
             peer = self._peer_of(target)
-            if self.connections.best(peer) is None:
-                if endpoint is not None:
-                    self.learn(peer, (target,))
-                await self._dialler.dial(peer)
-            return peer
+            if self.connections.best(peer) is not None:
+                return peer
+            if endpoint is not None:
+                self.learn(peer, (target,))
+            return await self._dialler.dial(peer, self.addresses)
         raise Unreachable(f"{target} did not answer within {timeout:g} s")
 
     def _peer_of(self, target: PeerId | Address) -> PeerId:
@@ -275,7 +260,7 @@ class Libp2pNetwork:
             raise Unreachable(f"{target} is this node itself")
         return peer
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> Libp2pStream:
+    async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> YamuxStream:
         with trio.move_on_after(timeout):
             await self.connect(peer, timeout=timeout)
             connection = self.connections.best(peer)
@@ -283,38 +268,32 @@ class Libp2pNetwork:
                 raise Unreachable(f"{peer} closed the connection")
             try:
                 stream = await connection.session.open_stream()
-            except MuxedStreamError as error:
-                raise Unreachable(f"{peer} closed the connection") from error
-            try:
                 await agree(stream, protocol)
-            except MuxedStreamError as error:
+            except StreamBroken as error:
                 raise Unreachable(f"{peer} ended the stream before agreeing on {protocol}") from error
-            except ProtocolRefused as error:
-                raise ProtocolUnsupported(f"{peer} does not speak {protocol}") from error
-            return Libp2pStream(stream, peer)
+            return stream
         raise Unreachable(f"{peer} did not answer for {protocol} within {timeout:g} s")
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         async def handle(incoming: INetStream) -> None:
-            muxed = incoming.muxed_stream  # type: ignore[attr-defined]
-            stream = Libp2pStream(muxed, str(muxed.muxed_conn.peer_id))
+            stream: YamuxStream = incoming.muxed_stream  # type: ignore[attr-defined]
             if self.scoring.refusal(stream.peer) is not None:
-                muxed.abort()
+                stream.abort()
                 return
             try:
                 await handler(stream)
             except NetworkError as error:
                 log.debug("%s with %s ended: %s", protocol, stream.peer, error)
-                muxed.abort()
+                stream.abort()
             except Exception:
                 self._failures[protocol] = self._failures.get(protocol, 0) + 1
                 log.exception("the handler of %s failed with %s", protocol, stream.peer)
-                muxed.abort()
+                stream.abort()
             except BaseException:
-                muxed.abort()
+                stream.abort()
                 raise
             else:
-                muxed.end()
+                stream.end()
 
         self._host.set_stream_handler(TProtocol(protocol), handle)
 
@@ -322,19 +301,15 @@ class Libp2pNetwork:
         try:
             with self.connections.watch() as events:
                 async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    self._dialler.run_in(nursery)
-                    self.connections.run_in(nursery)
+                    self.connections.nursery = nursery
                     nursery.start_soon(self._notice_arrivals, events, nursery)
                     nursery.start_soon(self._routing.run)
                     nursery.start_soon(self.records.run)
                     if self._settings.mdns:
-                        nursery.start_soon(advertise_and_listen, self.swarm, self.addresses, self._found)
+                        nursery.start_soon(advertise_and_listen, self.swarm, self, self._settings.max_peers)
                     task_status.started()
         finally:
-            self._nursery = None
-            self._dialler.run_in(None)
-            self.connections.run_in(None)
+            self.connections.nursery = None
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
@@ -343,7 +318,7 @@ class Libp2pNetwork:
             self._handshakes,
             self.connections,
             self.scoring,
-            self._pacer,
+            self._allowance,
             self._kademlia,
             self._routing,
             self.records,
@@ -363,20 +338,6 @@ class Libp2pNetwork:
         if peer in self.connections:
             self._routing.peer_arrived()
             self.records.peer_arrived()
-
-    def _found(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """mDNS heard of `peer`."""
-        if peer == self.me or self._nursery is None:
-            return
-        self.learn(peer, addresses)
-        if peer not in self.connections and len(self.connections) < self._settings.max_peers:
-            self._nursery.start_soon(self._connect_quietly, peer)
-
-    async def _connect_quietly(self, peer: PeerId) -> None:
-        try:
-            await self.connect(peer)
-        except Unreachable as error:
-            log.debug("heard of %s on the local network: %s", peer, error)
 
     def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
         return [Multiaddr(without_peer(address)) for address in self.addresses]

@@ -7,18 +7,17 @@ Messages are read byte for byte: what follows one on the stream belongs to someb
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.patches.yamux_session import YamuxStream
 from swarmnode.protocols.frames import frame
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
+from swarmnode.protocols.network import Network, NetworkError, PeerId, ProtocolUnsupported, Stream, StreamBroken
 
 HANDSHAKE = b"\x13/multistream/1.0.0\n"
 MAX_LINE = 512  # bytes of a multistream line
@@ -30,63 +29,12 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 
-class Libp2pStream:
-    """A `protocols.network.Stream` on a Yamux stream."""
-
-    def __init__(self, stream: YamuxStream, peer: PeerId) -> None:
-        self._stream = stream
-        self._peer = peer
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        try:
-            await self._stream.send_all(data)
-        except MuxedStreamError as error:
-            raise StreamBroken(f"stream to {self._peer}: {error}") from error
-
-    def send_nowait(self, data: bytes) -> bool:
-        """Send all of `data` where that needs no waiting, and say whether it did."""
-        return self._stream.send_nowait(data)
-
-    async def receive_some(self, max_bytes: int) -> bytes:
-        try:
-            return await self._stream.receive_some(max_bytes)
-        except MuxedStreamError as error:
-            raise StreamBroken(f"stream from {self._peer}: {error}") from error
-
-    async def push_to(self, sink: Callable[[bytes], bool]) -> bool:
-        """Hand what arrives to `sink` without waking a task for it; True once `sink` returned False, False at the end.
-
-        Raises StreamBroken, and what `sink` raises.
-        """
-        try:
-            return await self._stream.push_to(sink)
-        except MuxedStreamError as error:
-            raise StreamBroken(f"stream from {self._peer}: {error}") from error
-
-    async def send_eof(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if self._stream.broken:
-            raise StreamBroken(f"stream to {self._peer} is broken")
-        self._stream.send_eof_nowait()
-
-    async def aclose(self) -> None:
-        self._stream.abort()
-
-
-class ProtocolRefused(Exception):
-    """The other side answered "na"."""
-
-
 class BadMessage(NetworkError):
     """The peer sent what no honest implementation sends, or nothing."""
 
 
 async def agree(stream: YamuxStream, protocol: str) -> None:
-    """Ask for `protocol`. Raises ProtocolRefused, or MuxedStreamError where the stream ended; it is dropped then."""
+    """Ask for `protocol`. Raises ProtocolUnsupported, or StreamBroken where the stream ended; it is dropped then."""
     line = protocol.encode() + b"\n"
     if len(line) > 127:
         raise ValueError(f"a protocol id has at most 126 bytes: {protocol}")
@@ -95,9 +43,9 @@ async def agree(stream: YamuxStream, protocol: str) -> None:
         await stream.send_all(HANDSHAKE + bytes([len(line)]) + line)
         agreed = await _delimited(stream, MAX_LINE) == HANDSHAKE[1:] and await _delimited(stream, MAX_LINE) == line
         if not agreed:
-            raise ProtocolRefused
+            raise ProtocolUnsupported(f"{stream.peer} does not speak {protocol}")
     except BadMessage as error:
-        raise ProtocolRefused from error
+        raise ProtocolUnsupported(f"{stream.peer} does not speak {protocol}: it {error}") from error
     finally:
         if not agreed:
             stream.abort()
@@ -109,12 +57,12 @@ async def send(stream: Stream, message: Message) -> None:
 
 
 async def receive(stream: Stream, kind: type[M], *, within: float = ANSWER_WITHIN, limit: int = MAX_MESSAGE) -> M:
-    """Raises BadMessage or StreamBroken."""
+    """Raises BadMessage, also where the stream ends before the message does."""
     with trio.move_on_after(within):
         message = kind()
         try:
             message.ParseFromString(await _delimited(stream, limit))
-        except (DecodeError, MuxedStreamError) as error:
+        except (DecodeError, StreamBroken) as error:
             raise BadMessage(f"{stream.peer} sent no {kind.__name__}: {error}") from error
         except BadMessage as error:
             raise BadMessage(f"{stream.peer} {error}") from None
@@ -158,8 +106,8 @@ def places_in(packed: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(places))
 
 
-async def _delimited(stream: YamuxStream | Stream, limit: int) -> bytes:
-    """Bytes behind their length. Raises BadMessage for a length over the limit, MuxedStreamError at an early end."""
+async def _delimited(stream: Stream, limit: int) -> bytes:
+    """Bytes behind their length. Raises BadMessage for a length over the limit, StreamBroken at an early end."""
     size = shift = 0
     while True:
         byte = (await _exactly(stream, 1))[0]
@@ -174,11 +122,11 @@ async def _delimited(stream: YamuxStream | Stream, limit: int) -> bytes:
     return await _exactly(stream, size)
 
 
-async def _exactly(stream: YamuxStream | Stream, size: int) -> bytes:
+async def _exactly(stream: Stream, size: int) -> bytes:
     buffer = b""
     while len(buffer) < size:
         chunk = await stream.receive_some(size - len(buffer))
         if not chunk:
-            raise MuxedStreamError("the stream ended early")
+            raise StreamBroken("the stream ended early")
         buffer += chunk
     return buffer

@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import WIDE_PIECE, Pace, TokenBucket
+from swarmnode.node.host.allowances import WIDE_PIECE, PeerAllowance, TokenBucket
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 
 PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
@@ -93,14 +93,14 @@ class MeteredStream(ExactReader):
         self._unpaid = 0  # bytes read for which nobody waited yet
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
-        self._pace: Pace | None = None
+        self._allowance: PeerAllowance | None = None  # of the peer, once it is known
         self.handshake: Handshake | None = None  # of an inbound connection
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
 
-    def settled(self, pace: Pace) -> None:
+    def settle(self, allowance: PeerAllowance) -> None:
         """The peer is known: from now on its rates hold, and its place among the handshakes is free."""
-        self._pace = pace
+        self._allowance = allowance
         if self.handshake is not None:
             self.handshake.settle()
 
@@ -108,11 +108,11 @@ class MeteredStream(ExactReader):
         view, step = memoryview(data), self._piece(self._meter.up)
         for start in range(0, len(view), step):
             piece = view[start : start + step]
-            if self._pace is not None:
-                await self._pace.sending(len(piece))
+            if self._allowance is not None:
+                await self._allowance.sending(len(piece))
             await self._meter.up.take(len(piece))
             while piece := piece[self._sent([piece]) :]:
-                await self._until(trio.lowlevel.wait_writable)
+                await self._wait(writable=True)
         await trio.lowlevel.checkpoint()
 
     async def write_each(self, pieces: Sequence[Piece]) -> None:
@@ -120,18 +120,19 @@ class MeteredStream(ExactReader):
         if self._piece(self._meter.up) < WIDE_PIECE:
             await self.write(b"".join(pieces))
             return
-        if self._pace is not None:
-            await self._pace.sending(sum(map(len, pieces)))
+        if self._allowance is not None:
+            await self._allowance.sending(sum(map(len, pieces)))
         left = list(pieces)
         while left := _after(left, self._sent(left)):
-            await self._until(trio.lowlevel.wait_writable)
+            await self._wait(writable=True)
         await trio.lowlevel.checkpoint()
 
     def write_now_each(self, pieces: Sequence[Piece]) -> list[Piece]:
         """What is left of the pieces once as much has gone as goes without waiting; all where there is a cap."""
         left = list(pieces)
-        capped = self._meter.up.rate or (self._pace is not None and not self._pace.send_now(sum(map(len, left))))
-        return left if capped else _after(left, self._sent(left))
+        if self._meter.up.rate or (self._allowance is not None and not self._allowance.send_now(sum(map(len, left)))):
+            return left
+        return _after(left, self._sent(left))
 
     def _sent(self, pieces: Sequence[Piece]) -> int:
         try:
@@ -158,10 +159,10 @@ class MeteredStream(ExactReader):
         if self._unpaid:
             size, self._unpaid = self._unpaid, 0
             await self._meter.down.take(size)  # what is not read backs up into the sender's TCP
-            if self._pace is not None:
-                await self._pace.received(size)
+            if self._allowance is not None:
+                await self._allowance.received(size)
         while True:
-            await self._until(trio.lowlevel.wait_readable)
+            await self._wait()
             piece = self._piece(self._meter.down)
             scratch = self._meter.scratch
             if len(scratch) < len(head) + piece:
@@ -180,22 +181,23 @@ class MeteredStream(ExactReader):
 
     def _piece(self, cap: TokenBucket) -> int:
         """How many bytes to read or write at once."""
-        own = WIDE_PIECE if self._pace is None else self._pace.piece()
+        own = WIDE_PIECE if self._allowance is None else self._allowance.piece()
         return min(own, PIECE) if cap.rate else own
 
     async def speaks(self) -> bool:
         """Whether there is something to read, as soon as there is; False where the connection was closed here."""
         try:
-            await self._until(trio.lowlevel.wait_readable)
+            await self._wait()
         except ConnectionClosedError:
             return False
         return True
 
-    async def _until(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
+    async def _wait(self, *, writable: bool = False) -> None:
+        """Until there is something to read, or room to write."""
         if self._socket.fileno() < 0:
             raise ConnectionClosedError("TCP connection closed here", transport="tcp")
         try:
-            await ready(self._socket)
+            await (trio.lowlevel.wait_writable if writable else trio.lowlevel.wait_readable)(self._socket)
         except trio.ClosedResourceError as error:
             raise ConnectionClosedError("TCP connection closed here", transport="tcp") from error
 
@@ -249,9 +251,7 @@ class MeteredTCP(TCP):
     def create_listener(self, handler_function: THandler) -> TCPListener:
         async def metered(connection: Any) -> None:
             stream = MeteredStream(connection.stream, self._meter)
-            host = (stream.get_remote_address() or ("", 0))[0]
-            with self._handshakes.place(host, stream.abort) as handshake:
-                stream.handshake = handshake
+            with self._handshakes.place(stream) as handshake:
                 with trio.move_on_after(self._handshakes.patience):
                     handshake.spoke = await stream.speaks()
                 if handshake.spoke:
@@ -272,10 +272,10 @@ class MeteredTCP(TCP):
 class Handshake:
     """The place of one inbound connection."""
 
-    def __init__(self, among: Handshakes, network: str, displace: Callable[[], None]) -> None:
+    def __init__(self, among: Handshakes, stream: MeteredStream) -> None:
         self._among = among
-        self.network = network
-        self.displace = displace
+        self.stream = stream
+        self.network = network_of((stream.get_remote_address() or ("", 0))[0])
         self.outcome = "failed"
         self.spoke = False
 
@@ -299,19 +299,16 @@ class Handshakes:
         return sum(map(len, self._by_network.values()))
 
     @contextmanager
-    def place(self, host: str, displace: Callable[[], None]) -> Iterator[Handshake]:
-        """A place for a connection from `host` until it is settled, or until the block ends.
-
-        `displace()` is called when another takes it: it must end the connection, and not wait.
-        """
-        handshake = Handshake(self, network_of(host), displace)
+    def place(self, stream: MeteredStream) -> Iterator[Handshake]:
+        """A place for a connection until it is settled, or until the block ends. It is aborted if another takes it."""
+        handshake = stream.handshake = Handshake(self, stream)
         if len(self) >= self._most:
             crowd = max(self._by_network, key=lambda network: len(self._by_network[network]))
             waiting = self._by_network[crowd]
             given_up = next((each for each in waiting if not each.spoke), next(iter(waiting)))
             given_up.outcome = "displaced"
             self.leave(given_up)
-            given_up.displace()
+            given_up.stream.abort()
         self._by_network.setdefault(handshake.network, OrderedDict())[handshake] = None
         try:
             yield handshake

@@ -41,7 +41,6 @@ from libp2p.abc import IRawConnection
 from libp2p.host.autonat.pb import autonat_pb2 as pb
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
@@ -49,8 +48,6 @@ from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import (
     BadMessage,
-    Libp2pStream,
-    ProtocolRefused,
     agree,
     ask,
     peer_bytes,
@@ -316,16 +313,12 @@ async def seen_by(session: YamuxSession) -> Address | None:
 
     Raises NetworkError where it does not answer.
     """
-    peer = str(session.peer_id)
+    stream = await session.open_stream()
     try:
-        stream = await session.open_stream()
-        try:
-            await agree(stream, IDENTIFY)
-            message = await receive(Libp2pStream(stream, peer), Identify, limit=MAX_IDENTIFY)
-        finally:
-            stream.abort()
-    except (MuxedStreamError, ProtocolRefused) as error:
-        raise BadMessage(f"{peer} does not identify itself: {error}") from error
+        await agree(stream, IDENTIFY)
+        message = await receive(stream, Identify, limit=MAX_IDENTIFY)
+    finally:
+        stream.abort()
     try:
         place = str(Multiaddr(message.observed_addr)).partition("/p2p/")[0]
     except ValueError:

@@ -28,7 +28,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,7 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, ask, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.node.host.tcp import ExactReader
@@ -56,7 +57,6 @@ LIMITS = RelayLimits()
 AHEAD = 0.25  # of standing, by which a peer must be ahead to get the place of another
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
 MAX_INBOUND = 64  # circuits to this node at a time
-Carried = Callable[[PeerId, int], None]
 RELAY_KEY = hashlib.sha256(b"swarmnode/relays/1").digest()  # public nodes provide it in the DHT
 WANTED = 2  # places kept: the loss of one relay leaves the node reachable
 RENEW_BEFORE = 600.0  # s before a place expires
@@ -71,29 +71,16 @@ RESERVE_WITHIN = 5.0  # s for connecting to a relay and its answer: one that fai
 class RelayServer:
     """Serves reservations and circuits while `run` runs.
 
-    `admits` says for whom: members of this node's runs, or with `--role relay` all nodes of our kind. Counted:
-    `refused` by name of the status, `bytes_relayed`.
+    `policy` says for whom: members of this node's runs, or with `--role relay` all nodes of our kind; and whose places
+    are kept where they do not suffice. Counted: `refused` by name of the status, `bytes_relayed`.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        *,
-        admits: Callable[[PeerId], bool],
-        standing: Callable[[PeerId], float] = lambda peer: 1.0,
-        limits: RelayLimits = LIMITS,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        """`now` gives seconds since the epoch: expiries travel as such.
-
-        Where places do not suffice, those of more `standing` (0 to 1) keep them.
-        """
+    def __init__(self, network: Network, policy: PeerPolicy, limits: RelayLimits = LIMITS) -> None:
         self._network = network
-        self._admits = admits
-        self._standing = standing
+        self._policy = policy
         self._limits = limits
-        self._now = now
-        self._reservations: dict[PeerId, float] = {}  # until when, s since the epoch
+        self._serving = False
+        self._reservations: dict[PeerId, float] = {}  # until when, trio time
         self._circuits: Counter[PeerId] = Counter()  # by each of their two ends
         self._requests: dict[PeerId, list[float]] = {}  # when each peer asked in the last minute, trio time
         self.open_circuits = 0
@@ -103,18 +90,22 @@ class RelayServer:
     @property
     def reservations(self) -> tuple[PeerId, ...]:
         """The peers that hold a place now."""
-        now = self._now()
+        now = trio.current_time()
         return tuple(peer for peer, until in self._reservations.items() if until > now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; forget the peers that leave."""
         self._network.serve(HOP, self._serve)
+        self._serving = True
         task_status.started()
-        with self._network.watch_peers() as events:
-            async for event in events:
-                if not event.up:  # a place is only good while its holder can be told of circuits
-                    self._reservations.pop(event.peer, None)
-                    self._requests.pop(event.peer, None)
+        try:
+            with self._network.watch_peers() as events:
+                async for event in events:
+                    if not event.up:  # a place is only good while its holder can be told of circuits
+                        self._reservations.pop(event.peer, None)
+                        self._requests.pop(event.peer, None)
+        finally:
+            self._serving = False
 
     async def _serve(self, stream: Stream) -> None:
         try:
@@ -132,7 +123,7 @@ class RelayServer:
             await self._refuse(stream, pb.UNEXPECTED_MESSAGE, "neither RESERVE nor CONNECT")
 
     async def _reserve(self, stream: Stream) -> None:
-        peer, now = stream.peer, self._now()
+        peer, now = stream.peer, trio.current_time()
         if not await self._admitted(peer) or self._is_relayed(peer):
             await self._refuse(stream, pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
             return
@@ -144,9 +135,9 @@ class RelayServer:
                 return
             del self._reservations[leaves]
         self._reservations = {holder: until for holder, until in self._reservations.items() if until > now}
-        until = self._reservations[peer] = now + self._limits.reservation_ttl
+        self._reservations[peer] = now + self._limits.reservation_ttl
         own = tuple(_packed(address) for address in self._network.addresses)
-        place = pb.Reservation(expire=int(until), addrs=own)
+        place = pb.Reservation(expire=int(time.time() + self._limits.reservation_ttl), addrs=own)
         try:
             answer = pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, reservation=place, limit=self._limit())
             await send(stream, answer)
@@ -156,9 +147,9 @@ class RelayServer:
 
     def _who_leaves_for(self, peer: PeerId) -> PeerId | None:
         """The holder whose place `peer` gets: the one of the least standing, where `peer` is AHEAD of it."""
-        held = {holder: self._standing(holder) for holder in self.reservations}
+        held = {holder: self._policy.standing(holder) for holder in self.reservations}
         least = min(held, key=held.__getitem__, default=None)
-        return least if least is not None and held[least] + AHEAD <= self._standing(peer) else None
+        return least if least is not None and held[least] + AHEAD <= self._policy.standing(peer) else None
 
     async def _tell_displaced(self, peer: PeerId) -> None:
         """Tell a holder that its place is gone, so that it announces it no longer and looks for another relay."""
@@ -247,7 +238,7 @@ class RelayServer:
     async def _admitted(self, peer: PeerId) -> bool:
         """Whether this relay serves the peer; one that has just connected may still have to identify itself."""
         until = trio.current_time() + INTRODUCED_WITHIN
-        while not self._admits(peer):
+        while not (self._serving and self._policy.relays_for(peer)):
             if trio.current_time() >= until:
                 return False
             await trio.sleep(INTRODUCED_WITHIN / 10)
@@ -285,7 +276,7 @@ class Reservation:
     """A place at a relay, good while the connection to it lasts."""
 
     relay: PeerId
-    expires: float  # s since the epoch
+    expires: float  # trio time
     addresses: tuple[Address, ...]  # where this node can be dialled through the relay, each ending in /p2p/<this node>
 
 
@@ -302,24 +293,14 @@ class RelayedNetwork(Network, Protocol):
 class RelayClient:
     """Makes and takes circuits of one node; and, while `run` runs because the node is private, keeps places at relays.
 
-    `carried(relay, bytes)` is called for what goes through each circuit, either way.
+    `policy` hears of what each relay carries.
     """
 
-    def __init__(
-        self,
-        network: RelayedNetwork,
-        swarm: Swarm,
-        *,
-        carried: Carried = lambda relay, size: None,
-        now: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-    ) -> None:
-        """`now` is s since the epoch."""
+    def __init__(self, network: RelayedNetwork, swarm: Swarm, policy: PeerPolicy) -> None:
         self._network = network
         self._swarm = swarm
-        self._carried = carried
-        self._now = now
-        self._rng = rng or random.Random()
+        self._policy = policy
+        self._random = random.Random(network.me)
         self._inbound = 0
         self._held: dict[PeerId, Reservation] = {}
         self._rests: dict[PeerId, float] = {}  # relays left alone, until when, trio time
@@ -333,8 +314,9 @@ class RelayClient:
         if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
             raise RelayRefused(relay, _name(answer.status))
         me, places = self._network.me, places_in(answer.reservation.addrs[:8])
-        told = tuple(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}" for place in places)
-        return Reservation(relay, float(answer.reservation.expire), told)
+        circuits = tuple(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}" for place in places)
+        expires = trio.current_time() + answer.reservation.expire - time.time()
+        return Reservation(relay, expires, circuits)
 
     async def dial(self, relay: PeerId, target: PeerId) -> None:
         """Connect to `target` through `relay`. Raises RelayRefused, or another NetworkError."""
@@ -344,7 +326,7 @@ class RelayClient:
             answer = await receive(stream, pb.HopMessage)
             if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
                 raise RelayRefused(relay, _name(answer.status))
-            raw = _raw(stream, self._carried, initiator=True)
+            raw = _raw(stream, self._policy, initiator=True)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
         except SwarmException as error:
             await stream.aclose()
@@ -366,7 +348,7 @@ class RelayClient:
             return
         source = peer_in(request.peer.id)
         await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
-        raw = _raw(stream, self._carried, initiator=False)
+        raw = _raw(stream, self._policy, initiator=False)
         self._inbound += 1
         try:
             await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(f"/p2p/{stream.peer}/p2p-circuit"))
@@ -420,7 +402,7 @@ class RelayClient:
 
     async def _renew(self) -> None:
         for relay, reservation in list(self._held.items()):
-            if reservation.expires - self._now() < RENEW_BEFORE:
+            if reservation.expires - trio.current_time() < RENEW_BEFORE:
                 await self._keep(relay)
 
     async def _find(self) -> None:
@@ -435,7 +417,7 @@ class RelayClient:
     async def _draw(self, candidates: list[PeerId]) -> None:
         """Ask candidates, drawn among the nearest, until there are enough places."""
         while candidates and len(self._held) < WANTED:
-            relay = self._rng.choice(candidates[:DRAW_FROM])
+            relay = self._random.choice(candidates[:DRAW_FROM])
             candidates.remove(relay)
             await self._keep(relay)
 
@@ -473,10 +455,10 @@ class RelayClient:
 class CircuitStream(ExactReader):
     """What py-libp2p reads and writes as if it were a socket: a stream to the relay."""
 
-    def __init__(self, stream: Stream, carried: Carried) -> None:
+    def __init__(self, stream: Stream, policy: PeerPolicy) -> None:
         super().__init__()
         self._stream = stream
-        self._carried = carried
+        self._policy = policy
         self.ended = trio.Event()
 
     async def write(self, data: bytes) -> None:
@@ -485,7 +467,7 @@ class CircuitStream(ExactReader):
         except NetworkError as error:
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
-        self._carried(self._stream.peer, len(data))
+        self._policy.carried(self._stream.peer, len(data))
 
     async def _some(self) -> bytes:
         try:
@@ -494,7 +476,7 @@ class CircuitStream(ExactReader):
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
         if chunk:
-            self._carried(self._stream.peer, len(chunk))
+            self._policy.carried(self._stream.peer, len(chunk))
         else:
             self.ended.set()
         return chunk
@@ -511,9 +493,9 @@ class _Raw(RawConnection):
     stream: CircuitStream
 
 
-def _raw(stream: Stream, carried: Carried, *, initiator: bool) -> _Raw:
+def _raw(stream: Stream, policy: PeerPolicy, *, initiator: bool) -> _Raw:
     address = Multiaddr(f"/p2p/{stream.peer}/p2p-circuit")
-    return _Raw(CircuitStream(stream, carried), initiator, ConnectionType.RELAYED, [address])
+    return _Raw(CircuitStream(stream, policy), initiator, ConnectionType.RELAYED, [address])
 
 
 def _name(status: pb.Status.ValueType) -> str:

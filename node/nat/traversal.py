@@ -86,24 +86,16 @@ class NatTraversal:
         self,
         network: Libp2pNetwork,
         *,
-        admits: Callable[[PeerId], bool],
-        standing: Callable[[PeerId], float] = lambda peer: 1.0,
         limits: RelayLimits,
         upnp: bool = True,
-        rng: random.Random | None = None,
     ) -> None:
-        """`admits` says whom this node relays for while it is public; `upnp` whether the router is asked for a port.
-
-        Where not all can have a place at this relay, those of more `standing` (0 to 1) keep theirs.
-        """
+        """`upnp`: whether the router is asked for a port."""
         self._network = network
-        self._rng = rng or random.Random()
+        self._random = random.Random(network.me)
         self._reachability = Reachability()
         self._autonat = AutoNat(network)
         self._puncher = HolePuncher(network, self._places)
-        self._relay = RelayServer(
-            network, admits=lambda p: self._entered is Reach.PUBLIC and admits(p), standing=standing, limits=limits
-        )
+        self._relay = RelayServer(network, network.policy, limits)
         self._ports = PortMapping(network, self._reachability, self._mapping_changed)
         self._asks_router = upnp
         self._changed = trio.Event()
@@ -157,7 +149,7 @@ class NatTraversal:
     async def _check(self, nursery: trio.Nursery) -> None:
         """Ask a few peers at different hosts to dial this node."""
         before, by_host = self._state, self._helpers()
-        hosts = self._rng.sample(sorted(by_host), len(by_host))
+        hosts = self._random.sample(sorted(by_host), len(by_host))
         answers, asked = 0, 0
         while hosts and answers < ENOUGH and asked < ASK_AT_MOST:
             batch = [hosts.pop() for _ in range(min(ENOUGH - answers, len(hosts)))]

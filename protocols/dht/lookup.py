@@ -10,22 +10,32 @@ go on apart and never ask a peer twice, so that a lie spoils one path. What else
   count, so invented peers keep nobody from being asked;
 - each path keeps `width` questions in flight, so that a frozen peer holds up one of them for `patience` seconds.
 
-The caller's `ask` speaks to one peer; the lookup ends by itself, after `seconds`, or when `enough()` says so.
+The caller's `Query` speaks to one peer; the lookup ends by itself, after `seconds`, or once the query has `enough`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import base58
 import trio
 
 from swarmnode.protocols.network import PeerId
 
-Ask = Callable[[PeerId], Awaitable[Iterable[PeerId] | None]]  # closer peers; None where the peer failed
+
+class Query(Protocol):
+    """What a lookup asks each peer."""
+
+    async def ask(self, peer: PeerId) -> Iterable[PeerId] | None:
+        """The closer peers that `peer` knows; None where it failed."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether nobody else need be asked."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +66,13 @@ def sorted_by_distance(key: bytes, peers: Iterable[PeerId]) -> list[PeerId]:
 async def lookup(
     key: bytes,
     first_hand: Sequence[PeerId],
-    ask: Ask,
+    query: Query,
     *,
     me: PeerId,
     limits: LookupLimits = LookupLimits(),
-    enough: Callable[[], bool] = lambda: False,
 ) -> list[PeerId]:
     """Ask ever closer peers; returns those that answered, closest to `key` first. What `ask` raises passes through."""
-    search = _Search(key, ask, me, limits, enough)
+    search = _Search(key, query, me, limits)
     dealt = sorted_by_distance(key, (peer for peer in first_hand if peer != me))
     with trio.move_on_after(limits.seconds):
         async with trio.open_nursery() as nursery:
@@ -82,10 +91,9 @@ class _Search:
     """What the paths share."""
 
     key: bytes
-    ask: Ask
+    query: Query
     me: PeerId
     limits: LookupLimits
-    enough: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self.taken: set[PeerId] = {self.me}  # asked or being asked by some path
@@ -156,7 +164,7 @@ class _Path:
         search = self._search
         closer: Iterable[PeerId] | None = None
         with trio.move_on_after(search.limits.patience):
-            closer = await search.ask(peer)
+            closer = await search.query.ask(peer)
         if closer is None:
             self._heard.pop(peer, None)
             return
@@ -165,7 +173,7 @@ class _Path:
         new = [heard for heard in closer if heard not in search.taken and heard not in self._heard]
         for heard in sorted_by_distance(search.key, new)[: search.limits.per_answer]:
             self._heard[heard] = False
-        if search.enough() and search.scope is not None:
+        if search.query.enough and search.scope is not None:
             search.scope.cancel()
 
     def _distance(self, peer: PeerId) -> int:

@@ -15,6 +15,7 @@ from libp2p.peer.id import ID
 from victim import LISTEN, new_identity
 
 from swarmnode.crdt.envelope import unsealed
+from swarmnode.node.discovery.dht_values import put_message
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.protocols.dht.records import MAX_SEALED, DhtRecord
 from swarmnode.protocols.network import NetworkError
@@ -53,7 +54,7 @@ class DhtPeer:
             self.records.store.keep(key, raw)
             for peer in answered:
                 try:
-                    await self.kademlia.put(peer, key, raw)
+                    await self.kademlia.tell(peer, put_message(key, raw))
                 except NetworkError:
                     continue
 
@@ -76,7 +77,7 @@ class DhtPeer:
 
     async def raw_put(self, peer: str, key: bytes, raw: bytes) -> None:
         with trio.move_on_after(2):
-            await self.kademlia.put(peer, key, raw)
+            await self.kademlia.tell(peer, put_message(key, raw))
 
 
 def _value(raw: bytes | None) -> bytes | None:

@@ -85,6 +85,7 @@ async def until_input_ends() -> None:
 
 
 async def defended(hasty: bool) -> None:
+    from swarmnode.node.host.allowances import PeerPolicy
     from swarmnode.node.host.limits import Limits, RateLimits
     from swarmnode.node.host.network import HostSettings, Libp2pNetwork
     from swarmnode.node.process import rest_what_stays
@@ -92,9 +93,13 @@ async def defended(hasty: bool) -> None:
     from swarmnode.protocols.runner import inline
     from swarmnode.protocols.transfer.bulk import Bulk
 
+    class Strangers(PeerPolicy):
+        def is_member(self, peer: str) -> bool:
+            return False
+
     soon = ScoringLimits(load=2.0, load_every=0.04, first_ban=1.0)
     limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()
-    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits), is_member=lambda peer: False)
+    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits), Strangers())
     rpc, methods = Rpc(network, limits=limits.rpc), Methods()
     bulk = Bulk(network, runner=inline, limits=limits.bulk)
     network.scoring.watch(rpc.violations, bulk.violations)

@@ -55,7 +55,7 @@ class Node:
         limits = Limits()
         settings = HostSettings(listen=(f"/ip4/0.0.0.0/tcp/{port}",), mdns=mdns, agent="netlab", limits=limits)
         self.network = Libp2pNetwork(identity, settings)
-        self.nat = NatTraversal(self.network, admits=lambda peer: True, limits=limits.relay)
+        self.nat = NatTraversal(self.network, limits=limits.relay)
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.calls = 0  # answered

@@ -10,7 +10,7 @@ What breaks upstream (py-libp2p 0.8.1, `stream_muxer/yamux/yamux.py`):
 - :827 every frame is described for a DEBUG log that nobody reads (half of the CPU time of small frames).
 
 A stream ends in one of three ways: both sides finished sending; one side reset it; or its connection ended. In the last
-two it is `broken`: what had arrived can still be read, then everybody who uses it gets MuxedStreamReset.
+two it is `broken`: what had arrived can still be read, then everybody who uses it gets StreamReset.
 
 Here frames go through one bounded outbox that a task of its own writes, so cancelling a sender never cuts a frame, a
 full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds ends the connection.
@@ -38,12 +38,11 @@ from libp2p.stream_muxer.exceptions import (
     MuxedConnUnavailable,
     MuxedStreamClosed,
     MuxedStreamEOF,
-    MuxedStreamError,
     MuxedStreamReset,
 )
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import PeerShare
+from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
 from swarmnode.node.host.patches.noise_transport import over
 from swarmnode.node.host.patches.yamux_frames import (
     ACK,
@@ -59,6 +58,7 @@ from swarmnode.node.host.patches.yamux_frames import (
     FrameQueue,
     Piece,
 )
+from swarmnode.protocols.network import PeerId, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class YamuxSession(IMuxedConn):
         self.on_close = on_close  # py-libp2p sets it; its SwarmConn learns of the end from accept_stream
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
-        self.share = PeerShare()  # what the peer takes of this node; the host's connections of one peer have the same
-        self.complain: Callable[[str, Kind], None] = lambda what, kind: None  # the peer did something wrong
+        self.peer: PeerId = str(peer_id)
+        self.allowance = HostAllowance().of(self.peer)  # `move_to` gives all connections of one peer the same
         self.outbox = FrameQueue()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_id = 1 if self._initiator else 2
@@ -172,23 +172,23 @@ class YamuxSession(IMuxedConn):
 
     def forget(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
-            self.share.close()
+            self.allowance.close()
         self._widened -= stream.widened
         stream.widened = 0
 
     def widen(self, by: int) -> bool:
         """Whether a receive window may grow by `by` bytes: once a round trip, if all that it lets in has room."""
-        if self._pinged_at is not None or self._widened + by > min(MAX_WIDENED, self.share.room() // 2):
+        if self._pinged_at is not None or self._widened + by > min(MAX_WIDENED, self.allowance.room() // 2):
             return False
         self._widened += by
         self._ping()
         return True
 
-    def move_to(self, share: PeerShare) -> None:
-        """Account for this connection in `share` from now on."""
-        if share is not self.share:
-            share.take_over(self.share)
-            self.share = share
+    def move_to(self, allowance: PeerAllowance) -> None:
+        """Account for this connection in `allowance` from now on."""
+        if allowance is not self.allowance:
+            allowance.take_over(self.allowance)
+            self.allowance = allowance
 
     def _is_theirs(self, stream_id: int) -> bool:
         return stream_id % 2 == (0 if self._initiator else 1)
@@ -299,7 +299,7 @@ class YamuxSession(IMuxedConn):
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
             log.info("peer %s %s; its connection is closed", self.peer_id, why)
-            self.complain(why, Kind.BREACH)
+            self.allowance.offended(why, Kind.BREACH)
             self.answer(HEADER.pack(0, GO_AWAY, 0, 0, PROTOCOL_ERROR))
             self._answered()
             await self._flush()
@@ -322,15 +322,17 @@ class YamuxSession(IMuxedConn):
             self._at += len(chunk)
             length -= len(chunk)
             if stream is not None and not stream.broken and not stream.feed(chunk):
-                self.complain(f"{self.share.unread} bytes that nobody read: a stream was reset", Kind.LOAD)
+                self.allowance.offended(
+                    f"{self.allowance.unread} bytes that nobody read: a stream was reset", Kind.LOAD
+                )
                 stream.abort()
         return True
 
     def _on_syn(self, stream_id: int) -> YamuxStream | None:
         if not self._is_theirs(stream_id) or stream_id in self._streams:
             raise _ProtocolViolation(f"opened stream {stream_id}, which is not its to open")
-        if not self.share.open():
-            self.complain(f"more than {self.share.streams} streams", Kind.LOAD)
+        if not self.allowance.open():
+            self.allowance.offended(f"more than {self.allowance.streams} streams", Kind.LOAD)
             self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
             return None
         stream = self._streams[stream_id] = YamuxStream(self, stream_id)
@@ -375,7 +377,7 @@ class YamuxSession(IMuxedConn):
     async def open_stream(self) -> YamuxStream:
         await trio.lowlevel.checkpoint()
         if self._closing:
-            raise MuxedStreamError("the connection ended")
+            raise StreamReset(f"the connection to {self.peer} ended")
         stream = self._streams[self._next_id] = YamuxStream(self, self._next_id)
         self._next_id += 2
         self.outbox.put(stream, HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
@@ -411,16 +413,25 @@ class _ProtocolViolation(Exception):
     """The peer sent what no honest implementation sends."""
 
 
+class StreamReset(StreamBroken, MuxedStreamReset):
+    """One side reset the stream, or its connection ended: under the names of our seam and of py-libp2p."""
+
+
+class StreamClosed(StreamBroken, MuxedStreamClosed):
+    """This side has finished sending, under both names."""
+
+
 def apply() -> None:
     """Let py-libp2p's upgrader make this session where Yamux is agreed on."""
     muxer_multistream.Yamux = YamuxSession  # type: ignore[misc,assignment]
 
 
 class YamuxStream(IMuxedStream):
-    """One stream. `send_all`, `receive_some` and `send_eof` follow trio; the libp2p names call them."""
+    """One stream, a `protocols.network.Stream`; py-libp2p's names call the same."""
 
     def __init__(self, session: YamuxSession, stream_id: int) -> None:
         self.muxed_conn = session
+        self.peer = session.peer
         self._session = session
         self.stream_id = stream_id
         self.send_window = INITIAL_WINDOW
@@ -441,7 +452,7 @@ class YamuxStream(IMuxedStream):
         self.broken = False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue all of `data`; waits for window and outbox. Raises MuxedStreamReset or MuxedStreamClosed."""
+        """Queue all of `data`; waits for window and outbox. Raises StreamReset or StreamClosed."""
         view = memoryview(data).cast("B")
         session, outbox = self._session, self._session.outbox
         offset = 0
@@ -451,9 +462,9 @@ class YamuxStream(IMuxedStream):
                 await (outbox.room if size else self._writable).park()
                 size = min(self.send_window, MAX_BODY, len(view) - offset)
             if self.broken:
-                raise MuxedStreamReset("the stream was reset or its connection ended")
+                raise self._reset()
             if self._finished_sending:
-                raise MuxedStreamClosed("the stream is closed for sending")
+                raise StreamClosed(f"stream to {self.peer}: it is closed for sending")
             self.send_window -= size
             session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size), view[offset : offset + size])
             offset += size
@@ -471,14 +482,14 @@ class YamuxStream(IMuxedStream):
         return True
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        """At least one byte, or b"" after the other side's end. Raises MuxedStreamReset."""
+        """At least one byte, or b"" after the other side's end. Raises StreamReset."""
         if self._chunks or self._finished_receiving or self.broken:
             await trio.lowlevel.checkpoint()
         while not self._chunks:
             if self._finished_receiving:
                 return b""
             if self.broken:
-                raise MuxedStreamReset("the stream was reset or its connection ended")
+                raise self._reset()
             await self._readable.park()
         chunk = self._chunks.popleft()
         if len(chunk) > max_bytes:
@@ -486,13 +497,13 @@ class YamuxStream(IMuxedStream):
             chunk = chunk[:max_bytes]
             self._took(len(chunk), len(chunk))
         else:
-            self._took(len(chunk), len(chunk) + self._session.share.piece)
+            self._took(len(chunk), len(chunk) + self._session.allowance.chunk_cost)
         return chunk
 
     async def push_to(self, sink: Callable[[bytes], bool]) -> bool:
         """Hand what arrives to `sink`, in the task that reads the connection, until `sink` returns False.
 
-        Returns True then; False after the other side's end. Raises MuxedStreamReset, and what `sink` raises.
+        Returns True then; False after the other side's end. Raises StreamReset, and what `sink` raises.
         """
         await trio.lowlevel.checkpoint()
         failure: Exception | None = None
@@ -508,7 +519,7 @@ class YamuxStream(IMuxedStream):
 
         while self._chunks and more:
             chunk = self._chunks.popleft()
-            self._took(len(chunk), len(chunk) + self._session.share.piece)
+            self._took(len(chunk), len(chunk) + self._session.allowance.chunk_cost)
             guarded(chunk)
         if more and not self._finished_receiving and not self.broken:
             self._sink = guarded
@@ -519,8 +530,15 @@ class YamuxStream(IMuxedStream):
         if failure is not None:
             raise failure
         if more and self.broken:
-            raise MuxedStreamReset("the stream was reset or its connection ended")
+            raise self._reset()
         return not more
+
+    async def send_eof(self) -> None:
+        """As `send_eof_nowait`; raises StreamReset where the stream is broken."""
+        await trio.lowlevel.checkpoint()
+        if self.broken:
+            raise self._reset()
+        self.send_eof_nowait()
 
     def send_eof_nowait(self) -> None:
         """Finish sending: FIN follows what was queued."""
@@ -531,13 +549,13 @@ class YamuxStream(IMuxedStream):
 
     def abort(self) -> None:
         """Drop the stream in both directions, at once and without waiting."""
-        self.queue_reset()
+        if not self.broken and not (self._finished_sending and self._finished_receiving):
+            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
         self.break_off()
         self._chunks.clear()
 
-    def queue_reset(self) -> None:
-        if not self.broken and not (self._finished_sending and self._finished_receiving):
-            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
+    async def aclose(self) -> None:
+        self.abort()
 
     def end(self) -> None:
         """Finish sending and stop reading: what was queued still arrives."""
@@ -546,11 +564,11 @@ class YamuxStream(IMuxedStream):
             self.abort()
 
     def break_off(self) -> None:
-        """Nothing more comes or goes: what has arrived can be read, then everyone gets MuxedStreamReset."""
+        """Nothing more comes or goes: what has arrived can be read, then everyone gets StreamReset."""
         if self.broken:
             return
         self.broken = True
-        self._session.share.give_back(self._unread)
+        self._session.allowance.give_back(self._unread)
         self._readable.unpark_all()
         self._writable.unpark_all()
         self._session.outbox.room.unpark_all()
@@ -564,8 +582,8 @@ class YamuxStream(IMuxedStream):
                 self._sink = None
                 self._readable.unpark_all()
             return True
-        cost = len(chunk) + self._session.share.piece
-        if not self._session.share.keep(cost):
+        cost = len(chunk) + self._session.allowance.chunk_cost
+        if not self._session.allowance.keep(cost):
             return False
         self._chunks.append(chunk)
         self._unread += cost
@@ -585,7 +603,7 @@ class YamuxStream(IMuxedStream):
         if self.broken:
             return
         self._unread -= cost
-        self._session.share.give_back(cost)
+        self._session.allowance.give_back(cost)
         self._unannounced += size
         self._taken += size
         if self._finished_receiving or self._unannounced < self._target // 2:
@@ -612,6 +630,9 @@ class YamuxStream(IMuxedStream):
         rate = self._taken / elapsed
         self._measured_at, self._taken = now, 0
         return self._target < min(MAX_WINDOW, 2 * rate * max(rtt, UNFELT))
+
+    def _reset(self) -> StreamReset:
+        return StreamReset(f"stream to {self.peer}: it was reset or its connection ended")
 
     def _forget_if_done(self) -> None:
         if self._finished_sending and self._finished_receiving:

@@ -14,7 +14,8 @@ import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.crdt.envelope import Envelope, unsealed
-from swarmnode.node.discovery.dht_values import REPUBLISH, DhtRecords
+from swarmnode.node.discovery import dht_values
+from swarmnode.node.discovery.dht_values import REPUBLISH, DhtRecords, put_message
 from swarmnode.node.discovery.kademlia import Kademlia
 from swarmnode.node.host.addresses import public_key
 from swarmnode.node.host.limits import DhtLimits
@@ -138,14 +139,15 @@ def test_order_admits_no_rollback_and_no_shorter_life() -> None:
 
 
 class Node:
-    """A libp2p host with records; `clock` is everybody's wall clock."""
+    """A libp2p host with records."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         key = Ed25519PrivateKey.generate()
         identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         self.network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-        self.kademlia = Kademlia(self.network._host, self.network)  # with a clock in place of its own
-        self.records = DhtRecords(self.network, self.kademlia, now=clock.read)
+        # Its own: nobody renews these records by itself, and who stores bad ones is not refused.
+        self.kademlia = Kademlia(self.network._host, self.network, self.network.connections)
+        self.records = DhtRecords(self.network, self.kademlia)
         self.scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -171,9 +173,10 @@ class Clock:
 
 @asynccontextmanager
 async def nodes_in_a_ring(count: int, clock: Clock) -> AsyncIterator[list[Node]]:
-    """`count` nodes, each connected to the next three; all have identified one another."""
-    nodes = [Node(clock) for _ in range(count)]
-    with trio.fail_after(30):
+    """`count` nodes, each connected to the next three; all have identified one another, and have `clock`."""
+    with trio.fail_after(30), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dht_values, "wall_clock", clock.read)
+        nodes = [Node() for _ in range(count)]
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 await nursery.start(node.run)
@@ -227,11 +230,13 @@ def test_refused_stores_leave_the_live_value_alone() -> None:
             bad = [forged, old, b"", b"\xff" * 100, b"x" * (1 << 15), b"x" * (1 << 18)]
             for raw in bad:
                 try:
-                    assert not await attacker.kademlia.put(storer.me, key, raw)
+                    assert not await attacker.kademlia.tell(storer.me, put_message(key, raw))
                 except Exception as error:
                     assert "answer" in str(error) or "stream" in str(error), error
                 assert storer.holds(key) == b"two"
-            assert await attacker.kademlia.put(storer.me, key, seal(author.network.sign, live))  # the same again
+            assert await attacker.kademlia.tell(
+                storer.me, put_message(key, seal(author.network.sign, live))
+            )  # the same again
             refusals = storer.records.store.refusals
             assert refusals["forged"] and refusals["older"] and refusals["malformed"] and refusals["oversize"]
 
@@ -304,7 +309,8 @@ def test_a_restarted_author_goes_on_above_its_old_record() -> None:
         async with nodes_in_a_ring(3, clock) as (author, storer, _):
             old = await author.records.put("head", b"before", lifetime=MAX_LIFETIME)
             author.records.store.remove(old.record.key)
-            reborn = DhtRecords(author.network, author.kademlia, now=lambda: clock.time - 100)  # and its clock is late
+            reborn = DhtRecords(author.network, author.kademlia)
+            clock.time -= 100  # it is late
             new = await reborn.put("head", b"after", lifetime=60)
             assert new.nodes == 2
             assert storer.holds(new.record.key) == b"after"

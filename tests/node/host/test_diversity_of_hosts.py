@@ -12,6 +12,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.discovery.finder import MAX_PEERS, AddressBook
 from swarmnode.node.discovery.kademlia import ANCHORS, CLOSER, PER_PREFIX, PER_RELAY, Kademlia
+from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 
@@ -21,13 +22,17 @@ def new_identity() -> Identity:
     return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
 
 
+def connected_from(group_of: Any) -> Connections:
+    return cast(Any, SimpleNamespace(group_of=group_of))
+
+
 def filled(group: str | None, count: int = 18) -> tuple[Kademlia, int]:
     """A routing table that was offered so many peers of one group, and how many it took."""
 
     async def main() -> tuple[Kademlia, int]:
         network = Libp2pNetwork(new_identity(), HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         table = network._kademlia
-        table._connected_from = lambda peer: group
+        table._connections = connected_from(lambda peer: group)
         taken = 0
         for number in range(count):
             peer = ID.from_base58(new_identity().peer_id)
@@ -48,7 +53,7 @@ def test_what_a_peer_claims_counts_only_where_it_is_not_connected() -> None:
     table, _ = filled(None, count=0)
     claims = {"a": ("/ip4/8.8.8.8/tcp/1",), "b": ("/ip4/9.9.9.9/tcp/1",)}
     table._network = cast(Any, SimpleNamespace(known_addresses=lambda peer: claims[peer]))
-    table._connected_from = {"a": "1.1.1.0/24", "b": None}.__getitem__
+    table._connections = connected_from({"a": "1.1.1.0/24", "b": None}.__getitem__)
     assert (table._group_of("a"), table._group_of("b")) == ("1.1.1.0/24", "9.9.9.0/24")
 
 
@@ -72,7 +77,7 @@ def test_lookups_begin_with_every_network() -> None:
     groups = dict.fromkeys(attackers, "8.8.8.0/24") | {peer: f"group {n}" for n, peer in enumerate(honest)}
     views = [SimpleNamespace(peer=peer, group=groups[peer], connected_at=n) for n, peer in enumerate(groups)]
     table._network = cast(Any, SimpleNamespace(peers=lambda: views, known_addresses=lambda peer: ()))
-    table._connected_from = groups.get
+    table._connections = connected_from(groups.get)
     table.speakers = lambda: list(groups)  # type: ignore[method-assign]
 
     async def nothing() -> None:

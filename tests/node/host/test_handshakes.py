@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any, cast
 
 import pytest
 
 from swarmnode.node.host.tcp import Handshake, Handshakes, network_of
 from swarmnode.protocols.metrics import Metrics
+
+
+class Incoming:
+    """A connection that notes its end."""
+
+    handshake: Handshake | None = None
+
+    def __init__(self, host: str, name: str, ended: list[str]) -> None:
+        self.get_remote_address = lambda: (host, 4077)
+        self.abort = lambda: ended.append(name)
 
 
 class Waiting:
@@ -19,7 +30,7 @@ class Waiting:
         self.displaced: list[str] = []
 
     def come(self, host: str, name: str = "") -> Handshake:
-        return self.stack.enter_context(self.handshakes.place(host, lambda: self.displaced.append(name or host)))
+        return self.stack.enter_context(self.handshakes.place(cast(Any, Incoming(host, name or host, self.displaced))))
 
 
 def test_newcomers_displace_the_oldest_of_the_network_that_has_the_most() -> None:

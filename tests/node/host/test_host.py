@@ -13,12 +13,12 @@ import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
-from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 
 from swarmnode.node.host import addresses
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
-from swarmnode.node.host.stream import ProtocolRefused, agree
+from swarmnode.node.host.stream import agree
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
@@ -276,13 +276,14 @@ def test_peers_come_and_go_with_events_and_views() -> None:
 
 
 def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
-    from swarmnode.node.host.connections import EVENTS, PeerEvent, _Feed
+    from swarmnode.node.host.connections import EVENTS, Connections, PeerEvent
 
     async def main() -> None:
-        feed = _Feed()
-        for number in range(EVENTS + 10):
-            feed.put(PeerEvent(str(number), up=True))
-        assert (await feed.reader.receive()).peer == "10"
+        connections = Connections(HostAllowance())
+        with connections.watch() as events:
+            for number in range(EVENTS + 10):
+                connections._notify(PeerEvent(str(number), up=True))
+            assert (await events.receive()).peer == "10"
 
     run(main)
 
@@ -427,7 +428,7 @@ def test_providers_are_found_through_a_third_node() -> None:
 @pytest.mark.parametrize("answer", [b"", b"\xff\xff\xff\x7f", b"\x03na\n"], ids=["ends", "too long", "refuses"])
 def test_a_stream_whose_protocol_is_not_agreed_on_is_dropped(answer: bytes) -> None:
     class Other:
-        left, aborted = answer, False
+        peer, left, aborted = "other", answer, False
 
         async def send_all(self, data: bytes) -> None: ...
 
@@ -439,7 +440,7 @@ def test_a_stream_whose_protocol_is_not_agreed_on_is_dropped(answer: bytes) -> N
             self.aborted = True
 
     other: Any = Other()
-    with pytest.raises((ProtocolRefused, MuxedStreamError)):
+    with pytest.raises((ProtocolUnsupported, StreamBroken)):
         trio.run(agree, other, "/test/1")
     assert other.aborted
 

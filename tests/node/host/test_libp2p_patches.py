@@ -26,7 +26,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import HostPool, PeerShare
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.limits import ConnectionLimits
 from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
 from swarmnode.node.host.patches.yamux_session import YamuxSession
@@ -217,15 +217,17 @@ def test_stock_denied_connection_still_leaks() -> None:
 # agent versions: basic_host.keep_agent
 
 
-def test_agent_of_a_peer_is_kept_printable_and_short() -> None:
+def test_agent_of_a_peer_is_kept_printable_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: dict[str, str] = {}
 
     async def upstream(*_: Any) -> None: ...
 
+    monkeypatch.setattr(basic_host, "_update_peerstore", upstream)
+
     async def main() -> None:
         store = SimpleNamespace(put=lambda peer, key, value: stored.update({key: value}))
         message = SimpleNamespace(agent_version="swarm\x1bnode/1\n" + "x" * 1000)
-        await basic_host.keep_agent(upstream)(store, PEER, message)
+        await basic_host.keep_agent(store, PEER, message)  # type: ignore[arg-type]
 
     run(main)
     assert stored[basic_host.AGENT].startswith("swarmnode/1x")
@@ -345,7 +347,7 @@ async def overrun(muxer: Any) -> tuple[int, bool]:
                 except trio.BrokenResourceError:
                     break
         await trio.sleep(1)
-        kept = victim.share.unread if isinstance(victim, YamuxSession) else len(victim.stream_buffers[1])
+        kept = victim.allowance.unread if isinstance(victim, YamuxSession) else len(victim.stream_buffers[1])
         closed = victim.is_closed
         nursery.cancel_scope.cancel()
     return kept, closed
@@ -458,7 +460,7 @@ def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
                 await back.receive_some(100)
             assert not left._streams
             assert not right._streams
-            assert right.share.idle
+            assert right.allowance.idle
 
     run(main)
 
@@ -478,33 +480,31 @@ def test_peer_cannot_open_more_streams_than_the_limit() -> None:
 def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> None:
     async def main() -> None:
         limits = ConnectionLimits(streams=8, unread=1 << 20)
-        pool = HostPool(limits)
-        share = PeerShare(pool)
-        complaints: list[Kind] = []
+        host = HostAllowance(limits)
+        share = host.of(str(PEER))
         async with pair(YamuxSession) as (left, right, _, _), pair(YamuxSession) as (far, near, _, _):
             early = await far.open_stream()  # before it is known whose the connection is
             await early.send_all(bytes(1000))
             await trio.sleep(1)
             for session in (right, near):
                 session.move_to(share)
-                session.complain = lambda what, kind: complaints.append(kind)
             streams = [await session.open_stream() for session in (left, far) for _ in range(6)]
             await trio.sleep(1)
-            assert (share.streams, pool.streams) == (8, 8)
+            assert (share.streams, host.streams) == (8, 8)
             assert sum(stream.broken for stream in streams) == 5
-            assert complaints == [Kind.LOAD] * 5
+            assert host.violations.totals == {Kind.LOAD: 5}
             for stream in streams:
                 if not stream.broken:
                     with trio.move_on_after(1), contextlib.suppress(MuxedStreamReset):
                         await stream.send_all(bytes(yamux_session.INITIAL_WINDOW))
             await trio.sleep(1)
-            assert share.unread == pool.unread <= limits.unread
-            assert len(complaints) > 5
+            assert share.unread == host.unread <= limits.unread
+            assert host.violations.totals[Kind.LOAD] > 5
             for stream in [early, *streams]:
                 stream.abort()
             await trio.sleep(1)
             assert share.idle
-            assert (pool.unread, pool.streams) == (0, 0)
+            assert (host.unread, host.streams) == (0, 0)
 
     run(main)
 
@@ -512,29 +512,29 @@ def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> 
 def test_one_byte_pieces_count_for_what_they_cost() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _):
-            right.move_to(PeerShare(HostPool(ConnectionLimits(unread=100_000))))
+            right.move_to(HostAllowance(ConnectionLimits(unread=100_000)).of(str(PEER)))
             out, back = await open_pair(left, right)
             for _ in range(1000):
                 assert out.send_nowait(b"x")
                 await trio.sleep(0.001)
             await trio.sleep(1)
-            assert right.share.unread == 65 * 1000
+            assert right.allowance.unread == 65 * 1000
             assert await back.receive_some(1) == b"x"
-            assert right.share.unread == 65 * 999
+            assert right.allowance.unread == 65 * 999
             for _ in range(1000):
                 if not out.send_nowait(b"x"):
                     break
                 await trio.sleep(0.001)
             assert out.broken
-            assert right.share.idle
+            assert right.allowance.idle
 
     run(main)
 
 
 def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
     limits = ConnectionLimits(peers=4, unread=100, unread_in_all=160)
-    pool = HostPool(limits)
-    greedy, second, late = PeerShare(pool), PeerShare(pool), PeerShare(pool)
+    host = HostAllowance(limits)
+    greedy, second, late = map(host.of, ("greedy", "second", "late"))
     assert greedy.keep(81)
     assert not greedy.keep(1)
     assert second.keep(20)

@@ -85,7 +85,7 @@ class Lab:
         else:
             at = self.make()
             await self.start(at)
-            await self.nursery.start(RelayServer(at, admits=lambda peer: True).run)
+            await self.nursery.start(RelayServer(at, at.policy).run)
             for node in (a, b):
                 await node.connect(at.addresses[0])
             await b.relay_client.reserve(at.me)

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarmnode.node.host.allowances import Pacer
+from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import MIB, RateLimits
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits
 
@@ -16,23 +16,31 @@ RATES = RateLimits(member=0.0, stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=6
 PIECE = 64 * 1024
 
 
-def pacer(is_member: Callable[[str], bool] = lambda peer: True) -> tuple[Pacer, PeerScoring]:
+class Members(PeerPolicy):
+    def __init__(self, *members: str) -> None:
+        self._members = members
+
+    def is_member(self, peer: str) -> bool:
+        return peer in self._members
+
+
+def allowances(policy: PeerPolicy | None = None) -> tuple[HostAllowance, PeerScoring]:
     scoring = PeerScoring(ScoringLimits())
-    return Pacer(RATES, scoring, is_member), scoring
+    return HostAllowance(rates=RATES, scoring=scoring, policy=policy), scoring
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def seconds(pacer: Pacer, *peers: str, size: int = 4 * MIB) -> float:
+async def seconds(host: HostAllowance, *peers: str, size: int = 4 * MIB) -> float:
     """How long it takes until `size` bytes of each peer were read."""
     began = trio.current_time()
 
     async def read(peer: str) -> None:
-        pace = pacer.of(peer)
+        allowance = host.of(peer)
         for _ in range(size // PIECE):
-            await pace.received(PIECE)
+            await allowance.received(PIECE)
 
     async with trio.open_nursery() as nursery:
         for peer in peers:
@@ -42,51 +50,51 @@ async def seconds(pacer: Pacer, *peers: str, size: int = 4 * MIB) -> float:
 
 def test_members_wait_for_nothing_and_strangers_go_at_their_rate() -> None:
     async def main() -> None:
-        paces, _ = pacer()
-        assert await seconds(paces, "anybody") == 0.0
-        paces, _ = pacer(lambda peer: peer == "member")
-        assert await seconds(paces, "member") == 0.0
-        assert all(paces.of("member").send_now(MIB) for _ in range(100))
-        assert paces.of("stranger").send_now(1000)
-        assert not paces.of("stranger").send_now(MIB)
-        assert await seconds(paces, "stranger") == pytest.approx(4.0, rel=0.1)
+        host, _ = allowances()
+        assert await seconds(host, "anybody") == 0.0
+        host, _ = allowances(Members("member"))
+        assert await seconds(host, "member") == 0.0
+        assert all(host.of("member").send_now(MIB) for _ in range(100))
+        assert host.of("stranger").send_now(1000)
+        assert not host.of("stranger").send_now(MIB)
+        assert await seconds(host, "stranger") == pytest.approx(4.0, rel=0.1)
 
     run(main)
 
 
 def test_all_strangers_together_have_a_rate_and_no_member_waits_for_it() -> None:
     async def main() -> None:
-        paces, _ = pacer(lambda peer: peer == "member")
+        host, _ = allowances(Members("member"))
         strangers = [f"stranger {number}" for number in range(6)]
         async with trio.open_nursery() as nursery:
 
             async def flood() -> None:
-                assert await seconds(paces, *strangers) == pytest.approx(6 * 4 / 1.5, rel=0.1)
+                assert await seconds(host, *strangers) == pytest.approx(6 * 4 / 1.5, rel=0.1)
 
             nursery.start_soon(flood)
             await trio.sleep(1)
-            assert await seconds(paces, "member") == 0.0
+            assert await seconds(host, "member") == 0.0
 
     run(main)
 
 
 def test_two_connections_of_a_stranger_are_no_faster_than_one() -> None:
     async def main() -> None:
-        paces, _ = pacer(lambda peer: False)
-        assert await seconds(paces, "stranger", "stranger") == pytest.approx(8.0, rel=0.1)
+        host, _ = allowances(Members())
+        assert await seconds(host, "stranger", "stranger") == pytest.approx(8.0, rel=0.1)
 
     run(main)
 
 
 def test_a_slowed_member_is_read_slowly_until_it_is_forgiven() -> None:
     async def main() -> None:
-        paces, scoring = pacer()
+        host, scoring = allowances()
         scoring.offended("member", "a lie", Kind.LIE)
         scoring.offended("member", "a lie", Kind.LIE)
-        assert not paces.of("member").send_now(PIECE)
-        assert await seconds(paces, "other") == 0.0
-        assert await seconds(paces, "member", size=20 * PIECE) == pytest.approx(20.0, rel=0.1)
+        assert not host.of("member").send_now(PIECE)
+        assert await seconds(host, "other") == 0.0
+        assert await seconds(host, "member", size=20 * PIECE) == pytest.approx(20.0, rel=0.1)
         await trio.sleep(2 * ScoringLimits().half_life)
-        assert await seconds(paces, "member") == 0.0
+        assert await seconds(host, "member") == 0.0
 
     run(main)

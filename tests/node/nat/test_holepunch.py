@@ -262,7 +262,7 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
                 at, a, b = real(), real(), real()
                 for network in (at, a, b):
                     await nursery.start(network.run)
-                await nursery.start(RelayServer(at, admits=lambda peer: True).run)
+                await nursery.start(RelayServer(at, at.policy).run)
                 punchers = [HolePuncher(n, lambda n=n: n.own_addresses) for n in (a, b)]
                 for network in (a, b):
                     await network.connect(at.addresses[0])

@@ -149,7 +149,7 @@ def test_a_connection_that_breaks_the_multiplexers_rules_counts_against_its_peer
             await peer.network.connect(host.network.addresses[0])
             session = peer.network.connections.of(host.me)[0].session
             session.answer(b"\x07" * 12)  # no such version
-            await until(lambda: host.network.connections.violations.count(peer.me) == 1)
+            await until(lambda: host.network._allowance.violations.count(peer.me) == 1)
             nursery.cancel_scope.cancel()
 
     trio.run(main)

@@ -71,7 +71,7 @@ async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
         async with trio.open_nursery() as nursery:
             at = network()
             await nursery.start(at.run)
-            relay = RelayServer(at, admits=lambda peer: True, limits=RelayLimits(**limits))
+            relay = RelayServer(at, at.policy, RelayLimits(**limits))
             await nursery.start(relay.run)
             ends = []
             for _ in range(2):

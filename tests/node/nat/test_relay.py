@@ -14,6 +14,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
 
+from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
@@ -36,10 +37,17 @@ class End:
     circuits: RelayClient
 
 
-def network(**told: Any) -> Libp2pNetwork:
+@dataclass
+class Policy(PeerPolicy):
+    relays_for: Any = lambda peer: True
+    standing: Any = lambda peer: 1.0
+    carried: Any = lambda relay, size: None
+
+
+def network(policy: PeerPolicy | None = None) -> Libp2pNetwork:
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)), **told)
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)), policy)
 
 
 @asynccontextmanager
@@ -55,13 +63,12 @@ async def relayed(
         async with trio.open_nursery() as nursery:
             at = network()
             await nursery.start(at.run)
-            relay = RelayServer(at, admits=admits, standing=standing, limits=RelayLimits(**limits))
+            relay = RelayServer(at, Policy(relays_for=admits, standing=standing), RelayLimits(**limits))
             await nursery.start(relay.run)
             behind = []
             for number in range(ends):
-                end = network(
-                    carried=lambda where, size, number=number: carried(behind[number].network.me, where, size)
-                )
+                told = lambda where, size, number=number: carried(behind[number].network.me, where, size)  # noqa: E731
+                end = network(Policy(carried=told))
                 await nursery.start(end.run)
                 end.serve(ECHO, echo)
                 await end.connect(at.addresses[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -10,6 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
+from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.nat.relay import (
     DRAW_FROM,
     HOP,
@@ -50,7 +50,7 @@ class Client(RelayClient):
     """Gets places at relays, or does not."""
 
     def __init__(self, network: Behind, names: dict[PeerId, str]) -> None:
-        super().__init__(cast(Any, network), cast(Any, None), now=trio.current_time, rng=random.Random(7))
+        super().__init__(cast(Any, network), cast(Any, None), PeerPolicy())
         self._names = names
         self.asked: list[tuple[float, str]] = []  # when, which
         self.refuse: set[str] = set()
@@ -145,7 +145,7 @@ def test_a_dead_relay_is_replaced_within_ten_seconds_though_the_next_one_is_sile
     async def main() -> None:
         for seed in range(6):  # whichever is drawn first
             async with private(4) as lab:
-                lab.relays._rng.seed(seed)
+                lab.relays._random.seed(seed)
                 lab.hop = {"r0", "r1"}
                 await trio.sleep(1)
                 lab.hop, lab.relays.silent = {"r0", "r1", "r2", "r3"}, {"r2"}
@@ -254,7 +254,7 @@ def test_nodes_spread_over_the_nearest_relays_and_leave_far_ones_alone() -> None
         drawn: set[str] = set()
         for seed in range(12):
             async with private(DRAW_FROM + 3) as lab:
-                lab.relays._rng.seed(seed)
+                lab.relays._random.seed(seed)
                 lab.rtts = {f"r{number}": 0.01 * (number + 1) for number in range(DRAW_FROM + 3)}
                 await trio.sleep(1)
                 drawn |= lab.held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 import trio
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
+from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import traversal
@@ -32,7 +32,7 @@ class Client(RelayClient):
 
     def __init__(self, network: FakeNetwork) -> None:
         self.fake = network
-        super().__init__(cast(Any, network), cast(Any, None))
+        super().__init__(cast(Any, network), cast(Any, None), network.policy)
 
     async def reserve(self, relay: PeerId) -> Reservation:
         if relay not in self.fake.hosts:
@@ -45,6 +45,7 @@ class FakeNetwork:
     """What the traversal uses of a host: peers at addresses of their own, and what is announced."""
 
     me = ME
+    policy = PeerPolicy()
 
     def __init__(self) -> None:
         self.swarm = self
@@ -160,9 +161,7 @@ class Lab:
     def __init__(self) -> None:
         self.network = FakeNetwork()
         network: Any = self.network
-        self.nat = NatTraversal(
-            network, admits=lambda peer: True, limits=RelayLimits(), upnp=False, rng=random.Random(3)
-        )
+        self.nat = NatTraversal(network, limits=RelayLimits(), upnp=False)
         self.helpers: Helpers = self.nat._autonat  # type: ignore[assignment]
 
     @property

@@ -26,6 +26,8 @@ class Routers:
         self.lies: dict[str, list[str]] = {}
         self.known = {peer: peers[(number + 1) % 7 :: 7] for number, peer in enumerate(peers)}
 
+    enough = False
+
     async def ask(self, peer: str) -> list[str] | None:
         self.asked.append(peer)
         await trio.sleep(0.02)
@@ -39,7 +41,7 @@ class Routers:
 def look_up(routers: Routers, first_hand: list[str]) -> tuple[list[str], float]:
     async def main() -> tuple[list[str], float]:
         started = trio.current_time()
-        return await lookup(KEY, first_hand, routers.ask, me="me"), trio.current_time() - started
+        return await lookup(KEY, first_hand, routers, me="me"), trio.current_time() - started
 
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
