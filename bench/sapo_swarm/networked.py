@@ -26,7 +26,7 @@ import trio
 
 from sapo_swarm.inprocess import InProcess
 from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
-from swarmnode.cli.local.swarm import LocalSwarm, SwarmSettings
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm
 from swarmnode.node.control.client import ControlClient
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.trainee import DigitsRL
@@ -88,7 +88,7 @@ def over_processes(arm: Arm, seed: int, say: Say) -> tuple[Outcome, dict[str, fl
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder) / "run.toml"
         run_file.write_text(to_toml(parse_runspec(_tables(arm, seed), source="bench")), encoding="utf-8")
-        with LocalSwarm(SwarmSettings(NODES, arm.rounds, 1, run_file, Path(folder))) as swarm:
+        with LocalSwarm(LocalOptions(NODES, arm.rounds), Path(folder)) as swarm:
             for _ in swarm.start():
                 pass
             watch = _Watch([(node.data_dir, node.pid or 0) for node in swarm.nodes])

@@ -143,14 +143,11 @@ class Onlooker:
     def __init__(self, attack: Attack, nodes: Sequence[NodeProcess]) -> None:
         self.attack = attack
         self._nodes = nodes
-        self.tallies = [WorkTally() for _ in nodes]
+        self._honest = [node for node in nodes if not node.lie]
+        self._liars = [node for node in nodes if node.lie]
         self._rounds: set[int] = set()
-        self.by_rollouts = False
-        self.lies: list[tuple[int, int]] = []  # by round, how many of the liars' contributions counted
-
-    @property
-    def honest(self) -> list[NodeProcess]:
-        return [node for node in self._nodes if not node.lie]
+        self._by_rollouts = False
+        self._last_lie: int | None = None  # the last round in which a liar's contribution counted
 
     def saw(self, node: NodeProcess, event: Mapping[str, Any]) -> None:
         """Take in a `round` event. The first honest node's of a round counts; asks for scores then."""
@@ -158,93 +155,83 @@ class Onlooker:
         if node.lie or not isinstance(number, int) or number in self._rounds:
             return
         self._rounds.add(number)
-        self.by_rollouts = "learned" in event
-        if not self.by_rollouts:
-            self._tally(number, event)
-        self.ask()
-
-    def _tally(self, number: int, event: Mapping[str, Any]) -> None:
-        verdicts, counted = event.get("verdicts") or {}, set(event.get("counted") or ())
-        lies = 0
-        for node, tally in zip(self._nodes, self.tallies, strict=True):
-            peer = _peer_of(node)
-            verdict = str(verdicts.get(peer, ACCEPTED if peer in counted else ""))
-            tally.last = verdict or "nothing"
-            if verdict == ACCEPTED:
-                tally.accepted += 1
-                lies += bool(node.lie)
-            elif verdict:
-                tally.refused[verdict] += 1
-        self.lies.append((number, lies))
-
-    def ask(self) -> None:
-        """Ask the honest nodes how they score everybody."""
-        said = [answer for node in self.honest if node.alive and not node.frozen and (answer := _ask(node, "scores"))]
-        for node, tally in zip(self._nodes, self.tallies, strict=True):
-            lines = [line for answer in said for line in answer["peers"] if line["peer_id"] == _peer_of(node)]
-            others = [line for line in lines if not line["me"]]
-            if others:
-                tally.score = median(line["score"] for line in others)
-                tally.weight = median(line["weight"] for line in others)
-        if self.by_rollouts:
+        self._by_rollouts = "learned" in event
+        if not self._by_rollouts:
+            self._count(number, event)
+        self._ask_scores()
+        if self._by_rollouts:
             self._ask_pools()
 
+    def _count(self, number: int, event: Mapping[str, Any]) -> None:
+        verdicts, counted = event.get("verdicts") or {}, set(event.get("counted") or ())
+        for node in self._nodes:
+            verdict = str(verdicts.get(node.peer_id, ACCEPTED if node.peer_id in counted else ""))
+            node.tally.last = verdict or "nothing"
+            if verdict == ACCEPTED:
+                node.tally.accepted += 1
+                self._last_lie = number if node.lie else self._last_lie
+            elif verdict:
+                node.tally.refused[verdict] += 1
+
+    def _ask_scores(self) -> None:
+        """Ask the honest nodes how they score everybody."""
+        told = [answer for node in self._honest if not node.frozen and (answer := _ask(node, "scores"))]
+        for node in self._nodes:
+            lines = [line for answer in told for line in answer["peers"] if line["peer_id"] == node.peer_id]
+            others = [line for line in lines if not line["me"]]
+            if others:
+                node.tally.score = median(line["score"] for line in others)
+                node.tally.weight = median(line["weight"] for line in others)
+
     def _ask_pools(self) -> None:
-        pools = [answer for node in self.honest if node.alive and (answer := _ask(node, "rollouts_pool"))]
-        for node, tally in zip(self._nodes, self.tallies, strict=True):
-            of_it = [one for pool in pools for one in pool["authors"] if one["author"] == _peer_of(node)]
-            tally.accepted = sum(one["came"] for one in of_it)
-            tally.refused = sum((Counter(one["refused"]) for one in of_it), Counter())
-            tally.last = max(tally.refused, key=lambda reason: tally.refused[reason], default=ACCEPTED)
+        """Ask the honest nodes whose groups they took and turned down."""
+        pools = [answer for node in self._honest if (answer := _ask(node, "rollouts_pool"))]
+        for node in self._nodes:
+            of_it = [one for pool in pools for one in pool["authors"] if one["author"] == node.peer_id]
+            refused = sum((Counter(one["refused"]) for one in of_it), Counter())
+            node.tally.accepted, node.tally.refused = sum(one["came"] for one in of_it), refused
+            node.tally.last = max(refused, key=lambda reason: refused[reason], default=ACCEPTED)
 
     def summary(self) -> dict[str, Any]:
         """What came of the attack, for `--json`."""
         return {
             "attack": self.attack.lie,
             "liars": self.attack.liars,
-            "lies_accepted": sum(t.accepted for n, t in self._pairs() if n.lie),
-            "lies_refused": sum(t.refused.total() for n, t in self._pairs() if n.lie),
-            "honest_accepted": sum(t.accepted for n, t in self._pairs() if not n.lie),
-            "honest_refused": sum(t.refused.total() for n, t in self._pairs() if not n.lie),
-            "last_round_with_a_lie": max((number for number, lies in self.lies if lies), default=None),
+            "lies_accepted": sum(node.tally.accepted for node in self._liars),
+            "lies_refused": sum(node.tally.refused.total() for node in self._liars),
+            "honest_accepted": sum(node.tally.accepted for node in self._honest),
+            "honest_refused": sum(node.tally.refused.total() for node in self._honest),
+            "last_round_with_a_lie": self._last_lie,
             "nodes": [
                 {
                     "node": node.label,
-                    "peer_id": _peer_of(node),
+                    "peer_id": node.peer_id,
                     "lie": node.lie or None,
-                    "accepted": tally.accepted,
-                    "refused": dict(tally.refused),
-                    "score": tally.score,
-                    "weight": tally.weight,
+                    "accepted": node.tally.accepted,
+                    "refused": dict(node.tally.refused),
+                    "score": node.tally.score,
+                    "weight": node.tally.weight,
                 }
-                for node, tally in self._pairs()
+                for node in self._nodes
             ],
         }
 
     def words(self, undefended: bool) -> list[str]:
         """The same, for people."""
         told = self.summary()
-        what = "groups" if self.by_rollouts else "contributions"
+        what = "groups" if self._by_rollouts else "contributions"
         lines = [
             f"{self.attack.liars} of {len(self._nodes)} nodes lied ({self.attack.lie}: {LIES[self.attack.lie].told})",
             f"of the liars' {what} {told['lies_accepted']} were accepted and {told['lies_refused']} refused; "
             f"of honest nodes' {told['honest_accepted']} and {told['honest_refused']}",
         ]
-        for node, tally in self._pairs():
-            if node.lie:
-                why = ", ".join(f"{count} × {reason}" for reason, count in tally.refused.most_common(3))
-                score = "no score" if tally.score is None else f"score {tally.score:.2f}"
-                lines.append(f"node {node.label}: {score}" + (f"; refused: {why}" if why else ""))
+        for node in self._liars:
+            why = ", ".join(f"{count} × {reason}" for reason, count in node.tally.refused.most_common(3))
+            score = "no score" if node.tally.score is None else f"score {node.tally.score:.2f}"
+            lines.append(f"node {node.label}: {score}" + (f"; refused: {why}" if why else ""))
         if undefended:
             lines.append("this run believes its members: nothing in it refuses a lie (run.trust = open does)")
         return lines
-
-    def _pairs(self) -> list[tuple[NodeProcess, WorkTally]]:
-        return list(zip(self._nodes, self.tallies, strict=True))
-
-
-def _peer_of(node: NodeProcess) -> str:
-    return str((node.ready or {}).get("peer_id", ""))
 
 
 def _ask(node: NodeProcess, method: str) -> dict[str, Any] | None:

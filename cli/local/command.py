@@ -42,7 +42,8 @@ def local(
     With --attack some of them lie, in a run of its own that is thrown away: without RUN.toml it is an open one.
     """
     from swarmnode.cli.local.attack import AttackError, listing, parse_attack
-    from swarmnode.cli.local.run import LocalOptions, run_local
+    from swarmnode.cli.local.run import run_local
+    from swarmnode.cli.local.swarm import LocalOptions
 
     if attack == "help":
         print(listing())

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from swarmnode.cli.local.swarm import RoundReport
+from swarmnode.cli.local.swarm import NodeProcess, RoundReport
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,10 @@ def curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, float], 
     are; or the reward of own answers, in a run by rollouts, where each has a policy of its own.
     """
     measured: defaultdict[int, list[float]] = defaultdict(list)
-    rewarded = by_rollouts(reports)
     for node in reports:
         for report in node:
-            value = report.reward if rewarded else report.loss
-            if value is not None:
-                measured[report.round].append(value)
+            if report.measured is not None:
+                measured[report.round].append(report.measured)
     return tuple((number, fmean(measured[number])) for number in sorted(measured))
 
 
@@ -142,25 +140,15 @@ def strict_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class NodeFacts:
-    """One node as the report lists it."""
-
-    label: str
-    peer_id: str
-    state: str  # at the end of the run
-    reports: tuple[RoundReport, ...]
-
-
-@dataclass(frozen=True)
 class Results:
     """All that a report shows. `solo` are the rounds of the node alone, empty when there was none."""
 
     run: str  # name of the run
     run_id: str
     summary: Summary
-    nodes: tuple[NodeFacts, ...]
-    solo: tuple[RoundReport, ...] = ()
-    notes: tuple[str, ...] = ()
+    nodes: Sequence[NodeProcess]
+    solo: Sequence[RoundReport] = ()
+    notes: Sequence[str] = ()
 
 
 def write_report(folder: Path, results: Results) -> bool:
@@ -288,15 +276,14 @@ def _common(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _node_cells(node: NodeFacts) -> tuple[str, ...]:
-    last = node.reports[-1] if node.reports else None
-    measured = None if last is None else last.loss if last.reward is None else last.reward
+def _node_cells(node: NodeProcess) -> tuple[str, ...]:
+    last = node.last
     return (
         node.label,
         node.peer_id,
         node.state,
         str(len(node.reports)),
-        "–" if measured is None else f"{measured:.4f}",
+        "–" if last is None or last.measured is None else f"{last.measured:.4f}",
         "–" if last is None or last.state_hash is None else last.state_hash[:16],
         f"{sum(report.bytes_in for report in node.reports) / 1e6:.2f} MB",
         f"{sum(report.bytes_out for report in node.reports) / 1e6:.2f} MB",

@@ -16,9 +16,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,10 +27,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from swarmnode.cli.local.attack import Attack, Onlooker, make_identities, under_attack
+from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import (
-    NodeFacts,
     Results,
+    Summary,
     by_rollouts,
     curve,
     figures,
@@ -38,8 +38,8 @@ from swarmnode.cli.local.report import (
     summarize,
     write_report,
 )
-from swarmnode.cli.local.swarm import AllNodesDied, LocalSwarm, NodeProcess, StartFailed, SwarmSettings
-from swarmnode.cli.local.view import Lines, snapshot, view_for
+from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
+from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.node import exitcodes
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.options import SettingError
@@ -47,39 +47,9 @@ from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_
 
 EVALUATION_LIMIT = 300.0  # s for the thorough held-out loss, on one thread beside other nodes
 
-Measure = Callable[[Path], float]  # data directory of a running node -> held-out loss in bits per byte
-Emit = Callable[[dict[str, Any]], None]
-
 
 class NotMeasured(Exception):
     """A node could not be asked for the held-out loss, or did not answer with a number."""
-
-
-@dataclass(frozen=True)
-class LocalOptions:
-    """The command line of `swarmnode local`."""
-
-    nodes: int
-    rounds: int
-    run_file: Path | None = None  # None is the built-in byte-lm run
-    solo: bool = False
-    json: bool = False
-    threads: int = 1
-    report: Path = Path("report")
-    keep: bool = False
-    data_dir: Path | None = None  # None is a temporary folder, removed at the end
-    attack: Attack | None = None  # by the last nodes
-
-
-@dataclass
-class Ending:
-    """How the training ended; filled in as it goes, so that an interruption leaves what was reached."""
-
-    code: int = exitcodes.OK
-    heldout: float | None = None
-    solo: float | None = None
-    notes: list[str] = field(default_factory=list)
-    failure: str | None = None  # why there is nothing to summarize
 
 
 def ask_for_heldout_loss(data_dir: Path) -> float:
@@ -94,11 +64,9 @@ def ask_for_heldout_loss(data_dir: Path) -> float:
         raise NotMeasured(str(error)) from error
 
 
-def run_local(
-    options: LocalOptions, *, command: Sequence[str] | None = None, measure: Measure = ask_for_heldout_loss
-) -> int:
-    """Do what `options` say; returns the exit code. `command` replaces the daemon's program, `measure` the question for
-    the held-out loss. To be called from the main thread: of Ctrl-C, and because the nodes die with it."""
+def run_local(options: LocalOptions) -> int:
+    """Do what `options` say; returns the exit code. To be called from the main thread: of Ctrl-C, and because the nodes
+    die with it."""
     began = time.monotonic()
     console = Console(stderr=options.json)
     try:
@@ -113,47 +81,57 @@ def run_local(
     except OSError as error:
         return _complain(f"{error.filename} cannot be written: {error.strerror}; name another folder", exitcodes.ERROR)
 
-    settings = SwarmSettings(options.nodes, options.rounds, options.threads, folder / "run.toml", folder)
-    if options.attack is not None:
-        settings = replace(settings, lie=options.attack.lie, liars=options.attack.liars)
-    swarm = LocalSwarm(settings, command=command)
-    lone = LocalSwarm(replace(settings, nodes=1, name="solo"), command=command)
+    swarm = LocalSwarm(options, folder)
+    lone = LocalSwarm(replace(options, nodes=1, attack=None), folder, name="solo")
     onlooker = Onlooker(options.attack, swarm.nodes) if options.attack is not None else None
-    ending = Ending()
+    code = exitcodes.OK
+    failure: str | None = None  # why there is nothing to summarize
+    heldout: float | None = None
+    solo: float | None = None
     with _sigterm_like_ctrl_c(), view_for(console) as view:
         try:
-            ending.heldout = _train(swarm, view, ending, measure, _emit if options.json else _ignore, onlooker)
+            heldout = _train(swarm, view, onlooker, emits=options.json)
             if options.solo:
-                ending.solo = _train(lone, view, ending, measure, _ignore)
+                solo = _train(lone, view)
         except KeyboardInterrupt:
-            ending.code = exitcodes.FORCED
-            _remark(view, ending, "stopped before the end; the losses are those of the last round")
+            code = exitcodes.FORCED
+            view.remark("stopped before the end; the losses are those of the last round")
         except (StartFailed, AllNodesDied) as error:
-            ending.code = exitcodes.ERROR
-            if ending.heldout is None:
-                ending.failure = str(error)
+            code = exitcodes.ERROR
+            if heldout is None:
+                failure = str(error)
             else:
-                _remark(view, ending, f"the node alone failed, so there is nothing to compare with: {error}")
-        if ending.failure is None:
+                view.remark(f"the node alone failed, so there is nothing to compare with: {error}")
+        if failure is None:
             view.phase("writing the report")
-            results = _results(spec, swarm, lone, ending, time.monotonic() - began)
-            page = _write_report(options.report, results, view, ending)
+            summary = summarize(
+                swarm.reports,
+                parameters=swarm.parameters,
+                heldout=_last_loss(swarm) if heldout is None else heldout,
+                solo=_last_loss(lone) if solo is None else solo,
+                seconds=time.monotonic() - began,
+                by_rollouts=not spec.needs_data,
+            )
+            ready = [node.ready for node in swarm.nodes if node.ready is not None]
+            run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
+            results = Results(spec.run.name, run_id, summary, swarm.nodes, lone.nodes[0].reports, view.remarks)
+            page = _write_report(options.report, results, view)
+            code = code or (exitcodes.OK if page is not None else exitcodes.ERROR)
 
-    if ending.failure is not None:
-        _complain(ending.failure, ending.code)
+    if failure is not None:
+        _complain(failure, code)
     else:
-        _show(console, results, page)
+        _show(console, summary, page)
         if onlooker is not None:
             for line in onlooker.words(undefended=spec.exchange.method == "diloco"):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
         if options.json:
-            attacked = {} if onlooker is None else {"attack": onlooker.summary()}
-            _emit({**results.summary.event(), **attacked})
-    if options.keep or options.data_dir is not None or ending.code == exitcodes.ERROR:
+            _emit({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
+    if options.keep or options.data_dir is not None or code == exitcodes.ERROR:
         console.print(f"data directories and logs of the nodes: {folder}", highlight=False, soft_wrap=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # the figures are shown already; what cannot be deleted stays
-    return ending.code
+    return code
 
 
 def _runspec(run_file: Path | None, *, attacked: bool) -> RunSpec:
@@ -173,39 +151,32 @@ def _folder(options: LocalOptions) -> Path:
     return Path(tempfile.mkdtemp(prefix="swarmnode-local-", dir=state)).resolve()
 
 
-def _train(
-    swarm: LocalSwarm,
-    view: Lines,
-    ending: Ending,
-    measure: Measure,
-    emit: Emit,
-    onlooker: Onlooker | None = None,
-) -> float | None:
+def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, emits: bool = False) -> float | None:
     """Run one swarm from start to stop; returns its held-out loss. Raises StartFailed, AllNodesDied."""
-    alone = len(swarm.nodes) == 1
-    who = "one node alone" if alone else f"{len(swarm.nodes)} nodes"
+    who = "one node alone" if len(swarm.nodes) == 1 else f"{len(swarm.nodes)} nodes"
     with swarm:
         view.phase(f"starting {who}")
-        view.show(snapshot(swarm))
+        view.show(swarm)
         for _ in swarm.start():
-            view.show(snapshot(swarm))
-        for index, node in enumerate(swarm.nodes):
-            emit(_node_event(index, node))
+            view.show(swarm)
+        if emits:
+            for index, node in enumerate(swarm.nodes):
+                _emit(_node_event(index, node))
         view.phase(f"training with {who}")
         for arrived in swarm.watch():
             if arrived is not None and onlooker is not None and arrived[1]["event"] == "round":
                 onlooker.saw(*arrived)
-            view.show(snapshot(swarm, onlooker))
+            view.show(swarm)
             if arrived is not None:
                 node, event = arrived
-                if event["event"] == "round":
-                    emit({"event": "round", "node": swarm.nodes.index(node), **event})
+                if event["event"] == "round" and emits:
+                    _emit({"event": "round", "node": swarm.nodes.index(node), **event})
                 elif event["event"] == "warning":
-                    _remark(view, ending, f"node {node.label}: {event.get('message')}")
+                    view.remark(f"node {node.label}: {event.get('message')}")
                 elif event["event"] == "caught_up":
-                    _remark(view, ending, f"node {node.label} caught up at round {event.get('round')}")
+                    view.remark(f"node {node.label} caught up at round {event.get('round')}")
         view.phase("measuring the reward" if by_rollouts(swarm.reports) else "measuring the held-out loss")
-        heldout = _heldout_loss(swarm, view, ending, measure)
+        heldout = _heldout_loss(swarm, view)
         view.phase("stopping the nodes")
     view.settle()
     return heldout
@@ -225,7 +196,7 @@ def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:
     }
 
 
-def _heldout_loss(swarm: LocalSwarm, view: Lines, ending: Ending, measure: Measure) -> float | None:
+def _heldout_loss(swarm: LocalSwarm, view: Lines) -> float | None:
     """Measured by the first node that answers; all hold the same parameters. Else the loss of the last round.
 
     In a run by rollouts, where each has a policy of its own: the mean reward of all who answer.
@@ -236,13 +207,13 @@ def _heldout_loss(swarm: LocalSwarm, view: Lines, ending: Ending, measure: Measu
     for node in swarm.survivors():
         if not found or rewarded:
             try:
-                found.append(measure(node.data_dir))
+                found.append(ask_for_heldout_loss(node.data_dir))
             except NotMeasured as error:
-                _remark(view, ending, f"node {node.label} could not measure {what}: {error}")
+                view.remark(f"node {node.label} could not measure {what}: {error}")
     if found:
         return fmean(found)
     instead = "that of the answers" if rewarded else "the shorter measurement"
-    _remark(view, ending, f"no node measured {what}; the figure is {instead} of the last round")
+    view.remark(f"no node measured {what}; the figure is {instead} of the last round")
     return _last_loss(swarm)
 
 
@@ -251,54 +222,25 @@ def _last_loss(swarm: LocalSwarm) -> float | None:
     return measured[-1][1] if measured else None
 
 
-def _results(spec: RunSpec, swarm: LocalSwarm, lone: LocalSwarm, ending: Ending, seconds: float) -> Results:
-    ready = [node.ready for node in swarm.nodes if node.ready is not None]
-    return Results(
-        run=spec.run.name,
-        run_id=next((str(said["run_id"]) for said in ready if said.get("run_id")), "not known"),
-        summary=summarize(
-            swarm.reports,
-            parameters=swarm.parameters,
-            heldout=_last_loss(swarm) if ending.heldout is None else ending.heldout,
-            solo=_last_loss(lone) if ending.solo is None else ending.solo,
-            seconds=seconds,
-            by_rollouts=not spec.needs_data,
-        ),
-        nodes=tuple(
-            NodeFacts(node.label, str((node.ready or {}).get("peer_id", "")), node.state, tuple(node.reports))
-            for node in swarm.nodes
-        ),
-        solo=tuple(lone.nodes[0].reports),
-        notes=tuple(ending.notes),
-    )
-
-
-def _write_report(folder: Path, results: Results, view: Lines, ending: Ending) -> Path | None:
+def _write_report(folder: Path, results: Results, view: Lines) -> Path | None:
     """The report's page; None where it could not be written."""
     try:
         if not write_report(folder, results):
-            _remark(view, ending, "the report has no picture: pip install matplotlib")
+            view.remark("the report has no picture: pip install matplotlib")
     except OSError as error:
-        _remark(view, ending, f"the report could not be written: {error}")
-        ending.code = ending.code or exitcodes.ERROR
+        view.remark(f"the report could not be written: {error}")
         return None
     return folder / "index.html"
 
 
-def _show(console: Console, results: Results, page: Path | None) -> None:
+def _show(console: Console, summary: Summary, page: Path | None) -> None:
     """The summary for people."""
     shown = Table.grid(padding=(0, 2))
-    for name, value in figures(results.summary):
+    for name, value in figures(summary):
         shown.add_row(name, value)
     if page is not None:
         shown.add_row("report", str(page))
     console.print(shown)
-
-
-def _remark(view: Lines, ending: Ending, text: str) -> None:
-    """Say it now and in the report."""
-    ending.notes.append(text)
-    view.note(text)
 
 
 def _complain(message: str, code: int) -> int:
@@ -308,10 +250,6 @@ def _complain(message: str, code: int) -> int:
 
 def _emit(event: dict[str, Any]) -> None:
     print(json.dumps(strict_json(event), allow_nan=False), flush=True)
-
-
-def _ignore(event: dict[str, Any]) -> None:
-    """For a swarm whose events nobody reads."""
 
 
 @contextmanager

@@ -24,8 +24,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import IO, Any
 
+from swarmnode.cli.local.attack import Attack, WorkTally
+
+NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
+LIAR = (sys.executable, "-m", "swarmnode.testing.adversary")  # which only a swarm like this one starts
 TICK = 0.25  # s; how often the state of the processes is looked at when no event comes
 START_LIMIT = 180.0  # s until a node must be ready: importing torch in many processes on few cores is slow
 FROZEN_PATIENCE = 4.0  # s; a stopped process may stay stopped for ever
@@ -39,6 +44,7 @@ mdns = false
 threads = {threads}
 join = [{join}]
 """
+RECENT = 5  # rounds that the time left is estimated from
 LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
 
 # Settings in the environment that would tie a local swarm to other nodes, or keep its nodes from training.
@@ -85,6 +91,11 @@ class RoundReport:
     reward: float | None = None  # 0 to 1
     learned_from: int = 0  # peers
 
+    @property
+    def measured(self) -> float | None:
+        """The loss, or the reward in a run by rollouts."""
+        return self.loss if self.reward is None else self.reward
+
 
 def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
     """The record of a node's `round` event. Raises ValueError when the event names no round."""
@@ -115,17 +126,19 @@ def _amount(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class SwarmSettings:
-    """What to start. Node i lives in `folder/node-i`; its log is `folder/node-i.log`."""
+class LocalOptions:
+    """The command line of `swarmnode local`."""
 
     nodes: int
     rounds: int
-    threads: int  # of each trainer
-    run_file: Path
-    folder: Path
-    lie: str = ""  # what the last nodes tell; see testing/adversary
-    liars: int = 0
-    name: str = "node"  # first part of the data directories' names, so that a second swarm may share the folder
+    run_file: Path | None = None  # None is the built-in byte-lm run
+    solo: bool = False
+    json: bool = False
+    threads: int = 1  # of each trainer
+    report: Path = Path("report")
+    keep: bool = False
+    data_dir: Path | None = None  # None is a temporary folder, removed at the end
+    attack: Attack | None = None  # by the last nodes
 
 
 class NodeProcess:
@@ -143,7 +156,17 @@ class NodeProcess:
         self.frozen = False
         self.thawed_at: float | None = None
         self.last_event_at = 0.0
+        self.tally = WorkTally()  # what honest nodes make of its work, where some lie
         self.state_at_end: str | None = None  # set when the swarm is stopped; what ends a node then is no death
+
+    @property
+    def peer_id(self) -> str:
+        """Empty until it is ready."""
+        return str((self.ready or {}).get("peer_id", ""))
+
+    @property
+    def last(self) -> RoundReport | None:
+        return self.reports[-1] if self.reports else None
 
     @property
     def pid(self) -> int | None:
@@ -224,18 +247,21 @@ def is_stopped(pid: int | None) -> bool:
 class LocalSwarm:
     """N daemons on loopback. Use as `with LocalSwarm(…) as swarm: swarm.start(); for event in swarm.watch(): …`."""
 
-    def __init__(self, settings: SwarmSettings, *, command: Sequence[str] | None = None) -> None:
-        self.settings = settings
+    def __init__(self, options: LocalOptions, folder: Path, *, name: str = "node") -> None:
+        """Node i lives in `folder/NAME-i`, its log is `folder/NAME-i.log`; all train the run of `folder/run.toml`."""
+        self.options = options
+        self._run_file = folder / "run.toml"
+        honest = options.nodes - (options.attack.liars if options.attack is not None else 0)
+        lie = options.attack.lie if options.attack is not None else ""
         self.nodes = [
             NodeProcess(
-                str(index) if settings.name == "node" else settings.name,
-                settings.folder / f"{settings.name}-{index}",
-                settings.folder / f"{settings.name}-{index}.log",
-                settings.lie if index >= settings.nodes - settings.liars else "",
+                str(index) if name == "node" else name,
+                folder / f"{name}-{index}",
+                folder / f"{name}-{index}.log",
+                lie if index >= honest else "",
             )
-            for index in range(settings.nodes)
+            for index in range(options.nodes)
         ]
-        self._command = tuple(command or (sys.executable, "-m", "swarmnode"))  # independent of PATH
         self._events: queue.Queue[tuple[NodeProcess, float, bytes]] = queue.Queue()
         self._held_back: list[tuple[NodeProcess, dict[str, Any]]] = []
         self._others_done_at: float | None = None
@@ -256,11 +282,25 @@ class LocalSwarm:
         """Each node's rounds."""
         return [node.reports for node in self.nodes]
 
+    @property
+    def done(self) -> int:
+        """Rounds that the furthest node has done, since the first that any of them reported."""
+        return max(map(self.done_by, self.nodes))
+
+    def done_by(self, node: NodeProcess) -> int:
+        first = min((node.reports[0].round for node in self.nodes if node.reports), default=0)
+        return 0 if node.last is None else node.last.round - first + 1
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last round, by the usual length of a round lately; None before there is one."""
+        lengths = [report.seconds for node in self.nodes for report in node.reports[-RECENT:]]
+        return median(lengths) * max(0, self.options.rounds - self.done) if lengths else None
+
     def start(self) -> Iterator[NodeProcess]:
         """Start all nodes; yields each as soon as it is ready. Raises StartFailed."""
         creator, *others = self.nodes
-        run = [str(self.settings.run_file)]
-        self._start(creator, [*run, "--wait-peers", str(len(others))])
+        self._start(creator, [str(self._run_file), "--wait-peers", str(len(others))])
         yield from self._until_ready([creator])
         if others:
             assert creator.ready is not None
@@ -274,14 +314,12 @@ class LocalSwarm:
     def _start(self, node: NodeProcess, what: Sequence[str]) -> None:
         node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         join = f'"{what[what.index("--join") + 1]}"' if "--join" in what else ""
-        (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.settings.threads, join=join))
+        (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.options.threads, join=join))
         # as flags too: the environment of whoever runs `local` must not move a node elsewhere
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
-        options += ["--threads", str(self.settings.threads), "--rounds", str(self.settings.rounds), "--stay", "--json"]
-        # a liar's program, which only a swarm like this one starts
-        liar = (sys.executable, "-m", "swarmnode.testing.adversary", node.lie)
-        command = liar if node.lie else self._command
-        node.start([*command, "run", *what, *options], self._events)
+        options += ["--threads", str(self.options.threads), "--rounds", str(self.options.rounds), "--stay", "--json"]
+        program = [*LIAR, node.lie] if node.lie else NODE
+        node.start([*program, "run", *what, *options], self._events)
 
     def _until_ready(self, nodes: Sequence[NodeProcess]) -> Iterator[NodeProcess]:
         give_up = time.monotonic() + START_LIMIT

@@ -14,7 +14,10 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import typer
@@ -25,9 +28,9 @@ from swarmnode.cli.local import run as local_run
 from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import summarize
-from swarmnode.cli.local.run import LocalOptions, NotMeasured, run_local
-from swarmnode.cli.local.swarm import RoundReport, round_report
-from swarmnode.cli.local.view import Board, Lines, LiveTable, Row, table, view_for
+from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, round_report
+from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
 from swarmnode.node import exitcodes
 from swarmnode.node.config import load_config
 
@@ -105,6 +108,17 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _options(tmp_path: Path, **changes: object) -> LocalOptions:
     settings: dict[str, object] = {"nodes": 3, "rounds": 6, "json": True, "report": tmp_path / "report"}
     return LocalOptions(**{**settings, "data_dir": tmp_path / "nodes", **changes})  # type: ignore[arg-type]
+
+
+def run_local(
+    options: LocalOptions, *, command: list[str], measure: Callable[[Path], float] = ask_for_heldout_loss
+) -> int:
+    """`swarmnode local` with another program for the daemon, and another answer to the question for the loss."""
+    with (
+        mock.patch.object(local_swarm, "NODE", tuple(command)),
+        mock.patch.object(local_run, "ask_for_heldout_loss", measure),
+    ):
+        return local_run.run_local(options)
 
 
 def _break(monkeypatch: pytest.MonkeyPatch, **faults: dict[str, object]) -> None:
@@ -325,11 +339,12 @@ def test_without_json_people_get_a_line_a_round_and_a_summary(tmp_path, fake, ca
 DRIVER = """
     import signal, sys
     from pathlib import Path
-    from swarmnode.cli.local.run import LocalOptions, run_local
+    from swarmnode.cli.local import run, swarm
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who began the tests in the background ignores it
     folder = Path(sys.argv[1])
-    options = LocalOptions(nodes=3, rounds=6, json=True, report=folder / "report", data_dir=folder / "nodes")
-    sys.exit(run_local(options, command=[sys.executable, "-S", sys.argv[2]], measure=lambda _: 2.5))
+    options = swarm.LocalOptions(nodes=3, rounds=6, json=True, report=folder / "report", data_dir=folder / "nodes")
+    swarm.NODE, run.ask_for_heldout_loss = (sys.executable, "-S", sys.argv[2]), lambda _: 2.5
+    sys.exit(run.run_local(options))
 """
 
 
@@ -446,10 +461,12 @@ def test_a_round_event_with_missing_figures_is_read_and_one_without_a_round_refu
 
 
 def test_the_table_fits_80_columns():
-    last = RoundReport(99998, 8.123, "f" * 64, "Completed", 1.0, 10**9, 10**9, 1.0, 1234567, 1.0)
-    rows = tuple(Row(str(i), "training", last, 99999, 999 * 10**6, 999 * 10**6, "green") for i in range(64))
+    last = RoundReport(99998, 8.123, "f" * 64, "Completed", 1.0, 999 * 10**6, 999 * 10**6, 1.0, 1234567, 1.0)
+    swarm = LocalSwarm(LocalOptions(nodes=64, rounds=99999), Path("nowhere"))
+    for node in swarm.nodes:
+        node.ready, node.reports = {}, [replace(last, round=0, bytes_in=0, bytes_out=0), last]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(table(Board(rows, 99999, 2.0)))
+    console.print(table(swarm))
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "99999/99999" in text and "999 MB" in text and "1,234,567" in text and "ffffffff" in text
@@ -458,11 +475,13 @@ def test_the_table_fits_80_columns():
 def test_the_live_table_shows_phase_nodes_and_time_left_and_leaves_the_last_table():
     file = io.StringIO()
     last = RoundReport(3, 2.5, "abcdef0123", "Completed", 2.0, 10, 20, 1.0, 1000, 1.0)
-    board = Board((Row("0", "training", last, 4, 10, 20, "green"), Row("1", "dead", None, 0, 0, 0, "dim")), 10, 2.0)
+    swarm = LocalSwarm(LocalOptions(nodes=2, rounds=10), Path("nowhere"))
+    swarm.nodes[0].ready, swarm.nodes[0].reports = {}, [replace(last, round=number) for number in range(4)]
+    swarm.nodes[1].state_at_end = "dead"
     view = view_for(Console(file=file, force_terminal=True, width=80, legacy_windows=False, color_system=None))
     assert isinstance(view, LiveTable)
     with view:
-        view.show(board)
+        view.show(swarm)
         view.phase("training with 2 nodes")
         view.note("node 1: disk is full")
         view.settle()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.local.report import NodeFacts, Results, Summary, figures, verdict, write_report
-from swarmnode.cli.local.swarm import RoundReport
+from swarmnode.cli.local.report import Results, Summary, figures, verdict, write_report
+from swarmnode.cli.local.swarm import NodeProcess, RoundReport
 
 
 def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundReport, ...]:
@@ -19,14 +19,20 @@ def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundRe
     )
 
 
+def _node(label: str, peer_id: str, state: str, reports: tuple[RoundReport, ...]) -> NodeProcess:
+    node = NodeProcess(label, Path("nowhere"), Path("nowhere"))
+    node.ready, node.reports, node.state_at_end = {"peer_id": peer_id}, list(reports), state
+    return node
+
+
 def _results(**changes: object) -> Results:
     values: dict[str, object] = {
         "run": "byte-lm <test>",
         "run_id": "ab" * 32,
         "summary": Summary(2, 3, 840_000, 2.40, 2.52, True, 2.25, 0.61, 93.4),
         "nodes": (
-            NodeFacts("0", "12D3KooA", "finished", _rounds([4.0, 3.0, 2.4])),
-            NodeFacts("1", "12D3KooB", "dead", _rounds([4.0, None])),
+            _node("0", "12D3KooA", "finished", _rounds([4.0, 3.0, 2.4])),
+            _node("1", "12D3KooB", "dead", _rounds([4.0, None])),
         ),
         "solo": _rounds([4.1, 3.2, 2.52], "bb"),
     }
@@ -68,13 +74,13 @@ def test_the_page_has_summary_and_facts_of_every_node(tmp_path):
 
 
 def test_what_comes_from_elsewhere_is_escaped(tmp_path):
-    nodes = (NodeFacts("0", "<b>peer</b>", "finished", _rounds([4.0])),)
+    nodes = (_node("0", "<b>peer</b>", "finished", _rounds([4.0])),)
     page = _page(tmp_path, _results(nodes=nodes))
     assert "byte-lm &lt;test&gt;" in page and "<b>peer" not in page and "<test>" not in page
 
 
 def test_a_round_with_two_hashes_shows_both(tmp_path):
-    nodes = (NodeFacts("0", "a", "finished", _rounds([4.0])), NodeFacts("1", "b", "finished", _rounds([4.0], "cc")))
+    nodes = (_node("0", "a", "finished", _rounds([4.0])), _node("1", "b", "finished", _rounds([4.0], "cc")))
     page = _page(tmp_path, _results(nodes=nodes))
     assert "aa0aa0aa0aa0aa0a ≠ cc0cc0cc0cc0cc0c" in page
 
@@ -88,7 +94,7 @@ def test_without_matplotlib_the_page_has_the_figures_only(tmp_path, monkeypatch)
 
 def test_a_run_that_reached_nothing_still_gives_a_report(tmp_path):
     nothing = Summary(2, 0, 0, None, None, False, None, None, 3.0)
-    page = _page(tmp_path, _results(summary=nothing, nodes=(NodeFacts("0", "", "dead", ()),), solo=()))
+    page = _page(tmp_path, _results(summary=nothing, nodes=(_node("0", "", "dead", ()),), solo=()))
     assert "no held-out loss was measured" in page
 
 
