@@ -106,7 +106,6 @@ class Daemon:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._api = Api(node)
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
         self._serving = trio.CancelScope()  # after the last round; what was opened for the run is then closed in order
 
@@ -158,8 +157,7 @@ class Daemon:
             node.liveness.run,
             node.shards.run,
             node.nat.run,
-            self._api.run,
-            self._api.server().run,
+            Api(node).run,
             node.discovery.run,
         ):
             await stack.enter_async_context(_running(part))

@@ -43,3 +43,9 @@ class ExpectedError(Exception):
     """An error that a person is told about in plain words. `exit_code` is what the process then returns."""
 
     exit_code = ERROR
+
+    def __init__(self, text: str, *, exit_code: int | None = None) -> None:
+        """`exit_code`: another one than that of the class."""
+        super().__init__(text)
+        if exit_code is not None:
+            self.exit_code = exit_code

@@ -82,26 +82,25 @@ def runs_as_root() -> bool:
 class DaemonError(ExpectedError):
     """A part of the daemon ended it; the text says why and what to do."""
 
-    def __init__(self, text: str, *, exit_code: int = ERROR) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
+
+# Errors of parts that know no exit codes.
+EXIT_CODES: dict[type[Exception], int] = {
+    KeyInUse: KEY_IN_USE,
+    PortTaken: PORT_TAKEN,
+    TrainerFailed: ERROR,
+    GoldenMismatch: ERROR,
+    CorpusError: CONFIG,
+}
 
 
 def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one exception in nested nurseries' groups that tells a person what happened."""
     leaves = list(_leaves(group))
-    for kind in (ExpectedError, KeyInUse, PortTaken, TrainerFailed, GoldenMismatch, CorpusError, ValueError, OSError):
+    kinds: tuple[type[Exception], ...] = (ExpectedError, *EXIT_CODES, ValueError, OSError)
+    for kind in kinds:
         for leaf in leaves:
-            if isinstance(leaf, KeyInUse):
-                return DaemonError(str(leaf), exit_code=KEY_IN_USE)
-            if isinstance(leaf, PortTaken):
-                return DaemonError(str(leaf), exit_code=PORT_TAKEN)
-            if isinstance(leaf, CorpusError):
-                return DaemonError(str(leaf), exit_code=CONFIG)
-            if isinstance(leaf, (TrainerFailed, GoldenMismatch)):
-                return DaemonError(str(leaf))
             if isinstance(leaf, kind):
-                return leaf
+                return DaemonError(str(leaf), exit_code=EXIT_CODES[kind]) if kind in EXIT_CODES else leaf
     return leaves[0]
 
 

@@ -1,24 +1,28 @@
 """The trainer process: owns torch and the device, and does what the daemon's commands say.
 
-Commands and replies are msgpack maps behind a 4-byte big-endian length, on a socket pair. A command is {id, op, ...};
-its reply is {id, ok: {...}} or {id, error: text, fault: bool}, where a fault is one that trying again cannot mend.
+Commands and replies are msgpack maps, one behind the other on a socket pair. A command is {id, op, ...}, which the
+method `do_OP` answers; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault: bool}, where a fault
+is one that trying again cannot mend. `spent`: seconds since the process began, by what for; `sampling`: what writes
+answers in a task of rollouts. Beside `init`, `train`, `quit` and what learns, every command may come between two steps
+of `train` as well.
 
     init      spec, run_id, peer_id, ... -> layout     first of all; with keep, the parameters in memory stay
-    train     round, steps, seconds -> ..., spent      replies when done or stopped
-    feed      texts                                    train on these files as well; also between two steps
+    train     round, steps, seconds -> ...             replies when done or stopped
+    feed      texts                                    train on these files as well
     stop      -> nothing                               ends `train` after the step in hand
-    evaluate  thorough, seed -> loss, spent            also between two steps of `train`
-    heldout   seed, sequences -> loss, spent           on the first of those that the seed draws
-    slope     seed, first, last -> loss, spent         on some; the gradient is in the memory. No loss: none either
-    sample    prompt, length, temperature, seed -> text    also between two steps
-    rollouts  version, count, policy -> groups, seconds, spent    a task of rollouts: ask and answer
-    answer    tasks, version, policy -> groups, reward, seconds, spent    the same, asked by others
-    learn     pool, sampled, probation -> reward, ..., spent      a task of rollouts: one update from those and these
+    evaluate  thorough, seed -> loss
+    heldout   seed, sequences -> loss                  on the first of those that the seed draws
+    slope     seed, first, last -> loss                on some; the gradient is in the memory. No loss: none either
+    sample    prompt, length, temperature, seed -> text
+    rollouts  version, count, policy -> groups, seconds    a task of rollouts: ask and answer
+    answer    tasks, version, policy -> groups, reward, seconds    the same, asked by others
+    learn     pool, sampled, probation -> reward, ...  a task of rollouts: one update from those and these
     mark      -> life, stretches                       before the parameters are touched: what was trained since then
-    kept      vector, its id -> vector                 of a state between two stretches; also between two steps
+    kept      vector, its id -> vector                 of a state between two stretches
     places    peer, round, step, steps, size -> places     where another's steps read in a text of that many bytes
-    replay    state, claimed, ... -> distance, seconds, spent      repeat another's steps, and compare
-    calibrate -> distances, seconds, spent             the same of the own newest steps, on one thread and on two
+    drawn     peer, round, steps, size, pieces -> loss     on what another's steps read in that text
+    replay    state, claimed, ... -> distances, seconds    repeat another's steps, and compare
+    calibrate -> distances, seconds                    the same of the own newest steps, on one thread and on two
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
@@ -35,12 +39,11 @@ import mmap
 import os
 import select
 import socket
-import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -52,8 +55,8 @@ from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State, Stretch, row_of, state_of
 
-_LENGTH = struct.Struct(">I")
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
+READ_SIZE = 1 << 20  # bytes; a command with another's state is as large as three vectors
 
 
 class Closed(Exception):
@@ -76,80 +79,48 @@ class Worker:
 
     def __init__(self, commands: socket.socket, memory_fd: int, confined: sandbox.SandboxReport) -> None:
         self._socket = commands
+        self._arrived = msgpack.Unpacker(max_buffer_size=0)  # 0: without a limit
         self._confined = confined
         self._memory_fd = memory_fd
         self._spent = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, since the process began
+        self._task: Any = None
         self._recorder: Recorder | None = None
         self._texts = 0  # that were given
-        self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "evaluate": self._evaluate,
-            "heldout": self._heldout,
-            "slope": self._slope,
-            "sample": self._sample,
-            "feed": self._feed,
-            "rollouts": lambda command: self._timed(
-                self._task.rollouts(version=command["version"], count=command["count"], policy=command["policy"])
-            ),
-            "answer": lambda command: self._timed(
-                self._task.answer(command["tasks"], version=command["version"], policy=command["policy"])
-            ),
-            "learn": lambda command: self._timed(
-                self._task.learn(command["pool"], command["sampled"], command["probation"])
-            ),
-            "mark": self._mark,
-            "kept": self._kept,
-            "places": self._places,
-            "drawn": self._drawn,
-            "replay": self._replay,
-            "calibrate": self._calibrate,
-            "ping": lambda command: None,
-            "stop": lambda command: None,
-        }
 
     def serve(self) -> None:
         """Answer commands until `quit`. Raises Closed."""
-        while (command := self._receive())["op"] != "quit":
-            if command["op"] == "init":
-                self._reply(command, self._init)
-            elif command["op"] == "train":
-                self._reply(command, self._train)
-            else:
+        while (command := self._next(wait=True))["op"] != "quit":
+            if command["op"] != "init":
                 self._pull()  # not between steps: the vector on the device is then the newer one
-                self._reply(command, self._answers[command["op"]])
-        self._reply(command, lambda command: None)
+            self.reply(command)
+        self.reply(command)
 
-    def _init(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Build the task and put its parameters into the shared memory, or take them from there."""
+    def do_init(self, *, spec: bytes, run_id: str, peer_id: str, keep: bool, **settings: Any) -> dict[str, Any]:
+        """Build the task and put its parameters into the shared memory, or take them from there.
+
+        `settings` are the TrainerSettings of node/trainer/confinement, by name.
+        """
         if self._confined.falls_short:
             raise SandboxError(self._confined)
-        os.nice(command["nice"])
+        os.nice(settings["nice"])
         import torch
 
         from swarmnode.training.inner import InnerLoop, layout_of
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
-        self._torch, self._peer_id = torch, command["peer_id"]
+        self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
-        spec = decode(command["spec"])
-        torch.set_num_threads(command["threads"] or (os.cpu_count() if spec.needs_data else 1) or 1)
-        has_use = torch.cuda.is_available() and (spec.needs_data or command["device"] != "auto")
-        self._device = _device(command["device"], has_use)  # the policies of rollouts are tiny
-        task_class = load_task(spec.task.name, command["task"])
-        assignment = Assignment(
-            command["run_id"],
-            command["peer_id"],
-            command["corpus"],
-            command["heldout"],
-            tuple(command["texts"]),
-            command["room"],
-            command["policy"],
-            command["sampling"],
-        )
-        self._task = task_class(spec, assignment, self._device)
+        run = decode(spec)
+        torch.set_num_threads(settings["threads"] or (os.cpu_count() if run.needs_data else 1) or 1)
+        has_use = torch.cuda.is_available() and (run.needs_data or settings["device"] != "auto")
+        self._device = _device(settings["device"], has_use)  # the policies of rollouts are tiny
+        given = {name: settings[name] for name in ("corpus", "heldout", "room", "policy", "sampling")}
+        assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
+        self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
-        if not command["keep"]:
+        if not keep:
             os.ftruncate(self._memory_fd, 2 * size)
         if self._confined.enforced:
             sandbox.cap_files()
@@ -157,18 +128,91 @@ class Worker:
         self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
         on_cpu = self._device == "cpu"
         self._vector = self._shared if on_cpu else self._shared.to(self._device)  # (P,)
-        self._loop = InnerLoop(
-            spec, self._task, peer_id=command["peer_id"], vector=self._vector, keep=bool(command["keep"])
-        )
-        self._texts = len(command["texts"])
-        every = stretch_steps(spec.inner.steps, layout.parameters) if spec.trust.audit_share > 0 else 0
+        self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep)
+        self._texts = len(assignment.texts)
+        every = stretch_steps(run.inner.steps, layout.parameters) if run.trust.audit_share > 0 else 0
         if every and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
             self._recorder = Recorder(self._loop.state, every=every, budget=room(layout.parameters))
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
-        held = {"sandbox": self._confined.to_map(), "sampling": self._sampling()}
-        return {"layout": shape, "device": self._device, **held}
+        return {"layout": shape, "device": self._device, "sandbox": self._confined.to_map()}
+
+    def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
+        recorder = self._recorder
+        if recorder is not None and recorder.is_open and not self._vector.equal(self._left):
+            recorder.lose()
+        self._written_back = time.monotonic()
+        progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
+        self._push()
+        if self._left is not None:
+            self._left.copy_(self._vector)
+        self._spent["train"] += progress.seconds
+        return asdict(progress)
+
+    def _between_steps(self) -> bool:
+        """Answer what has come in meanwhile; whether to stop training."""
+        if time.monotonic() - self._written_back > WRITE_BACK_SECONDS:
+            self._push()
+            self._written_back = time.monotonic()
+        while command := self._next(wait=False):
+            if command["op"] == "quit":
+                self._push()
+                raise Closed
+            self.reply(command)
+            if command["op"] == "stop":
+                return True
+        if self._recorder is not None:
+            self._recorder.before(*self._loop.place, self._texts)
+        return False
+
+    def do_feed(self, *, texts: Sequence[str]) -> None:
+        self._task.feed(texts)
+        self._texts += len(texts)
+
+    def do_evaluate(self, *, thorough: bool, seed: int | None) -> dict[str, Any]:
+        drawn = {} if seed is None else {"seed": seed}
+        with self._timed("evaluate"):
+            return {"loss": self._task.evaluate(thorough=thorough, **drawn)}
+
+    def do_heldout(self, *, seed: int, sequences: int) -> dict[str, Any]:
+        if not hasattr(self._task, "heldout"):
+            return self.do_evaluate(thorough=False, seed=seed)
+        with self._timed("evaluate"), self._torch.no_grad():
+            return {"loss": float(self._task.loss(self._task.heldout(seed)[:sequences]))}
+
+    def do_slope(self, *, seed: int, first: int, last: int) -> dict[str, Any]:
+        if not hasattr(self._task, "heldout"):
+            return {"loss": None}
+        with self._timed("evaluate"):
+            loss, gradient = self._loop.slope(self._task.heldout(seed)[first:last])
+            self._gradient.copy_(gradient)
+        return {"loss": loss}
+
+    def do_sample(self, *, prompt: bytes, length: int, temperature: float, seed: int) -> dict[str, Any]:
+        return {"text": self._task.sample(prompt, length=length, temperature=temperature, seed=seed)}
+
+    def do_ping(self) -> None:
+        """To show that it is there."""
+
+    do_stop = do_quit = do_ping  # whoever reads the command knows what follows
+
+    # --- a task of rollouts -------------------------------------------------------------------------------------------
+
+    def do_rollouts(self, *, version: int, count: int | None, policy: str) -> dict[str, Any]:
+        return self._trained(self._task.rollouts(version=version, count=count, policy=policy))
+
+    def do_answer(self, *, tasks: Sequence[Any], version: int, policy: str) -> dict[str, Any]:
+        return self._trained(self._task.answer(tasks, version=version, policy=policy))
+
+    def do_learn(self, *, pool: Sequence[Any], sampled: Sequence[Any], probation: Sequence[str]) -> dict[str, Any]:
+        return self._trained(self._task.learn(pool, sampled, probation))
+
+    def _trained(self, did: dict[str, Any]) -> dict[str, Any]:
+        """What a task of rollouts did, as seconds of training."""
+        self._push()
+        self._spent["train"] += did["seconds"]
+        return did
 
     def _sampling(self) -> dict[str, str] | None:
         """What writes answers now, and why it is not what it was to be; None in a task that writes none."""
@@ -179,87 +223,56 @@ class Worker:
         engine = getattr(self._task, "engine", None)
         return asdict(engine.status) if isinstance(engine, Engine) else None
 
-    def _train(self, command: dict[str, Any]) -> dict[str, Any]:
-        self._pull()
-        recorder = self._recorder
-        if recorder is not None and recorder.is_open and not self._vector.equal(self._left):
-            recorder.lose()
-        self._written_back = time.monotonic()
-        progress = self._loop.train(
-            round=command["round"], steps=command["steps"], seconds=command["seconds"], between=self._between_steps
-        )
-        self._push()
-        if self._left is not None:
-            self._left.copy_(self._vector)
-        self._spent["train"] += progress.seconds
-        return {**asdict(progress), "spent": self._spent}
-
-    def _between_steps(self) -> bool:
-        """Answer what has come in meanwhile; whether to stop training."""
-        if time.monotonic() - self._written_back > WRITE_BACK_SECONDS:
-            self._push()
-            self._written_back = time.monotonic()
-        while select.select([self._socket], [], [], 0)[0]:
-            command = self._receive()
-            if command["op"] == "quit":
-                self._push()
-                raise Closed
-            self._reply(command, self._answers[command["op"]])
-            if command["op"] == "stop":
-                return True
-        if self._recorder is not None:
-            self._recorder.before(*self._loop.place, self._texts)
-        return False
-
     # --- what others may repeat (training/verify) ---------------------------------------------------------------------
 
-    def _mark(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_mark(self) -> dict[str, Any]:
         if self._recorder is None:
             return {"life": b"", "stretches": []}
         stretches = self._recorder.mark(*self._loop.place)
         return {"life": self._recorder.life, "stretches": [row_of(stretch) for stretch in stretches]}
 
-    def _kept(self, command: dict[str, Any]) -> dict[str, Any]:
-        vector = self._recorder.kept(command["vector"]) if self._recorder is not None else None
-        return {"vector": None if vector is None else vector.tobytes()}
+    def do_kept(self, *, vector: bytes) -> dict[str, Any]:
+        found = self._recorder.kept(vector) if self._recorder is not None else None
+        return {"vector": None if found is None else found.tobytes()}
 
-    def _places(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_places(self, *, peer: str, round: int, steps: Sequence[int], size: int) -> dict[str, Any]:
         """None where steps cannot be drawn from so little text, or the task cannot tell."""
         if not hasattr(self._task, "places"):
             return {"places": []}
         try:
-            return {"places": self._loop.places(*_whose(command), size=command["size"])}
+            return {"places": self._loop.places(peer, round, steps, size=size)}
         except CorpusError:
             return {"places": []}
 
-    def _drawn(self, command: dict[str, Any]) -> dict[str, Any]:
-        if not hasattr(self._task, "places") or not command["size"]:
-            return {"loss": None, "spent": self._spent}
-        began = time.perf_counter()
-        with self._task.on(command["size"], command["pieces"]):
-            loss = self._loop.drawn(*_whose(command))
-        self._spent["evaluate"] += time.perf_counter() - began
-        return {"loss": loss, "spent": self._spent}
+    def do_drawn(
+        self, *, peer: str, round: int, steps: Sequence[int], size: int, pieces: Sequence[Any]
+    ) -> dict[str, Any]:
+        if not hasattr(self._task, "places") or not size:
+            return {"loss": None}
+        with self._timed("evaluate"), self._task.on(size, pieces):
+            return {"loss": self._loop.drawn(peer, round, steps)}
 
-    def _replay(self, command: dict[str, Any]) -> dict[str, Any]:
-        began = time.perf_counter()
-        start, claimed = (state_of(command[name]) for name in ("state", "claimed"))
-        if not self._loop.fits(start):
-            return self._compared([Distance(math.inf, math.inf, math.inf)], began)
-        whose = {name: command[name] for name in ("round", "step", "steps")}
-        text = self._task.on(command["size"], command["pieces"]) if command["size"] else nullcontext()
-        with text:
-            replayed = self._loop.replay(start, peer_id=command["peer"], **whose)
-        return self._compared([distance(start, claimed, replayed)], began)
+    def do_replay(
+        self, *, peer: str, state: Any, claimed: Any, size: int, pieces: Sequence[Any], **whose: int
+    ) -> dict[str, Any]:
+        """`whose`: the round, the first of its steps, and how many."""
+        before, start = self._spent["audit"], state_of(state)
+        found = Distance(math.inf, math.inf, math.inf)
+        with self._timed("audit"):
+            if self._loop.fits(start):
+                with self._task.on(size, pieces) if size else nullcontext():
+                    found = distance(start, state_of(claimed), self._loop.replay(start, peer_id=peer, **whose))
+        return self._compared([found], self._spent["audit"] - before)
 
-    def _calibrate(self, command: dict[str, Any]) -> dict[str, Any]:
-        began, found = time.perf_counter(), []
+    def do_calibrate(self) -> dict[str, Any]:
+        before, found = self._spent["audit"], []
         recorder = self._recorder
-        if recorder is not None and (last := recorder.last) is not None and last.texts == self._texts:
-            start, end = recorder.state(last.start), recorder.state(last.end)
-            if start is not None and end is not None:
-                found = [self._repeated(last, start, end, threads) for threads in (1, 2)]
-        return self._compared(found, began)
+        with self._timed("audit"):
+            if recorder is not None and (last := recorder.last) is not None and last.texts == self._texts:
+                start, end = recorder.state(last.start), recorder.state(last.end)
+                if start is not None and end is not None:
+                    found = [self._repeated(last, start, end, threads) for threads in (1, 2)]
+        return self._compared(found, self._spent["audit"] - before)
 
     def _repeated(self, own: Stretch, start: State, end: State, threads: int) -> Distance:
         """How far this node's own steps end from where they did, on so many threads."""
@@ -271,53 +284,10 @@ class Worker:
         finally:
             self._torch.set_num_threads(usual)
 
-    def _compared(self, found: list[Distance], began: float) -> dict[str, Any]:
-        seconds = time.perf_counter() - began
-        self._spent["audit"] += seconds
-        rows = [[each.parameters, each.first, each.second] for each in found]
-        return {"distances": rows, "seconds": seconds, "spent": self._spent}
+    def _compared(self, found: list[Distance], seconds: float) -> dict[str, Any]:
+        return {"distances": [[each.parameters, each.first, each.second] for each in found], "seconds": seconds}
 
-    def _evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
-        drawn = {} if command.get("seed") is None else {"seed": command["seed"]}
-        began = time.perf_counter()
-        loss = self._task.evaluate(thorough=command["thorough"], **drawn)
-        self._spent["evaluate"] += time.perf_counter() - began
-        return {"loss": loss, "spent": self._spent}
-
-    def _heldout(self, command: dict[str, Any]) -> dict[str, Any]:
-        if not hasattr(self._task, "heldout"):
-            return self._evaluate({"thorough": False, "seed": command["seed"]})
-        began = time.perf_counter()
-        with self._torch.no_grad():
-            loss = float(self._task.loss(self._task.heldout(command["seed"])[: command["sequences"]]))
-        self._spent["evaluate"] += time.perf_counter() - began
-        return {"loss": loss, "spent": self._spent}
-
-    def _slope(self, command: dict[str, Any]) -> dict[str, Any]:
-        if not hasattr(self._task, "heldout"):
-            return {"loss": None, "spent": self._spent}
-        began = time.perf_counter()
-        batch = self._task.heldout(command["seed"])[command["first"] : command["last"]]
-        loss, gradient = self._loop.slope(batch)
-        self._gradient.copy_(gradient)
-        self._spent["evaluate"] += time.perf_counter() - began
-        return {"loss": loss, "spent": self._spent}
-
-    def _timed(self, did: dict[str, Any]) -> dict[str, Any]:
-        """What a task of rollouts did, as seconds of training."""
-        self._push()
-        self._spent["train"] += did["seconds"]
-        return {**did, "spent": self._spent, "sampling": self._sampling()}
-
-    def _sample(self, command: dict[str, Any]) -> dict[str, Any]:
-        text = self._task.sample(
-            command["prompt"], length=command["length"], temperature=command["temperature"], seed=command["seed"]
-        )
-        return {"text": text}
-
-    def _feed(self, command: dict[str, Any]) -> None:
-        self._task.feed(command["texts"])
-        self._texts += len(command["texts"])
+    # --- the memory, the clock and the socket -------------------------------------------------------------------------
 
     def _pull(self) -> None:
         """Take the daemon's parameters onto the device."""
@@ -329,41 +299,43 @@ class Worker:
         if self._vector is not self._shared:
             self._shared.copy_(self._vector)
 
-    def _reply(self, command: dict[str, Any], work: Callable[[dict[str, Any]], Any]) -> None:
-        """Do the work and send what came of it; an error in one command is not the end of the process."""
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._spent[what] += time.perf_counter() - began
+
+    def reply(self, command: dict[str, Any]) -> None:
+        """Do what a command says and send what came of it; an error in one is not the end of the process."""
+        number, op = command["id"], command["op"]
+        arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         try:
-            message = {"id": command["id"], "ok": work(command)}
+            done = getattr(self, f"do_{op}")(**arguments)
+            message = {"id": number, "ok": done, "spent": self._spent, "sampling": self._sampling()}
         except (Closed, MemoryError):
             raise
         except Exception as error:
             text = str(error) if _is_for_people(error) else _bug(error)
-            message = {"id": command["id"], "error": text, "fault": command["op"] == "init"}
-        packed = msgpack.packb(message)
+            message = {"id": number, "error": text, "fault": op == "init"}
         try:
-            self._socket.sendall(_LENGTH.pack(len(packed)) + packed)
+            self._socket.sendall(msgpack.packb(message))
         except OSError as error:
             raise Closed from error
 
-    def _receive(self) -> dict[str, Any]:
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        command: dict[str, Any] = msgpack.unpackb(self._read(length))
-        return command
-
-    def _read(self, count: int) -> bytes:
-        received = b""
-        while len(received) < count:
+    def _next(self, *, wait: bool) -> dict[str, Any]:
+        """The next command; an empty one where none has come yet and nobody waits. Raises Closed."""
+        command: dict[str, Any]
+        while not (command := next(self._arrived, {})):
+            if not wait and not select.select([self._socket], [], [], 0)[0]:
+                break
             try:
-                more = self._socket.recv(count - len(received))
+                more = self._socket.recv(READ_SIZE)
             except OSError as error:
                 raise Closed from error
             if not more:
                 raise Closed
-            received += more
-        return received
-
-
-def _whose(command: dict[str, Any]) -> tuple[str, int, list[int]]:
-    return command["peer"], command["round"], command["steps"]
+            self._arrived.feed(more)
+        return command
 
 
 def _bug(error: Exception) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swarmnode.node.exitcodes import ERROR
+from swarmnode.node.exitcodes import ExpectedError
 
 LINE_LIMIT = 1 << 20  # bytes of one line in either direction; a whole log ring or peer list fits many times
 PARSE_ERROR = -32700
@@ -24,12 +24,8 @@ INTERNAL_ERROR = -32603
 REFUSED = -32000  # the method understood the request and says no; the text is fit for a person
 
 
-class Declined(Exception):
+class Declined(ExpectedError):
     """Raised by a method of the daemon: the request cannot be met, and the text tells a person why and what to do."""
-
-    def __init__(self, text: str, *, exit_code: int = ERROR) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 def absolute_path(value: Any) -> Path:

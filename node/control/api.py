@@ -1,4 +1,4 @@
-"""What a running daemon answers to its owner: one table of methods, each with the request's params, and JSON.
+"""What a running daemon answers to its owner: methods, each of the request's params, that return JSON.
 
 Here stand those about the node itself (`swarmnode status`, `peers`, `ping` and the others), and what its owner should
 know now (`warnings_of`). What concerns its run is in `runs_api.py`, what it stores in `stores_api.py`. They read the
@@ -23,7 +23,7 @@ from swarmnode import __version__
 from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined
 from swarmnode.node.control.runs_api import RunsApi
-from swarmnode.node.control.server import ControlServer, Method, StreamMethod
+from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
@@ -47,29 +47,8 @@ GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three 
 EVENTS_WAITING = 256  # events kept for a slow reader of the events stream, who then misses the newest
 
 
-def served(*apis: Any) -> tuple[dict[str, Method], dict[str, StreamMethod]]:
-    """The table of methods and that of streams, by the names under which the control socket serves them."""
-    methods = {name: getattr(api, name) for api in apis for name in api.METHODS}
-    return methods, {name: getattr(api, name) for api in apis for name in api.STREAMS}
-
-
 class Api:
-    """The control methods about one node; `run` samples traffic."""
-
-    METHODS = (
-        "status",
-        "peers",
-        "netcheck",
-        "metrics",
-        "ping",
-        "sample",
-        "evaluate",
-        "pause",
-        "resume",
-        "stop",
-        "leave",
-    )
-    STREAMS = ("logs", "events")
+    """The control methods about one node. `run` answers these and those of the other two, and samples traffic."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -77,13 +56,15 @@ class Api:
         self._samples: deque[tuple[float, Traffic]] = deque(maxlen=4)
         self._most_in = self._most_out = 0.0  # bytes/s, over RATE_OVER
 
-    def server(self) -> ControlServer:
-        """What answers on the node's control socket."""
-        methods, streams = served(self, StoresApi(self._node), RunsApi(self._node))
-        return ControlServer(self._node.socket, methods, streams)
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
+        """Answer on the node's control socket until cancelled."""
+        methods = served(self, StoresApi(self._node), RunsApi(self._node))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sample_traffic)
+            await nursery.start(ControlServer(self._node.socket, methods).run)
+            task_status.started()
+
+    async def _sample_traffic(self) -> None:
         while True:
             self._samples.append((trio.current_time(), self._node.network.traffic()))
             (before, then), (now, total) = self._samples[max(-2, -len(self._samples))], self._samples[-1]

@@ -34,11 +34,6 @@ class NotRunning(ExpectedError):
 class ControlError(ExpectedError):
     """The daemon answered and said no, or did not answer in time. The text is the daemon's own where there is one."""
 
-    def __init__(self, text: str, *, exit_code: int = ERROR, code: int = 0) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
-        self.code = code  # JSON-RPC code, 0 where the daemon sent none
-
 
 class ControlClient:
     """Asks the daemon of one data directory. Each call has a connection of its own."""
@@ -115,4 +110,4 @@ def _result(message: dict[str, Any] | None, method: str) -> Any:
     if error is None:
         return message.get("result")
     exit_code = error.get("data", {}).get("exit_code", ERROR)
-    raise ControlError(str(error.get("message", "")), exit_code=exit_code, code=error.get("code", 0))
+    raise ControlError(str(error.get("message", "")), exit_code=exit_code)

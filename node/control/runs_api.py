@@ -11,7 +11,6 @@ from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import CONFIG
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
-from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
@@ -30,19 +29,6 @@ WORDS = 64  # attestations of one peer in one answer, the loudest
 
 class RunsApi:
     """The control methods about the run. Each raises Declined with a text for a person."""
-
-    METHODS = (
-        "scores",
-        "rollouts_ls",
-        "rollouts_show",
-        "rollouts_pool",
-        "rollouts_stats",
-        "successor_show",
-        "successor_publish",
-        "successor_end",
-    )
-
-    STREAMS = ()
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -165,8 +151,6 @@ class RunsApi:
             await in_thread(lambda: keep_parent(node.store, new, trainer.layout, saved))
         except SettingError as error:
             raise Declined(str(error), exit_code=CONFIG) from error
-        except DataDirError as error:
-            raise Declined(str(error), exit_code=error.exit_code) from error
         return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))
 
     async def successor_end(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ ends only its request.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -28,11 +29,10 @@ from swarmnode.node.control import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     REFUSED,
-    Declined,
 )
+from swarmnode.node.exitcodes import ExpectedError
 
-Method = Callable[[dict[str, Any]], Awaitable[Any]]
-StreamMethod = Callable[[dict[str, Any]], AsyncIterator[Any]]
+Method = Callable[[dict[str, Any]], Awaitable[Any] | AsyncIterator[Any]]
 
 MAX_CLIENTS = 32  # connections at once; further ones are closed at once
 SEND_LIMIT = 10.0  # s; a client that does not read for so long is dropped
@@ -59,26 +59,27 @@ def peer_uid_of(connection: socket.socket | trio.socket.SocketType) -> int | Non
     return int(uid)
 
 
-class ControlServer:
-    """Answers `methods` and `streams` on the unix socket `path` for as long as `run` runs.
+def served(*apis: object) -> dict[str, Method]:
+    """The public methods of these objects that take a request's `params`, by name: what `ControlServer` answers."""
 
-    Methods take the request's params and return JSON; streams return an async iterator of JSON. They raise `Declined`
-    with a text for the person; ValueError, KeyError and TypeError in a method's reading of its params are its own to
-    turn into `Declined`. Anything else that they raise is logged and told to the client as an internal error.
+    def is_served(name: str, function: Any) -> bool:
+        return not name.startswith("_") and inspect.isfunction(function) and "params" in function.__annotations__
+
+    return {name: getattr(api, name) for api in apis for name, f in vars(type(api)).items() if is_served(name, f)}
+
+
+class ControlServer:
+    """Answers `methods` on the unix socket `path` for as long as `run` runs.
+
+    Methods take the request's params and return JSON, or an async iterator of JSON, which is a stream. They raise an
+    `ExpectedError`, such as `Declined`, with a text for the person; ValueError, KeyError and TypeError in a method's
+    reading of its params are its own to turn into `Declined`. Anything else that they raise is logged and told to the
+    client as an internal error.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        methods: Mapping[str, Method],
-        streams: Mapping[str, StreamMethod],
-        *,
-        admits: Callable[[int | None, int], bool] = may_connect,
-    ) -> None:
+    def __init__(self, path: Path, methods: Mapping[str, Method]) -> None:
         self.path = path
-        self._methods = dict(methods)
-        self._streams = dict(streams)
-        self._admits = admits
+        self._methods = methods
         self._clients = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -110,7 +111,7 @@ class ControlServer:
         stream = trio.SocketStream(connection)
         async with stream:
             uid = peer_uid_of(connection)
-            if not self._admits(uid, os.getuid()):
+            if not may_connect(uid, os.getuid()):
                 log.warning("a process of user %s was refused at the control socket", uid)
                 return
             if self._clients >= MAX_CLIENTS:
@@ -158,15 +159,18 @@ class ControlServer:
             return True
         try:
             if name in self._methods:
-                answer = {"jsonrpc": "2.0", "id": key, "result": await self._methods[name](params)}
-            elif name in self._streams:
-                if not await self._send_items(stream, key, self._streams[name](params)):
-                    return False
-                answer = {"jsonrpc": "2.0", "id": key, "result": None}
+                result: Any = self._methods[name](params)
+                if isinstance(result, AsyncIterator):
+                    if not await self._send_items(stream, key, result):
+                        return False
+                    result = None
+                else:
+                    result = await result
+                answer = {"jsonrpc": "2.0", "id": key, "result": result}
             else:
-                known = ", ".join(sorted([*self._methods, *self._streams]))
+                known = ", ".join(sorted(self._methods))
                 answer = _error(key, METHOD_NOT_FOUND, f"this daemon has no method {name!r}; it has: {known}")
-        except Declined as declined:
+        except ExpectedError as declined:
             answer = _error(key, REFUSED, str(declined), exit_code=declined.exit_code)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             raise  # the client's connection, not the method

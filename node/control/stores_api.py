@@ -37,22 +37,6 @@ MOST = 10_000  # elements in one answer
 class StoresApi:
     """The control methods for shards and for the replicated state. Each raises Declined with a text for a person."""
 
-    METHODS = (
-        "shards_ls",
-        "shards_get",
-        "shards_put",
-        "shards_pin",
-        "shards_gc",
-        "shards_providers",
-        "state_ls",
-        "state_get",
-        "state_put",
-        "state_stats",
-        "state_export",
-        "state_import",
-    )
-    STREAMS = ("state_watch",)
-
     def __init__(self, node: Node) -> None:
         self._node = node
 

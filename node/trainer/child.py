@@ -1,8 +1,8 @@
 """One life of the trainer's process: its socket, the calls in flight on it, what it printed, and how it ended.
 
-Commands and answers are msgpack maps behind a length of four bytes. The child is started in the daemon's own thread and
-dies with it. Whatever happens to it, who waits for an answer learns that none will come; what fails to end in order is
-killed. `trainer.py` decides what follows.
+Commands and answers are msgpack maps, one behind the other; `training/worker.py` lists them. The child is started in
+the daemon's own thread and dies with it. Whatever happens to it, who waits for an answer learns that none will come;
+what fails to end in order is killed. `supervisor.py` decides what follows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -28,7 +27,6 @@ from swarmnode.training.sandbox import Rules
 
 logger = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct(">I")
 STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
 QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
 STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
@@ -46,6 +44,8 @@ class TrainerChild:
     def __init__(self) -> None:
         self.ended = trio.Event()
         self.answered = 0  # commands
+        self.spent: dict[str, float] = {}  # seconds, by what for, as its last answer says; also one nobody awaited
+        self.sampling: dict[str, str] | None = None  # what writes answers, likewise
         self._numbers = itertools.count()
         self._in_flight: dict[int, _Call] = {}
         self._sending = trio.Lock()
@@ -137,7 +137,7 @@ class TrainerChild:
         with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
             async with self._sending:
                 try:
-                    await self._stream.send_all(_LENGTH.pack(len(packed)) + packed)
+                    await self._stream.send_all(packed)
                 except trio.BrokenResourceError:
                     self._finish()
         if patience.cancelled_caught:
@@ -169,16 +169,13 @@ class TrainerChild:
                 nursery.start_soon(self._listen, words)
 
     async def _read_answers(self) -> None:
-        received = bytearray()
+        arrived = msgpack.Unpacker(max_buffer_size=0)  # 0: without a limit, as it is our own process
         try:
             async for piece in self._stream:
-                received += piece
-                while len(received) >= _LENGTH.size:
-                    (length,) = _LENGTH.unpack(received[: _LENGTH.size])
-                    if len(received) < _LENGTH.size + length:
-                        break
-                    answer = msgpack.unpackb(bytes(received[_LENGTH.size : _LENGTH.size + length]))
-                    del received[: _LENGTH.size + length]
+                arrived.feed(piece)
+                for answer in arrived:
+                    if "ok" in answer:
+                        self.spent, self.sampling = answer["spent"], answer["sampling"]
                     call = self._in_flight.get(answer["id"])
                     if call is not None:
                         call.answer = answer

@@ -82,11 +82,16 @@ class TrainerProcess(Trainer):
         self.device = settings.device
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
         self.sampling: dict[str, str] | None = None  # what writes answers, as `engine.Told`; None where nobody does
-        self.spent = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of all children
-        self._told = dict(self.spent)  # by the present child
+        self._spent_before = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of children that ended
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SPENT, lambda: self.spent)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds of all children so far, by what for."""
+        now = {} if self._child is None else self._child.spent
+        return {what: seconds + now.get(what, 0.0) for what, seconds in self._spent_before.items()}
 
     @property
     def layout(self) -> Layout:
@@ -117,7 +122,6 @@ class TrainerProcess(Trainer):
             if self._interrupted:
                 return NOTHING
         answer = await child.call("train", round=round, steps=steps, seconds=seconds)
-        self._note(answer.pop("spent"))
         return TrainStats(**answer)
 
     async def interrupt(self) -> None:
@@ -132,39 +136,27 @@ class TrainerProcess(Trainer):
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         if self._child is None and not wait:
             raise TrainerDied("the trainer is being started again")
-        child = await self._ready_child()
-        answer = await child.call("evaluate", thorough=thorough, seed=seed)
-        self._note(answer["spent"])
-        return float(answer["loss"])
+        return float((await self._ask("evaluate", thorough=thorough, seed=seed))["loss"])
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
-        child = await self._ready_child()
-        answer = await child.call("heldout", seed=seed, sequences=sequences)
-        self._note(answer["spent"])
-        return float(answer["loss"])
+        return float((await self._ask("heldout", seed=seed, sequences=sequences))["loss"])
 
     async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
-        child = await self._ready_child()
-        answer = await child.call("slope", seed=seed, first=first, last=last)
-        self._note(answer["spent"])
-        if answer["loss"] is None:
+        loss = (await self._ask("slope", seed=seed, first=first, last=last))["loss"]
+        if loss is None:
             return None
         assert self._gradient is not None
-        return float(answer["loss"]), self._gradient.copy()
+        return float(loss), self._gradient.copy()
 
     async def rollouts(
         self, *, version: int, count: int | None = None, policy: str = ""
     ) -> tuple[list[RolloutGroup], float]:
-        child = await self._ready_child()
-        answer = await child.call("rollouts", version=version, count=count, policy=policy)
-        self._note_writing(answer)
+        answer = await self._ask("rollouts", version=version, count=count, policy=policy)
         return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
-        child = await self._ready_child()
         asked = [[task.name, task.difficulty, task.seed] for task in tasks]
-        answer = await child.call("answer", tasks=asked, version=version, policy=policy)
-        self._note_writing(answer)
+        answer = await self._ask("answer", tasks=asked, version=version, policy=policy)
         groups = tuple(RolloutGroup.from_map(group) for group in answer["groups"])
         return Answered(groups, answer["reward"], answer["seconds"])
 
@@ -174,10 +166,7 @@ class TrainerProcess(Trainer):
         sampled: Sequence[tuple[str, RolloutGroup]] = (),
         probation: Collection[str] = (),
     ) -> Learned:
-        child = await self._ready_child()
-        answer = await child.call("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation))
-        self._note_writing(answer)
-        return Learned(**answer)
+        return Learned(**await self._ask("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation)))
 
     async def mark(self) -> Marked:
         answer = await self._present_child().call("mark")
@@ -188,20 +177,16 @@ class TrainerProcess(Trainer):
         return None if vector is None else np.frombuffer(vector, "<f4")
 
     async def places(self, batches: Batches) -> list[tuple[int, int]]:
-        child = await self._ready_child()
-        answer = await child.call("places", size=batches.size, **_whose(batches))
+        answer = await self._ask("places", size=batches.size, **_whose(batches))
         return [(start, stop) for start, stop in answer["places"]]
 
     async def drawn(self, batches: Batches) -> float | None:
-        child = await self._ready_child()
-        answer = await child.call("drawn", size=batches.size, pieces=list(batches.pieces), **_whose(batches))
-        self._note(answer["spent"])
+        answer = await self._ask("drawn", size=batches.size, pieces=list(batches.pieces), **_whose(batches))
         loss: float | None = answer["loss"]
         return loss
 
     async def replay(self, slice: Slice) -> Replayed:
-        child = await self._ready_child()
-        answer = await child.call(
+        answer = await self._ask(
             "replay",
             peer=slice.author,
             state=state_row(slice.start),
@@ -210,27 +195,15 @@ class TrainerProcess(Trainer):
             pieces=list(slice.pieces),
             **_steps(slice.stretch),
         )
-        self._note(answer["spent"])
         return _replayed(answer)
 
     async def calibrate(self) -> Replayed:
-        child = await self._ready_child()
-        answer = await child.call("calibrate")
-        self._note(answer["spent"])
-        return _replayed(answer)
-
-    def _note(self, spent: dict[str, float]) -> None:
-        """Add what a child says it spent since it began; of calls that were cancelled as well."""
-        for what, seconds in spent.items():
-            before = self._told[what] if seconds >= self._told[what] else 0.0  # a new child begins at nothing
-            self.spent[what] += seconds - before
-            self._told[what] = seconds
+        return _replayed(await self._ask("calibrate"))
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         if not 0 <= length <= MAX_SAMPLE:
             raise ValueError(f"length = {length} is not valid; expected 0 to {MAX_SAMPLE} bytes")
-        child = await self._ready_child()
-        answer = await child.call("sample", prompt=prompt, length=length, temperature=temperature, seed=seed)
+        answer = await self._ask("sample", prompt=prompt, length=length, temperature=temperature, seed=seed)
         text: bytes = answer["text"]
         return text
 
@@ -272,6 +245,7 @@ class TrainerProcess(Trainer):
                 except TrainerDied:
                     pass  # before it was ready; counted below
                 finally:
+                    self._spent_before = self.spent
                     self._child = None
                     if self._ready.is_set():  # otherwise those who wait on it go on waiting for the next child
                         self._ready = trio.Event()
@@ -329,11 +303,6 @@ class TrainerProcess(Trainer):
         for lacking in told["missing"]:
             logger.warning("the trainer's sandbox lacks %s: %s", lacking["part"], lacking["why"])
 
-    def _note_writing(self, answer: dict[str, Any]) -> None:
-        """Take out of an answer what the trainer says of itself."""
-        self._note(answer.pop("spent"))
-        self._tell_sampling(answer.pop("sampling"))
-
     def _tell_sampling(self, told: dict[str, str] | None) -> None:
         """Say what samples; once, unless it changes."""
         if told == self.sampling:
@@ -367,14 +336,17 @@ class TrainerProcess(Trainer):
             await child.call("feed", texts=list(more))
         self.device = answer["device"]
         self._tell_sandbox(answer["sandbox"])
-        self._tell_sampling(answer["sampling"])
+        self._tell_sampling(child.sampling)
         self._child = child
         self._ready.set()
 
-    async def _ready_child(self) -> TrainerChild:
-        while self._child is None:
+    async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """What the child answers; waits for one where it is being started again."""
+        while (child := self._child) is None:
             await self._ready.wait()
-        return self._child
+        answer = await child.call(op, **arguments)
+        self._tell_sampling(child.sampling)
+        return answer
 
     def _present_child(self) -> TrainerChild:
         """The child, of which nothing is left to ask where it is being started again. Raises TrainerDied."""

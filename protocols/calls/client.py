@@ -22,10 +22,9 @@ from swarmnode.protocols.calls.frames import (
     PeerGone,
     Refused,
     RpcLimits,
-    close,
 )
 from swarmnode.protocols.frames import FrameReader
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, close
 from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.wire import WireError, decode
 

@@ -149,9 +149,3 @@ class Outbox:
     def _shrink(self, size: int) -> None:
         self.size -= size
         self._emptied.unpark_all()
-
-
-async def close(stream: Stream) -> None:
-    """Close a stream even where the task was cancelled: `aclose` never waits long."""
-    with trio.CancelScope(shield=True):
-        await stream.aclose()

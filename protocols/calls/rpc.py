@@ -48,11 +48,10 @@ from swarmnode.protocols.calls.frames import (
     Refuse,
     Refused,
     RpcLimits,
-    close,
 )
 from swarmnode.protocols.calls.server import CallServer, LifecycleGuard, ServedMethod, ServerConnection
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, PeerId, Stream
+from swarmnode.protocols.network import Network, PeerId, Stream, close
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import encode
 

@@ -1,6 +1,7 @@
-"""What an honest node does next in a round, given what it holds and which of its waits are over. Pure functions.
+"""What was said in a round, and what an honest node does next, given that and which of its waits are over. Pure.
 
-    duties(chain, rules, view)      statements to make and contributions to get, for the round after `chain.tip`
+    log.insert(said, sealed, now)   a statement into the log of its round, if it belongs there
+    duties(view, norms)             statements to make and contributions to get, for the round after `view.chain.tip`
     follow(tree, rules, heads, …)   the roster to stand on
 
 A node asks both whenever something arrives, a wait ends or an action was carried out, until nothing is left to do. An
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.rules import Derived, NotHeld, Quoted, derive, empty_id, listed_commits
@@ -38,12 +40,158 @@ from swarmnode.protocols.chain.statements import (
     AvailabilityVote,
     Commit,
     Reveal,
+    Roster,
     Said,
     Score,
     Scores,
+    Seal,
     nonce_hash,
     opens,
 )
+
+MAX_AUTHORS = 2048  # who commit in one round, beside validators; far more than take part, and 1 MiB of memory
+PER_AUTHOR = 2  # records under one key that a state keeps: more cannot be quoted
+
+
+@dataclass
+class RoundLog:
+    """What was said in the round that builds on `chain.tip`, bounded and indexed.
+
+    It takes what honest nodes may say of that round and passes over the rest: what is said by who is no judge or leader
+    of it, or uninvited, or too much.
+    """
+
+    chain: ChainState
+    rules: ChainRules
+    commits: dict[bytes, Said[Commit]] = field(default_factory=dict)  # by id
+    cuts: dict[bytes, Said[AvailabilityVote]] = field(default_factory=dict)
+    cut_by: dict[str, Said[AvailabilityVote]] = field(default_factory=dict)  # one of each judge that made one
+    reveals: dict[bytes, Said[Reveal]] = field(default_factory=dict)  # by commit; each opens it
+    seals: dict[str, Said[Seal]] = field(default_factory=dict)  # by judge
+    scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
+    rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
+    arrived: dict[str, float] = field(default_factory=dict)  # author of a commit -> trio time of the first
+    sealed: dict[bytes, bytes] = field(default_factory=dict)  # id -> the record's bytes, for peers
+    derived: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Derived] = field(default_factory=dict)  # by the quotes
+    _listed: tuple[int, tuple[bytes, ...]] = (0, ())  # `listed` of so many cuts
+    _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
+
+    def __post_init__(self) -> None:
+        self.judges = judges(self.chain, self.rules)
+        self.leaders = leaders(self.chain, self.rules)
+        self.quorum = quorum(self.chain, self.rules)
+
+    def insert(self, said: Said[Any], sealed: bytes, now: float) -> bool:
+        """Insert a statement; whether it is new and belongs to this round."""
+        what = said.what
+        if said.id in self.sealed or (what.round, what.parent) != (self.chain.round, self.chain.tip):
+            return False
+        match what:
+            case Commit():
+                inserted = self._insert_commit(said, now)
+            case Reveal():
+                inserted = self._insert_reveal(said)
+            case AvailabilityVote():
+                inserted = said.author in self.judges and _put(self.cuts, said)
+                if inserted:
+                    self.cut_by[said.author] = said
+            case Seal():
+                inserted = said.author in self.judges and self.seals.setdefault(said.author, said) is said
+            case Scores():
+                inserted = said.author in self.judges and _put(self.scores, said)
+            case Roster():
+                inserted = said.author in self.leaders[what.attempt : what.attempt + 1] and _put(self.rosters, said)
+            case _:
+                inserted = False
+        if inserted:
+            self.sealed[said.id] = sealed
+        return inserted
+
+    def _insert_commit(self, said: Said[Commit], now: float) -> bool:
+        known = said.author in self.chain.validators or any(
+            said.author == worked.author for roster in self.chain.history[-2:] for worked in roster
+        )
+        room = known or len(self.commits) < MAX_AUTHORS
+        if not room or not participates(self.chain, said.author) or not _put(self.commits, said):
+            return False
+        self.arrived.setdefault(said.author, now)
+        for reveal in self._loose.pop(said.id, ()):
+            self._insert_reveal(reveal)
+        return True
+
+    def _insert_reveal(self, said: Said[Reveal]) -> bool:
+        commit = self.commits.get(said.what.commit)
+        if commit is None:
+            loose = self._loose.setdefault(said.what.commit, [])
+            if len(loose) >= PER_AUTHOR or len(self._loose) > MAX_AUTHORS:
+                return False
+            loose.append(said)
+            return True
+        if said.author != commit.author or not opens(said.what, commit, self.chain.run_id):
+            return False
+        return self.reveals.setdefault(commit.id, said) is said
+
+    def scores_by_judge(self) -> dict[str, Said[Scores]]:
+        """One list of opened scores of each judge whose cut is here and has the hash of its nonce."""
+        return {
+            said.author: said
+            for said in self.scores.values()
+            if said.author in self.cut_by and self.cut_by[said.author].what.nonce_hash == nonce_hash(said.what.nonce)
+        }
+
+    def listed(self) -> tuple[bytes, ...]:
+        """Ids of commits that are in more than a third of the cuts that are here."""
+        if self._listed[0] != len(self.cuts):  # it only grows
+            self._listed = len(self.cuts), listed_commits(list(self.cut_by.values()))
+        return self._listed[1]
+
+    def own_commit(self, author: str) -> Said[Commit] | None:
+        """The first commit of an author."""
+        return next((said for said in self.commits.values() if said.author == author), None)
+
+    def lacking(self, roster: Roster) -> list[bytes]:
+        """Ids of records that a roster quotes and that are not here."""
+        lacking = [id for id in roster.cuts if id not in self.cuts]
+        lacking += [id for id in roster.scores if id not in self.scores]
+        return lacking + [entry.commit for entry in roster.entries if entry.commit not in self.commits]
+
+    def quoted(self, roster: Roster, norms: Mapping[bytes, float]) -> Quoted:
+        """What a roster is checked against. Raises KeyError where a record that it quotes is not here."""
+        cuts, scores = [self.cuts[id] for id in roster.cuts], [self.scores[id] for id in roster.scores]
+        return self._quote(cuts, scores, norms)
+
+    def quotable(self, norms: Mapping[bytes, float]) -> Quoted:
+        """All cuts and scores that a leader may quote with what it holds. They may be too few.
+
+        `norms`: by id of the commit, of contributions held here.
+        """
+        by_nonce = {
+            (said.author, nonce_hash(said.what.nonce)): said
+            for said in sorted(self.scores.values(), key=lambda said: said.id, reverse=True)
+            if said.author in self.seals and self.seals[said.author].what.seal == said.what.seal
+        }
+        cuts: dict[str, Said[AvailabilityVote]] = {}
+        for cut in sorted(
+            self.cuts.values(), key=lambda cut: ((cut.author, cut.what.nonce_hash) not in by_nonce, cut.id)
+        ):
+            if all(id in self.commits for id in cut.what.commits):
+                cuts.setdefault(cut.author, cut)
+        keys = [(cut.author, cut.what.nonce_hash) for cut in cuts.values()]
+        return self._quote(cuts.values(), [by_nonce[key] for key in keys if key in by_nonce], norms)
+
+    def _quote(
+        self, cuts: Iterable[Said[AvailabilityVote]], scores: Iterable[Said[Scores]], norms: Mapping[bytes, float]
+    ) -> Quoted:
+        reveals = {id: said.what for id, said in self.reveals.items()}
+        return Quoted(tuple(cuts), tuple(scores), self.commits, reveals, norms)
+
+
+def _put(kept: dict[bytes, Any], said: Said[Any]) -> bool:
+    """Keep it unless as many of its author's are here."""
+    if said.id in kept or sum(said.author == other.author for other in kept.values()) >= PER_AUTHOR:
+        return False
+    kept[said.id] = said
+    return True
 
 
 @dataclass(frozen=True)
@@ -56,7 +204,7 @@ class Timers:
     attempt: int = 0  # the attempt that runs; from the number of leaders on: all are over
 
 
-@dataclass(frozen=True)
+@dataclass
 class Own:
     """What this node itself has said in this round."""
 
@@ -68,21 +216,26 @@ class Own:
     led: frozenset[int] = frozenset()  # attempts for which it made a roster
 
 
-@dataclass(frozen=True)
-class View:
-    """What one node holds of one round. What it should not have been told, as of another parent, does no harm."""
+@dataclass
+class RoundView:
+    """One node's part in one round: what was said there, as it is here, what it said itself, which waits are over.
+
+    It begins when the node comes to a block, also after a restart in the middle of a round.
+    """
 
     me: str
-    ready: bool  # this node has a contribution to offer
+    log: RoundLog
+    began: float = 0.0  # trio time
+    follows_nothing: bool = False  # the round before ended empty: its contributions wait to be offered again
+    ready: bool = False  # this node has a contribution to offer
     timers: Timers = field(default_factory=Timers)
     own: Own = field(default_factory=Own)
-    commits: Mapping[bytes, Said[Commit]] = field(default_factory=dict)  # by id
-    cuts: tuple[Said[AvailabilityVote], ...] = ()
-    reveals: Mapping[bytes, Reveal] = field(default_factory=dict)  # by id of the commit
-    judged: Mapping[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
-    seals: Mapping[str, bytes] = field(default_factory=dict)  # by judge
-    scores: tuple[Said[Scores], ...] = ()
-    norms: Mapping[bytes, float] = field(default_factory=dict)  # by id of the commit: contributions held here
+    judged: dict[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
+
+    @property
+    def chain(self) -> ChainState:
+        """That the round builds on."""
+        return self.log.chain
 
 
 @dataclass(frozen=True)
@@ -106,7 +259,7 @@ class WriteReveal:
 class Judge:
     """Get these contributions and measure them, in any order."""
 
-    commits: tuple[bytes, ...]  # ids, not yet in `View.judged`
+    commits: tuple[bytes, ...]  # ids, not yet in `RoundView.judged`
 
 
 @dataclass(frozen=True)
@@ -140,55 +293,73 @@ class WriteRoster:
 Action = WriteCommit | WriteAvailabilityVote | WriteReveal | Judge | WriteSeal | WriteScores | Fetch | WriteRoster
 
 
-def duties(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ...]:
-    """All that this node can do now for the round after `chain.tip`. No two of them exclude each other."""
-    mine, needed = judges(chain, rules), quorum(chain, rules)
-    cuts = _cuts(chain, mine, view)
+def duties(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
+    """All that this node can do now for the round after `view.chain.tip`. No two of them exclude each other.
+
+    `norms`: by id of the commit, of contributions held here.
+    """
+    log, own = view.log, view.own
     actions: list[Action] = []
-    own, enough = view.own, len({cut.author for cut in cuts}) >= needed
-    if view.ready and own.commit is None and not enough and participates(chain, view.me):
+    enough = len(log.cut_by) >= log.quorum
+    if view.ready and own.commit is None and not enough and participates(log.chain, view.me):
         actions.append(WriteCommit())
-    listed = own.commit is not None and any(own.commit.id in cut.what.commits for cut in cuts)
+    listed = own.commit is not None and any(own.commit.id in cut.what.commits for cut in log.cuts.values())
     if listed and enough and not own.revealed:
         actions.append(WriteReveal())
-    if view.me in mine:
-        actions.extend(_judging(chain, view, cuts, len(mine), needed))
-    if (attempt := view.timers.attempt) not in own.led and view.me in leaders(chain, rules)[attempt : attempt + 1]:
-        actions.extend(_leading(chain, rules, view, len(mine), needed))
+    if view.me in log.judges:
+        actions.extend(_judging(view))
+    if (attempt := view.timers.attempt) not in own.led and view.me in log.leaders[attempt : attempt + 1]:
+        actions.extend(_leading(view, norms))
     return tuple(actions)
 
 
+def _judging(view: RoundView) -> Iterable[Action]:
+    log, own, timers = view.log, view.own, view.timers
+    enough = len(log.cut_by) >= log.quorum
+    if own.cut is None:
+        if timers.commits or enough or log.reveals:
+            yield WriteAvailabilityVote(commits_to_cut(log.chain, log.commits.values()))
+        return
+    if own.sealed is not None:
+        if not own.opened and len(log.cut_by.keys() & log.seals.keys()) >= log.quorum:
+            yield WriteScores()
+        return
+    if not enough:
+        return
+    listed = _to_score(tuple(log.cuts.values()))
+    left = [id for id in listed if id not in view.judged]
+    if timers.contributions or (not left and len(log.cut_by) == len(log.judges)):
+        yield WriteSeal(tuple(view.judged.get(id, Score(id[:PREFIX], MISSING, 0)) for id in listed))
+    elif wanted := tuple(id for id in left if id in log.reveals):
+        yield Judge(wanted)
+
+
+def _leading(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
+    quoted = view.log.quotable(norms)
+    if len(quoted.scores) < view.log.quorum:
+        return
+    if len(quoted.scores) < len(view.log.judges) and not view.timers.scores:
+        return
+    try:
+        yield WriteRoster(view.timers.attempt, quoted, derive(view.chain, view.log.rules, quoted))
+    except NotHeld as error:
+        yield Fetch(error.commit)
+
+
 def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[bytes, ...]:
-    """The commits that a judge lists of those it holds: well-formed, of this round, of authors who take part in it.
+    """The commits that a judge lists of those in the log of a round.
 
     Of too many those of validators, then in the order that the cohort's seed gives: all judges leave out the same.
     """
-    mine = [
-        said
-        for said in commits
-        if (said.what.round, said.what.parent) == (chain.round, chain.tip) and participates(chain, said.author)
-    ]
-    mine.sort(key=lambda said: (said.author not in chain.validators, ticket(chain, said.author), said.id))
-    return tuple(sorted(said.id for said in mine[:MAX_COMMITS]))
+    order = sorted(commits, key=lambda said: (said.author not in chain.validators, ticket(chain, said.author), said.id))
+    return tuple(sorted(said.id for said in order[:MAX_COMMITS]))
 
 
-def quotable(chain: ChainState, rules: ChainRules, view: View) -> Quoted:
-    """All cuts and scores that a leader may quote with what it holds. They may be too few."""
-    cuts: dict[str, Said[AvailabilityVote]] = {}
-    by_nonce = {
-        (said.author, nonce_hash(said.what.nonce)): said
-        for said in sorted(view.scores, key=lambda said: said.id, reverse=True)
-        if (said.what.round, said.what.parent) == (chain.round, chain.tip)
-        and view.seals.get(said.author) == said.what.seal
-    }
-    for cut in sorted(
-        _cuts(chain, judges(chain, rules), view),
-        key=lambda cut: ((cut.author, cut.what.nonce_hash) not in by_nonce, cut.id),
-    ):
-        if all(id in view.commits for id in cut.what.commits):
-            cuts.setdefault(cut.author, cut)
-    scores = tuple(by_nonce[key] for cut in cuts.values() if (key := (cut.author, cut.what.nonce_hash)) in by_nonce)
-    return Quoted(tuple(cuts.values()), scores, view.commits, view.reveals, view.norms)
+def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
+    """Commits that a roster may list, ascending: what these cuts make it list, then others while there is room."""
+    listed = listed_commits(cuts)
+    others = sorted({id for cut in cuts for id in cut.what.commits}.difference(listed))
+    return tuple(sorted([*listed, *others][:MAX_COMMITS]))
 
 
 def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int) -> bytes:
@@ -219,66 +390,6 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:
     """`best`, but where `tip` builds on it: that heads end before where a node stands is no reason to go back."""
     return tip if best == tip or best in tree.ancestry(tip) else best
-
-
-def _judging(
-    chain: ChainState, view: View, cuts: tuple[Said[AvailabilityVote], ...], judges: int, needed: int
-) -> Iterable[Action]:
-    """`judges` there are, of whom so many are `needed`."""
-    own, timers, authors = view.own, view.timers, {cut.author for cut in cuts}
-    enough = len(authors) >= needed
-    if own.cut is None:
-        if timers.commits or enough or any(_opened(chain, view, id) for id in view.reveals):
-            yield WriteAvailabilityVote(commits_to_cut(chain, view.commits.values()))
-        return
-    if own.sealed is not None:
-        if not own.opened and len(authors.intersection(view.seals)) >= needed:
-            yield WriteScores()
-        return
-    if not enough:
-        return
-    listed = _to_score(cuts)
-    left = [id for id in listed if id not in view.judged]
-    if timers.contributions or (not left and len(authors) == judges):
-        yield WriteSeal(tuple(_score(view, id) for id in listed))
-    elif wanted := tuple(id for id in left if _opened(chain, view, id)):
-        yield Judge(wanted)
-
-
-def _leading(chain: ChainState, rules: ChainRules, view: View, judges: int, needed: int) -> Iterable[Action]:
-    """`judges` there are, of whom so many are `needed`."""
-    quoted = quotable(chain, rules, view)
-    if len(quoted.scores) < needed:
-        return
-    if len(quoted.scores) < judges and not view.timers.scores:
-        return
-    try:
-        yield WriteRoster(view.timers.attempt, quoted, derive(chain, rules, quoted))
-    except NotHeld as error:
-        yield Fetch(error.commit)
-
-
-def _cuts(chain: ChainState, judges: tuple[str, ...], view: View) -> tuple[Said[AvailabilityVote], ...]:
-    """Cuts of this round by those who judge it; two of one judge are both here."""
-    round, parent = chain.round, chain.tip
-    mine = [cut for cut in view.cuts if (cut.what.round, cut.what.parent) == (round, parent)]
-    return tuple(cut for cut in mine if cut.author in judges)
-
-
-def _opened(chain: ChainState, view: View, id: bytes) -> bool:
-    commit, reveal = view.commits.get(id), view.reveals.get(id)
-    return commit is not None and reveal is not None and opens(reveal, commit, chain.run_id)
-
-
-def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
-    """Commits that a roster may list, ascending: what these cuts make it list, then others while there is room."""
-    listed = listed_commits(cuts)
-    others = sorted({id for cut in cuts for id in cut.what.commits}.difference(listed))
-    return tuple(sorted([*listed, *others][:MAX_COMMITS]))
-
-
-def _score(view: View, id: bytes) -> Score:
-    return view.judged.get(id, Score(id[:PREFIX], MISSING, 0))
 
 
 def _attempt_of(tree: Tree, rules: ChainRules, id: bytes) -> int:

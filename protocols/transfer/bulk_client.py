@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import trio
 from blake3 import blake3
 
-from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import NetworkError, Stream, StreamBroken
+from swarmnode.protocols.network import NetworkError, StreamBroken
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.protocols.transfer.channels import Channel
+from swarmnode.protocols.wire import WireError
 
 PROTOCOL = "/swarmnode/bulk/1"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
-MAX_MESSAGE = 4096  # bytes of a BulkWant or a BulkHeader
 MAX_KEY = 16  # parts of a key
 DIGEST = 32  # bytes of a blake3
 
@@ -45,7 +44,6 @@ class BulkLimits:
     stall: float = 5.0  # seconds without a byte after which a fetch gives up
     serve_stall: float = 30.0  # seconds that a chunk may wait for a peer that does not read
     longest_wait: float = 120.0  # seconds that a peer may wait here for a key to be offered
-    open: float = 10.0  # seconds to open a stream
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class StreamingBuffer:
 
 
 WORTH_MOVING = 4 * CHUNK  # bytes yet to come for which a fetch leaves a stream on a worse path
-HASHED = 16 * CHUNK  # bytes that are hashed at once while the next arrive: a thread is worth waking for 1 ms of work
+HASHED = 16 * CHUNK  # bytes that are hashed at once: a thread is worth waking for 1 ms of work
 
 
 class LeftBehind(StreamBroken):
@@ -123,161 +121,122 @@ class Stalled(StreamBroken):
     """Nothing came for too long: asking again would wait as long."""
 
 
-@dataclass(eq=False)
-class BulkChannel:
-    """An open stream to a peer that serves us, and its reader."""
-
-    stream: Stream
-    reader: FrameReader
-    used: bool = False  # an earlier fetch went well on it
-    left_behind: bool = False  # the peer has a better path now
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for, and what the peer may answer."""
-
-    key: Key
-    into: memoryview | None  # where it goes; new memory, where there is none
-    growing: StreamingBuffer | None  # whose memory `into` is, and who is told of each whole chunk
-    max_size: int
-    digest: bytes | None
-    progress: Callable[[int], None] | None
-    stall: float  # seconds without a byte
-    wait_until: float  # trio time
+class WrongHash(Corrupt):
+    """All bytes came, and do not have the stated hash."""
 
 
 class BulkFetch:
-    """A request under way."""
+    """One buffer on its way here, over as many streams as it takes."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.target = bytearray()  # what arrived, where the caller gave no memory; grows with what arrives
-        self.header: BulkHeader | None = None
-        self._received = request.growing.kept if request.growing is not None else 0
+    def __init__(
+        self,
+        key: Key,
+        into: memoryview | StreamingBuffer | None,
+        *,
+        max_size: int,
+        wait: float,
+        stall: float,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """As `Bulk.fetch` says."""
+        self.key = key
+        self.stall = stall  # seconds without a byte
+        self._wait_until = trio.current_time() + wait
+        self._progress = progress
+        self._growing = into if isinstance(into, StreamingBuffer) else None
+        self._buffer = into.buffer if isinstance(into, StreamingBuffer) else into  # None until the size is known
+        self._max_size = max_size if self._buffer is None else min(max_size, self._buffer.nbytes)
+        self._header: BulkHeader | None = None
+        self._received = self._growing.kept if self._growing is not None else 0
         self._heard_at = 0.0  # trio time
-        self._hashed = 0  # bytes, whole chunks until the fetch is finished
+        self._hashed = 0  # bytes; of what grows nothing is hashed
         self._hasher = blake3()
-        self._finished = False
-        self._more = trio.lowlevel.ParkingLot()
 
     @property
     def chunks(self) -> int:
         """Whole chunks in hand."""
         return self._received // CHUNK
 
-    def result(self) -> bytes | memoryview:
-        """What came, once all of it did."""
-        if self.request.into is not None:
-            return self.request.into[: self._received]
-        return bytes(self.target)
-
-    # -- hashing
-
-    async def hash(self, runner: Runner) -> None:
-        """Hash what arrives, off the event loop, until the fetch is finished; nothing of what grows."""
-        into = self.request.into
-        while self.request.growing is None:
-            ready = self._received - self._hashed
-            if ready < HASHED and not self._finished:
-                await self._more.park()
-                continue
-            if not ready:
-                return
-            stop = self._received if self._finished else self._received - self._received % CHUNK
-            if into is None:
-                view = memoryview(bytes(memoryview(self.target)[self._hashed : stop]))  # a view of what grows stops it
-            else:
-                view = into[self._hashed : stop]
-            await runner(lambda view=view: self._hasher.update(view))  # type: ignore[misc]
-            self._hashed = stop
-
-    def finish(self) -> None:
-        """The last byte has come."""
-        self._finished = True
-        self._more.unpark_all()
-
-    def is_as_stated(self) -> bool:
-        """Whether what came has the stated hash, once `hash` is through; what grows is not hashed."""
-        if self.request.growing is not None:
-            return True
-        return self.header is not None and self.header.digest == self._hasher.digest()
-
-    # -- receiving
-
-    async def attempt(self, channel: BulkChannel) -> None:
-        """BulkFetch what is missing over one stream."""
-        request = self.request
-        if request.growing is None:
-            self._received -= self._received % CHUNK
-            del self.target[self._received :]
-        else:
-            self._received = max(request.growing.ready, request.growing.kept)
-        wait = max(0.0, request.wait_until - trio.current_time())
-        with trio.move_on_after(wait + request.stall) as scope:
-            await channel.stream.send_all(frame(encode(BulkWant(request.key, self._received, wait))))
-            raw = await channel.reader.frame()
-        if scope.cancelled_caught:
-            raise Stalled(f"no answer to the request for {request.key} within {wait + request.stall:g} s")
-        if raw is None:
-            raise StreamBroken("the peer ended the stream")
-        self.header = self._checked(decode(BulkHeader, raw, limit=MAX_MESSAGE))
-        if request.growing is not None:
-            request.growing.grow(self._received)
+    async def receive(self, channel: Channel, runner: Runner) -> memoryview:
+        """Receive what is missing over one stream; all of it. Raises WireError or NetworkError."""
+        header = await self._answer(channel)
+        if self._buffer is None:
+            self._buffer = memoryview(bytearray(header.size))  # takes memory where it is written to
+        buffer, size = self._buffer[: header.size], header.size
         self._heard_at = trio.current_time()
-        size = self.header.size
         while self._received < size:
             came = None
-            with trio.move_on_at(self._heard_at + request.stall):
-                came = await channel.reader.raw_each(lambda piece: self._take(piece, size, channel))
-            if came is None and trio.current_time() >= self._heard_at + request.stall:
-                raise Stalled(f"nothing of {request.key} came for {request.stall:g} s, {self._received} bytes in")
+            with trio.move_on_at(self._heard_at + self.stall):
+                came = await channel.reader.raw_each(lambda piece: self._insert(piece, buffer, channel))
+            if came is None and trio.current_time() >= self._heard_at + self.stall:
+                raise Stalled(f"nothing of {self.key} came for {self.stall:g} s, {self._received} bytes in")
             if came is False:
                 raise StreamBroken("the peer ended the stream in the middle of a buffer")
-            if came and self._received < size:
-                raise LeftBehind(f"{self._received} bytes of {request.key} came on a path that was replaced")
+            await self._hash(buffer, runner)
+            if came and self._leaves(channel, size):
+                raise LeftBehind(f"{self._received} bytes of {self.key} came on a path that was replaced")
+        if self._growing is None and header.digest != self._hasher.digest():
+            raise WrongHash(f"the bytes of {self.key} do not have the stated hash")
+        return buffer
 
-    def _checked(self, header: BulkHeader) -> BulkHeader:
-        request = self.request
+    async def _answer(self, channel: Channel) -> BulkHeader:
+        """Ask for what is missing; what the peer says of it."""
+        growing = self._growing
+        self._received = max(growing.ready, growing.kept) if growing is not None else self.chunks * CHUNK
+        wait = max(0.0, self._wait_until - trio.current_time())
+        with trio.move_on_after(wait + self.stall) as scope:
+            await channel.ask(BulkWant(self.key, self._received, wait))
+            header = await channel.answer(BulkHeader)
+        if scope.cancelled_caught:
+            raise Stalled(f"no answer to the request for {self.key} within {wait + self.stall:g} s")
         if not header.found:
             raise NotOffered
-        if header.size < 0 or (len(header.digest) != DIGEST and request.growing is None):
-            raise WireError(f"BulkHeader: {header.size} bytes with a hash of {len(header.digest)}")
-        if header.size > request.max_size:
-            raise Corrupt(f"{request.key} has {header.size} bytes, at most {request.max_size} are allowed")
-        if request.growing is not None:
-            if header.size != request.growing.size:
-                raise Corrupt(f"{request.key} has {header.size} bytes, not {request.growing.size}")
-            if len(header.digest) > DIGEST:
-                raise WireError(f"BulkHeader: a name of {len(header.digest)} bytes")
-            if self.header is None and (header.digest != request.growing.name or not header.digest):
-                kept, request.growing.kept, request.growing.name = request.growing.kept, 0, header.digest
-                if kept:
-                    raise OtherContents(f"{request.key} is not what {kept} bytes were kept of")
-        if request.digest is not None and header.digest != request.digest:
-            raise Corrupt(f"{request.key} is offered with another hash than the one asked for")
-        if self.header is not None and header != self.header:
-            raise Corrupt(f"{request.key} changed while it was fetched")
+        if header.size < 0 or (len(header.digest) != DIGEST if growing is None else len(header.digest) > DIGEST):
+            raise WireError(f"BulkHeader: {header.size} bytes with a hash or a name of {len(header.digest)}")
+        if header.size > self._max_size:
+            raise Corrupt(f"{self.key} has {header.size} bytes, at most {self._max_size} are allowed")
+        if growing is not None:
+            self._continue(growing, header)
+        if self._header is not None and header != self._header:
+            raise Corrupt(f"{self.key} changed while it was fetched")
+        self._header = header
         return header
 
-    def _take(self, piece: bytes, size: int, channel: BulkChannel) -> bool:
-        """Keep what came, and say whether more is to come on this stream."""
-        request, start = self.request, self._received
+    def _continue(self, growing: StreamingBuffer, header: BulkHeader) -> None:
+        """What is kept of a buffer of that name becomes good; of another, it is let go of."""
+        if header.size != growing.size:
+            raise Corrupt(f"{self.key} has {header.size} bytes, not {growing.size}")
+        if self._header is None and (header.digest != growing.name or not header.digest):
+            kept, growing.kept, growing.name = growing.kept, 0, header.digest
+            if kept:
+                raise OtherContents(f"{self.key} is not what {kept} bytes were kept of")
+        growing.grow(self._received)
+
+    def _insert(self, piece: bytes, buffer: memoryview, channel: Channel) -> bool:
+        """Keep what came, and say whether to go on reading at once."""
+        start, size = self._received, len(buffer)
         stop = start + len(piece)
         if stop > size:
             raise WireError(f"{stop} bytes of a buffer of {size}")
-        if request.into is None:
-            self.target += piece
-        else:
-            request.into[start:stop] = piece
+        buffer[start:stop] = piece
         self._received = stop
         self._heard_at = trio.current_time()
-        if request.growing is not None:
+        if self._progress is not None:
+            self._progress(stop)
+        if self._growing is not None:
             # a chunk that breaks off is fetched again, and what was handed on stays as it is
-            request.growing.grow(stop if stop == size else stop - stop % CHUNK)
+            self._growing.grow(stop if stop == size else stop - stop % CHUNK)
         elif stop - self._hashed >= HASHED:
-            self._more.unpark_all()
-        if request.progress is not None:
-            request.progress(stop)
-        crossed = stop // CHUNK > start // CHUNK
-        return stop < size and not (channel.left_behind and crossed and size - stop >= WORTH_MOVING)
+            return False
+        return stop < size and not (stop // CHUNK > start // CHUNK and self._leaves(channel, size))
+
+    def _leaves(self, channel: Channel, size: int) -> bool:
+        return channel.left_behind and size - self._received >= WORTH_MOVING
+
+    async def _hash(self, buffer: memoryview, runner: Runner) -> None:
+        """Hash what came, whole chunks and in the end the rest, off the event loop: meanwhile more arrives."""
+        stop = self._received if self._received == len(buffer) else self.chunks * CHUNK
+        if self._growing is None and (stop - self._hashed >= HASHED or stop == len(buffer)):
+            view = buffer[self._hashed : stop]
+            await runner(lambda: self._hasher.update(view))
+            self._hashed = stop

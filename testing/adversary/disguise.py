@@ -21,8 +21,8 @@ from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Scor
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.method import Build, Method
-from swarmnode.protocols.methods.open.context import RoundContext
 from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen
@@ -135,7 +135,7 @@ def _copy(method: Open, me: PeerId) -> None:
 
 def _withhold(method: Open) -> None:
     async def reveal(context: RoundContext) -> None:
-        context.own = replace(context.own, revealed=True)
+        context.own.revealed = True
 
     method.rounds.reveal = reveal  # type: ignore[method-assign]
 

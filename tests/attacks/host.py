@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import trio
 from harness import Adversary, Outcome
 from realnodes import RUN_TOML, Node
 
-from swarmnode.node.control.server import ControlServer
+from swarmnode.node.control import server
 from swarmnode.node.trainer import confinement
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -100,11 +101,12 @@ class Machine:
         async def ask(params: Mapping[str, Any]) -> str:
             return "secret"
 
-        everybody = {"admits": lambda theirs, ours: True} if self.undefended else {}
-        with tempfile.TemporaryDirectory() as short:  # paths of sockets have a limit
+        may_connect = (lambda theirs, ours: True) if self.undefended else server.may_connect
+        folder = tempfile.TemporaryDirectory()  # paths of sockets have a limit
+        with mock.patch.object(server, "may_connect", may_connect), folder as short:
             path = Path(short) / "control.sock"
             async with trio.open_nursery() as nursery:
-                await nursery.start(ControlServer(path, {"ask": ask}, {}, **everybody).run)
+                await nursery.start(server.ControlServer(path, {"ask": ask}).run)
                 os.chmod(short, 0o755)
                 os.chmod(path, 0o777)
                 yield path

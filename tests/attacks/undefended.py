@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from swarmnode.protocols.chain import duty, state, statements
 from swarmnode.protocols.chain import rules as chain_rules
-from swarmnode.protocols.chain.duty import Action, View, WriteAvailabilityVote, WriteReveal
+from swarmnode.protocols.chain.duty import Action, RoundView, WriteAvailabilityVote, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
@@ -27,9 +27,9 @@ from swarmnode.protocols.methods.known import agreement
 from swarmnode.protocols.methods.open import round as open_round
 from swarmnode.protocols.methods.open import store as open_store
 from swarmnode.protocols.methods.open import sync as open_sync
-from swarmnode.protocols.methods.open.context import RoundContext, Signer
 from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.open.round import OpenRounds, Signer
 from swarmnode.protocols.methods.open.store import Contributions
 from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
@@ -172,11 +172,10 @@ UNBOUND = Lacking(
 )
 
 
-def _reveal_at_once(chain: ChainState, rules: ChainRules, view: View) -> tuple[Action, ...]:
-    """As `duty.rounds`; who has committed reveals, and judges cut no earlier for it."""
-    actions = list(duty.duties(chain, rules, view))
-    cuts = {cut.author for cut in view.cuts}
-    if not view.timers.commits and len(cuts) < state.quorum(chain, rules):
+def _reveal_at_once(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
+    """As `duty.duties`; who has committed reveals, and judges cut no earlier for it."""
+    actions = list(duty.duties(view, norms))
+    if not view.timers.commits and len(view.log.cut_by) < view.log.quorum:
         actions = [action for action in actions if not isinstance(action, WriteAvailabilityVote)]
     if view.own.commit is not None and not view.own.revealed:
         actions = [*(action for action in actions if not isinstance(action, WriteReveal)), WriteReveal()]
@@ -240,7 +239,7 @@ NO_MEMORY = Lacking(
     "nobody looks up what it said before",
     (
         (StateBackend, "write", _sign_again),
-        (RoundContext, "recall", lambda self, me, work: None),
+        (OpenRounds, "_recall", lambda self, context: None),
         (Signer, "derive", _of_this_life),
     ),
 )

@@ -115,8 +115,8 @@ class FakeDaemon:
 
                 self._stop = stop
                 names = ("status", "peers", "netcheck", "metrics", "ping", "sample", "pause", "resume", "stop", "leave")
-                methods = {name: self._method(name) for name in names}
-                await nursery.start(ControlServer(self.home.prepare_socket(), methods, {"logs": self._logs}).run)
+                methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
+                await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
                 self._ready.set()
 
     def _method(self, name: str) -> Callable[[dict[str, Any]], Any]:

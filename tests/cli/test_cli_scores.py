@@ -15,10 +15,9 @@ import typer
 from typer.testing import CliRunner
 
 from swarmnode.cli.scores import scores as command
-from swarmnode.node.control.api import served
 from swarmnode.node.control.client import ControlError
 from swarmnode.node.control.runs_api import RunsApi
-from swarmnode.node.control.server import ControlServer
+from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -49,7 +48,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            server = ControlServer(DataDir(tmp_path).prepare_socket(), *served(RunsApi(daemon)))  # type: ignore[arg-type]
+            server = ControlServer(DataDir(tmp_path).prepare_socket(), served(RunsApi(daemon)))  # type: ignore[arg-type]
             await nursery.start(server.run)
             ready.set()
             await trio.to_thread.run_sync(stop.wait)

@@ -15,9 +15,8 @@ import trio
 import typer.main
 
 from swarmnode.cli.shards import shards as app
-from swarmnode.node.control.api import served
 from swarmnode.node.control.client import ControlError, NotRunning
-from swarmnode.node.control.server import ControlServer
+from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import NO_SPACE, USAGE
 from swarmnode.node.storage.datadir import DataDir
@@ -50,8 +49,8 @@ def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
                 store = ShardStore(folder / "shards", cap=CAP)
                 shards = Shards(network, rpc, store, runner=in_thread, limits=limits)
                 node: Any = SimpleNamespace(shards=shards, shard_store=store)
-                tables = served(StoresApi(node))
-                for part in (network, rpc, shards, ControlServer(DataDir(folder).prepare_socket(), *tables)):
+                methods = served(StoresApi(node))
+                for part in (network, rpc, shards, ControlServer(DataDir(folder).prepare_socket(), methods)):
                     await nursery.start(part.run)
             await world.node("a").connect(world.node("b").me)
             ready.set()

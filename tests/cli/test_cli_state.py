@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.cli.state import state as app
 from swarmnode.crdt.record import open_element
-from swarmnode.node.control.api import served
 from swarmnode.node.control.client import ControlClient, ControlError
-from swarmnode.node.control.server import ControlServer
+from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.host.addresses import public_key
@@ -61,7 +60,7 @@ def homes(tmp_path: Path) -> Iterator[tuple[Path, ...]]:
                     await nursery.start(store.run)
                 node: Any = SimpleNamespace(state=store, network=SimpleNamespace(me=me, verify=verify))
                 folder.mkdir(mode=0o700, exist_ok=True)
-                server = ControlServer(DataDir(folder).prepare_socket(), *served(StoresApi(node)))
+                server = ControlServer(DataDir(folder).prepare_socket(), served(StoresApi(node)))
                 await nursery.start(server.run)
             ready.set()
             await trio.to_thread.run_sync(stop.wait)

@@ -37,8 +37,9 @@ from swarmnode.protocols.chain.duty import (
     Fetch,
     Judge,
     Own,
+    RoundLog,
+    RoundView,
     Timers,
-    View,
     WriteAvailabilityVote,
     WriteCommit,
     WriteReveal,
@@ -313,7 +314,7 @@ class Model:
             before = node
             node = self._follow(node)
             if self._in_round(node):
-                for action in duties(self._chain(node), RULES, self._view(node, timers)):
+                for action in duties(*self._view(node, timers)):
                     node, timers = self._carry_out(node, action), None
                     break
             if node == before:
@@ -353,30 +354,30 @@ class Model:
         for block in reversed(path):
             tree.add(block)
 
-    def _view(self, node: Node, timers: Timers | None) -> View:
+    def _view(self, node: Node, timers: Timers | None) -> tuple[RoundView, dict[bytes, float]]:
+        """What the node holds of its round, with the norms of contributions."""
         chain, me = self._chain(node), self.names[node.number]
+        log = RoundLog(chain, RULES)
         here = [said for said in self._known(node) if self._is_of(chain, said)]
-        cuts = tuple(said for said in here if isinstance(said.what, AvailabilityVote))
-        scores = tuple(said for said in here if isinstance(said.what, Scores))
         # What a cut lists is fetched from its author, and what was measured from who measured it.
-        commits = {id: self._said[id] for said in cuts for id in said.what.commits}
-        commits.update({said.id: said for said in here if isinstance(said.what, Commit)})
-        reveals = {said.what.commit: said.what for said in here if isinstance(said.what, Reveal)}
-        found = {one.commit for said in scores for one in said.what.scores if one.found == JUDGED}
-        reveals.update({id: self._offers[id].reveal for id in commits if id[:16] in found})
-        return View(
-            me,
-            ready=me in self.authors,
-            timers=timers or Timers(attempt=node.attempt),
-            own=self._own(node),
-            commits=commits,
-            cuts=cuts,
-            reveals=reveals,
-            judged={id: row(id, self._offers[id].gain) for id in reveals},
-            seals={said.author: said.what.seal for said in here if isinstance(said.what, Seal)},
-            scores=scores,
-            norms={id: self._offers[id].norm for id in reveals},
-        )
+        listed = {id for said in here if isinstance(said.what, AvailabilityVote) for id in said.what.commits}
+        found = {
+            one.commit
+            for said in here
+            if isinstance(said.what, Scores)
+            for one in said.what.scores
+            if one.found == JUDGED
+        }
+        commits = listed | {said.id for said in here if isinstance(said.what, Commit)}
+        revealed = {said.what.commit for said in here if isinstance(said.what, Reveal)}
+        revealed |= {id for id in commits if id[:16] in found}
+        opened = [say(self._said[id].author, self._offers[id].reveal) for id in sorted(revealed)]
+        for said in (*(self._said[id] for id in sorted(commits)), *opened, *here):
+            log.insert(said, b"", 0.0)
+        timers = timers or Timers(attempt=node.attempt)
+        judged = {id: row(id, self._offers[id].gain) for id in log.reveals}
+        view = RoundView(me, log, ready=me in self.authors, timers=timers, own=self._own(node), judged=judged)
+        return view, {id: self._offers[id].norm for id in log.reveals}
 
     def _own(self, node: Node) -> Own:
         mine = [self._said[spoken[node.number]] for spoken in self._logs[node.said]]

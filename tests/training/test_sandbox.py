@@ -204,7 +204,7 @@ def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() ->
     with ours, theirs:
         lacking = SandboxReport("require", ("limits",), (MissingPart("files", "this kernel has no Landlock"),))
         worker = Worker(theirs, -1, lacking)
-        worker._reply({"id": 0, "op": "init", "nice": 0}, worker._init)
-        answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
+        worker.reply({"id": 0, "op": "init", "spec": b"", "run_id": "", "peer_id": "", "keep": False})
+        answer = msgpack.unpackb(ours.recv(1 << 16))
     assert answer["fault"] and "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
     assert not SandboxReport("auto", missing=lacking.missing).falls_short

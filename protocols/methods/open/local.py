@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import trio
 
+from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs import codec, codec_in
@@ -71,6 +72,7 @@ class LocalTrainer:
         self.offer: _Offer | None = None
         self.since_offer = NOTHING
         self.trained = NOTHING  # in this life, in all
+        self._more = trio.Event()  # set by each call that trained
         self._hands = trio.Lock()  # of the one who has the trainer
         self._wanted = 0
         self._free = trio.Event()
@@ -95,8 +97,13 @@ class LocalTrainer:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    async def run(self, round: int, progress: Callable[[], None]) -> None:
-        """Train until cancelled, whenever nobody else has the trainer; `progress()` is called when `enough` is so.
+    async def until_enough(self) -> None:
+        """Return when `enough` is so."""
+        while not self.enough:
+            await self._more.wait()
+
+    async def run(self, round: int) -> None:
+        """Train until cancelled, whenever nobody else has the trainer.
 
         Batches are those of the round that the work is to be offered in: after the offer, those of the next.
 
@@ -111,8 +118,8 @@ class LocalTrainer:
                 left = self._spec.inner.steps - self.since_offer.steps
                 stream = round if self.offer is None else round + 1
                 await self._train(stream, left if left > 0 else self._spec.inner.steps)
-            if self.enough:
-                progress()
+            self._more.set()
+            self._more = trio.Event()
             if trio.current_time() == began:
                 await trio.sleep(BREATH)
 
@@ -223,29 +230,16 @@ class LocalTrainer:
     async def return_encoded(self, raw: bytes, share: float = 1.0) -> None:
         """Put so much of a contribution of this node's back into the residual: what no result has, or has any more."""
 
-        def work() -> tuple[Vector, float]:
+        def add() -> None:
             decoded = self.feedback.codec.decode(raw, self.feedback.size)
             norm = norm_in_float64(decoded)
-            return np.multiply(decoded, np.float32(share), out=decoded), norm
+            self.feedback.give_back(np.multiply(decoded, np.float32(share), out=decoded), norm)
 
-        await self._return(work)
+        await self._runner(add)
 
     async def _return_difference(self, before: Vector, after: Vector) -> None:
         """Put the work that led from one (P,) to the other into the residual: it is in no result."""
-
-        def work() -> tuple[Vector, float]:
-            delta = before - after
-            return delta, norm_in_float64(delta)
-
-        await self._return(work)
-
-    async def _return(self, work: Callable[[], tuple[Vector, float]]) -> None:
-        """Add work to the residual, which then has at most the norm beside it; what is not finite is worth nothing."""
-
-        def add() -> None:
-            self.feedback.give_back(*work())
-
-        await self._runner(add)
+        await self._runner(lambda: self.feedback.give_back(before - after))
 
     async def move(self, state: OuterState) -> float:
         """Go on from a new shared state with what was trained since the offer; the held-out loss of that state."""
@@ -355,8 +349,8 @@ class TracedTrainer(LocalTrainer):
     and a record that cannot be made costs no contribution.
     """
 
-    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Callable[[], tuple[bytes, ...]]) -> None:
-        """`texts`: the shards that the trainer was given, in that order."""
+    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Texts) -> None:
+        """`texts`: the run's data, of which the trainer was given shards."""
         super().__init__(trainer, runner, spec)
         self.audited, self._texts = trainer, texts
         self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
@@ -433,7 +427,7 @@ class TracedTrainer(LocalTrainer):
         self.trained_steps += self.offer.worked.steps
         start, end, left = await self._runner(lambda: [vector_id(vector) for vector in (self._start, local, residual)])
         legs = tuple(self._legs)
-        trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts())
+        trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts.given())
         if self._life and not gap(trace):
             self._offered = trace
             self._shown[trace.root] = _Shown(trace, trace.encode(), {end: local, left: residual})

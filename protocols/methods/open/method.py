@@ -1,11 +1,10 @@
 """The exchange method `open`: anybody may take part, nobody is believed, and a chain of rosters says what counts.
 
-    round.py      one round: train, commit, cut, reveal, judge, lead, follow, settle
-    context.py    this node's part in one round, and how it signs what it says
+    round.py      one round: train, commit, cut, reveal, judge, lead, follow, settle; how this node signs what it says
     timeouts.py   how long each part of a round is waited for
     local.py      local training, error feedback, and the record of that work, where the run has audits
     judge.py      what a judge measures
-    store.py      what is held: logs of rounds, the tree of valid rosters, shared states, contributions
+    store.py      what is held: contributions, the logs of rounds, the tree of valid rosters, shared states
     sync.py       hearing what is said, and getting what it rests on; wire.py: the questions and answers
     join.py       joining: from where others stand, and how to get there; members on another history
     checks/       audits of others' work; whether it comes of the data that they were to work on; what rosters prove
@@ -41,10 +40,9 @@ from swarmnode.protocols.methods.method import (
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.checks.ledger import update_ledger
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
-from swarmnode.protocols.methods.open.context import Signer
 from swarmnode.protocols.methods.open.join import Joining, Splits
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
-from swarmnode.protocols.methods.open.round import OpenRounds
+from swarmnode.protocols.methods.open.round import OpenRounds, Signer
 from swarmnode.protocols.methods.open.store import AWAY, ChainStore, Contributions
 from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
@@ -90,10 +88,8 @@ class Open(Method):
             codec_name=spec.exchange.codec,
             elements=layout.parameters,
         )
-        self.store = ChainStore(spec, layout, self.contributions, runner=parts.runner, admits=parts.admits)
-        self.sync = ChainSync(
-            run_id=run_id, store=self.store, network=parts.network, rpc=parts.rpc, state=parts.state, rng=parts.rng
-        )
+        self.store = ChainStore(parts, self.contributions)
+        self.sync = ChainSync(parts, self.store, parts.state)
         self.local = self._make_local(parts)
         self.audits: Audits | None = None
         if isinstance(self.local, TracedTrainer):
@@ -115,7 +111,7 @@ class Open(Method):
         if spec.trust.audit_share <= 0:
             return LocalTrainer(trainer, parts.runner, spec)
         if trainer.capabilities.replays and stretch_steps(spec.inner.steps, trainer.layout.parameters):
-            return TracedTrainer(trainer, parts.runner, spec, parts.texts.given)
+            return TracedTrainer(trainer, parts.runner, spec, parts.texts)
         logger.warning("the model is too large for audits, or this trainer cannot take part in them")
         return LocalTrainer(trainer, parts.runner, spec)
 

@@ -23,14 +23,18 @@ part of the round.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
 from swarmnode.protocols.chain.duty import (
     Fetch,
     Judge,
+    Own,
+    RoundView,
     WriteAvailabilityVote,
     WriteCommit,
     WriteReveal,
@@ -42,9 +46,10 @@ from swarmnode.protocols.chain.duty import (
 )
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import compose, longest_norm
-from swarmnode.protocols.chain.state import ChainState, participates, places_of, volunteers
+from swarmnode.protocols.chain.state import ChainState, HashChain, participates, places_of, volunteers
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
+    HASH,
     ONE,
     SALT,
     VERDICTS,
@@ -53,15 +58,17 @@ from swarmnode.protocols.chain.statements import (
     Entry,
     ForkChoiceVote,
     Reveal,
+    Roster,
+    Said,
     Score,
     Scores,
     Seal,
     binding_of,
     nonce_hash,
+    read,
 )
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Completed, Overtaken, Partial, RoundResult
-from swarmnode.protocols.methods.open.context import RoundContext, Signer
 from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import BURST, ChainStore
@@ -69,12 +76,66 @@ from swarmnode.protocols.methods.open.sync import ChainSync, Lost
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.state.backend import AlreadyWritten, StateError
+from swarmnode.protocols.state.sync import StateSync
 
 logger = logging.getLogger(__name__)
 
 WINDOW_SLACK = 2.0  # a round's training may take this multiple of what the median author needed in the last
 AGAIN = 1.0  # seconds until what was not here is looked for again
 NOT_LISTED = "in too few judges' lists"
+
+S = TypeVar("S", Commit, AvailabilityVote, Reveal, Seal, Scores, Roster, ForkChoiceVote)
+
+
+@dataclass(kw_only=True)
+class RoundContext(RoundView):
+    """This node's part in the round on one block, while it lasts."""
+
+    block: Block
+    evaluator: Evaluator
+    measuring: bool = False
+    fetching: bool = False
+
+    def has_offer(self, local: LocalTrainer) -> bool:
+        """Whether this node has a contribution to this round in hand."""
+        offer = local.offer
+        return offer is not None and offer.parent == self.chain.tip and bool(offer.root)
+
+
+class Signer:
+    """How one identity says things in rounds, and the secrets that only it can make, the same in each of its lives.
+
+    So a restarted node contradicts itself nowhere.
+    """
+
+    def __init__(self, state: StateSync, sync: ChainSync, secret: bytes) -> None:
+        """`secret`: 32 bytes that this identity has in this run, in every life."""
+        self._state, self._sync, self._secret = state, sync, secret
+        self.beacon = HashChain(secret)
+        self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
+
+    async def publish(self, statement: S) -> Said[S] | None:
+        """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
+        if not isinstance(statement, ForkChoiceVote) and statement.parent == self.silent_after:
+            logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
+            return None
+        try:
+            record = await self._state.write(statement.key, statement.value)
+        except AlreadyWritten:
+            logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
+            return None
+        except StateError as error:
+            logger.warning("%s could not be said: %s", statement.key, error)
+            return None
+        said: Said[S] = self._sync.insert_own(record) or read(record)
+        self._state.hurry()
+        return said
+
+    def derive(self, purpose: str, chain: ChainState) -> bytes:
+        """32 secret bytes for one purpose in one round."""
+        text = f"swarmnode/open/{purpose}/1\0{chain.round:08d}".encode()
+        return hashlib.sha256(self._secret + text + chain.tip).digest()
 
 
 class OpenRounds:
@@ -95,17 +156,17 @@ class OpenRounds:
 
         Raises Overtaken where the others are further than rosters can be replayed.
         """
-        store, me = self._store, self._parts.me
+        store = self._store
         context = self._begin()
         self.phase = "training"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._local.run, context.chain.round, store.notify)
+            nursery.start_soon(self._local.run, context.chain.round)
             nursery.start_soon(self._train_until_due, context)
             nursery.start_soon(self._timeouts.keep_time, context)
             nursery.start_soon(self._timeouts.look_for_validators, context)
             while (found := await self._followed(context, nursery)) is None and not store.out_of_sync:
                 changed = store.changed
-                for action in duties(context.chain, store.rules, context.view(me, store.norms(context.log))):
+                for action in duties(context, store.norms(context.log)):
                     match action:
                         case WriteCommit():
                             await self.commit(context)
@@ -147,9 +208,26 @@ class OpenRounds:
             seed=batch_seed(self._signer.derive("nonce", block.chain), block.chain.seed),
             longest=longest_norm(block.chain, store.rules),
         )
-        context = RoundContext(block, store.log, store.arrived, evaluator)
-        context.recall(parts.me, self._local)
+        context = RoundContext(
+            parts.me,
+            store.log,
+            store.arrived,
+            follows_nothing=block.roster is None and block.chain.empties > 0,
+            block=block,
+            evaluator=evaluator,
+        )
+        self._recall(context)
         return context
+
+    def _recall(self, context: RoundContext) -> None:
+        """Take up what this node has already said in this round, before a restart or on another fork."""
+        me, log = context.me, context.log
+        commit = log.own_commit(me)
+        cut = next((said.what for said in log.cuts.values() if said.author == me), None)
+        context.own = Own(commit, revealed=commit is not None and not context.has_offer(self._local), cut=cut)
+        if me in log.seals:  # what it sealed is known no more: it says nothing else
+            context.own.sealed = Scores(context.chain.round, context.chain.tip, bytes(HASH), bytes(SALT), None, ())
+            context.own.opened = True
 
     async def _train_until_due(self, context: RoundContext) -> None:
         """H inner steps, or until the window closes; after an empty round at once, as the work is there already.
@@ -160,7 +238,8 @@ class OpenRounds:
         """
         store, chain = self._store, context.chain
         if not context.follows_nothing:
-            await store.until(lambda: self._local.enough, deadline=context.began + chain.window / 1000)
+            with trio.move_on_at(context.began + chain.window / 1000):
+                await self._local.until_enough()
             await trio.sleep_until(self._offered + store.rules.shortest_window / 1000)
         self._offered = trio.current_time()
         members = len(self._parts.membership.members()) + 1
@@ -184,11 +263,11 @@ class OpenRounds:
         if said is None:
             await local.settle(accepted=False)
         else:
-            context.own = replace(context.own, commit=said)
+            context.own.commit = said
 
     async def reveal(self, context: RoundContext) -> None:
         """Open the commit and serve the contribution, where this life still has it."""
-        context.own = replace(context.own, revealed=True)
+        context.own.revealed = True
         chain, offer, commit = context.chain, self._local.offer, context.own.commit
         if offer is None or commit is None or not context.has_offer(self._local):
             return
@@ -206,10 +285,10 @@ class OpenRounds:
         """List these commits, once; with the hash of the nonce that draws what this judge measures on."""
         chain, nonce = context.chain, self._signer.derive("nonce", context.chain)
         before = self._store.logs.get(context.block.parent)  # nobody is missed where nothing of that round is here
-        missed = set(before.judges) - before.cuts_by_judge().keys() if before is not None else set()
+        missed = set(before.judges) - before.cut_by.keys() if before is not None else set()
         window, absent = self._next_window(context), places_of(chain, missed)
         cut = AvailabilityVote(chain.round, chain.tip, commits, nonce_hash(nonce), window, absent)
-        context.own = replace(context.own, cut=cut)
+        context.own.cut = cut
         await self._signer.publish(cut)
 
     def _next_window(self, context: RoundContext) -> int:
@@ -251,22 +330,22 @@ class OpenRounds:
         chain, signer = context.chain, self._signer
         nonce, salt = signer.derive("nonce", chain), signer.derive("seal", chain)[:SALT]
         sealed = Scores(chain.round, chain.tip, nonce, salt, context.evaluator.undo, scores)
-        context.own = replace(context.own, sealed=sealed)
+        context.own.sealed = sealed
         if await signer.publish(Seal(chain.round, chain.tip, sealed.seal)) is None:
-            context.own = replace(context.own, opened=True)
+            context.own.opened = True
 
     async def open_scores(self, context: RoundContext) -> None:
         """Say what was sealed."""
-        sealed, context.own = context.own.sealed, replace(context.own, opened=True)
-        if sealed is not None:
-            await self._signer.publish(sealed)
+        context.own.opened = True
+        if context.own.sealed is not None:
+            await self._signer.publish(context.own.sealed)
 
     # --- leader -----------------------------------------------------------------------------------------------------
 
     async def lead(self, context: RoundContext, action: WriteRoster) -> None:
         """Make the roster of an attempt."""
         chain, signer = context.chain, self._signer
-        context.own = replace(context.own, led=context.own.led | {action.attempt})
+        context.own.led |= {action.attempt}
         anchor = chain.anchors.get(self._parts.me)
         preimage = signer.beacon.preimage(anchor) if anchor is not None else b""
         state = bytes.fromhex(self._store.hashes[chain.tip])

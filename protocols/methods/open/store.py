@@ -17,29 +17,17 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import trio
 
 from swarmnode.crdt.record import Element, Record
+from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
-from swarmnode.protocols.chain.rules import Derived, Quoted, listed_commits
-from swarmnode.protocols.chain.state import ChainRules, ChainState, judges, leaders, participates, quorum, rules_of
-from swarmnode.protocols.chain.statements import (
-    AvailabilityVote,
-    Commit,
-    ForkChoiceVote,
-    InvalidStatement,
-    Reveal,
-    Roster,
-    Said,
-    Scores,
-    Seal,
-    nonce_hash,
-    opens,
-    read,
-)
+from swarmnode.protocols.chain.state import ChainState, rules_of
+from swarmnode.protocols.chain.statements import ForkChoiceVote, InvalidStatement, Said, read
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
@@ -48,16 +36,13 @@ from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.protocols.transfer.shard_tree import ShardManifest
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
-from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSpec
+from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
 AWAY = "note/away"  # key of the record by which a node says that it takes no part for now
 ROUND_KINDS = ("commit", "availability", "reveal", "score", "roster")  # kinds of what is said in a round
 VOTE_KIND = "vote"
-MAX_AUTHORS = 2048  # who commit in one round, beside validators; far more than take part, and 1 MiB of memory
-PER_AUTHOR = 2  # records under one key that a state keeps: more cannot be quoted
 LOOKED_FOR = 4096  # authors of heads that are kept, and of absences
 NEWCOMERS = 256  # peers about to join that are remembered …
 LATELY = 60.0  # … for so many seconds
@@ -74,144 +59,12 @@ STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of r
 BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are held, forks included")
 
 
-def show(metrics: Metrics, statements: Callable[[], Counter[str]], blocks: Callable[[], int]) -> None:
-    """Declare the metrics of a chain."""
-    metrics.show(STATEMENTS, statements)
-    metrics.show(BLOCKS, blocks)
-
-
 class NoState(Exception):
     """A state cannot be made here: no state before it is kept, or a contribution is gone."""
 
 
 class MissingContribution(Exception):
     """None of the peers that were asked has the contribution."""
-
-
-# --- one round --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class RoundLog:
-    """What was said in the round that builds on `chain.tip`, bounded and indexed.
-
-    It takes what honest nodes may say of that round and passes over the rest: what is said by who is no judge or leader
-    of it, or uninvited, or too much.
-    """
-
-    chain: ChainState
-    rules: ChainRules
-    commits: dict[bytes, Said[Commit]] = field(default_factory=dict)  # by id
-    cuts: dict[bytes, Said[AvailabilityVote]] = field(default_factory=dict)
-    reveals: dict[bytes, Said[Reveal]] = field(default_factory=dict)  # by commit; each opens it
-    seals: dict[str, Said[Seal]] = field(default_factory=dict)  # by judge
-    scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
-    rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
-    arrived: dict[str, float] = field(default_factory=dict)  # author of a commit -> trio time of the first
-    sealed: dict[bytes, bytes] = field(default_factory=dict)  # id -> the record's bytes, for peers
-    derived: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Derived] = field(default_factory=dict)  # by the quotes
-    _listed: tuple[int, tuple[bytes, ...]] = (0, ())  # `listed` of so many cuts
-    _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
-
-    def __post_init__(self) -> None:
-        self.judges = judges(self.chain, self.rules)
-        self.leaders = leaders(self.chain, self.rules)
-        self.quorum = quorum(self.chain, self.rules)
-
-    def insert(self, said: Said[Any], sealed: bytes, now: float) -> bool:
-        """Insert a statement; whether it is new and belongs to this round."""
-        what = said.what
-        if said.id in self.sealed or (what.round, what.parent) != (self.chain.round, self.chain.tip):
-            return False
-        match what:
-            case Commit():
-                inserted = self._insert_commit(said, now)
-            case Reveal():
-                inserted = self._insert_reveal(said)
-            case AvailabilityVote():
-                inserted = said.author in self.judges and _put(self.cuts, said)
-            case Seal():
-                inserted = said.author in self.judges and self.seals.setdefault(said.author, said) is said
-            case Scores():
-                inserted = said.author in self.judges and _put(self.scores, said)
-            case Roster():
-                inserted = said.author in self.leaders[what.attempt : what.attempt + 1] and _put(self.rosters, said)
-            case _:
-                inserted = False
-        if inserted:
-            self.sealed[said.id] = sealed
-        return inserted
-
-    def _insert_commit(self, said: Said[Commit], now: float) -> bool:
-        known = said.author in self.chain.validators or any(
-            said.author == worked.author for roster in self.chain.history[-2:] for worked in roster
-        )
-        room = known or len(self.commits) < MAX_AUTHORS
-        if not room or not participates(self.chain, said.author) or not _put(self.commits, said):
-            return False
-        self.arrived.setdefault(said.author, now)
-        for reveal in self._loose.pop(said.id, ()):
-            self._insert_reveal(reveal)
-        return True
-
-    def _insert_reveal(self, said: Said[Reveal]) -> bool:
-        commit = self.commits.get(said.what.commit)
-        if commit is None:
-            loose = self._loose.setdefault(said.what.commit, [])
-            if len(loose) >= PER_AUTHOR or len(self._loose) > MAX_AUTHORS:
-                return False
-            loose.append(said)
-            return True
-        if said.author != commit.author or not opens(said.what, commit, self.chain.run_id):
-            return False
-        return self.reveals.setdefault(commit.id, said) is said
-
-    def cuts_by_judge(self) -> dict[str, Said[AvailabilityVote]]:
-        """One cut of each judge that made one."""
-        return {said.author: said for said in self.cuts.values()}
-
-    def scores_by_judge(self) -> dict[str, Said[Scores]]:
-        """One list of opened scores of each judge whose cut is here and has the hash of its nonce."""
-        cuts = self.cuts_by_judge()
-        return {
-            said.author: said
-            for said in self.scores.values()
-            if said.author in cuts and cuts[said.author].what.nonce_hash == nonce_hash(said.what.nonce)
-        }
-
-    def listed(self) -> tuple[bytes, ...]:
-        """Ids of commits that are in more than a third of the cuts that are here."""
-        if self._listed[0] != len(self.cuts):  # it only grows
-            self._listed = len(self.cuts), listed_commits(list(self.cuts_by_judge().values()))
-        return self._listed[1]
-
-    def own_commit(self, author: str) -> Said[Commit] | None:
-        """The first commit of an author."""
-        return next((said for said in self.commits.values() if said.author == author), None)
-
-    def lacking(self, roster: Roster) -> list[bytes]:
-        """Ids of records that a roster quotes and that are not here."""
-        lacking = [id for id in roster.cuts if id not in self.cuts]
-        lacking += [id for id in roster.scores if id not in self.scores]
-        return lacking + [entry.commit for entry in roster.entries if entry.commit not in self.commits]
-
-    def quoted(self, roster: Roster, norms: dict[bytes, float]) -> Quoted:
-        """What a roster is checked against. Raises KeyError where a record that it quotes is not here."""
-        return Quoted(
-            tuple(self.cuts[id] for id in roster.cuts),
-            tuple(self.scores[id] for id in roster.scores),
-            self.commits,
-            {id: said.what for id, said in self.reveals.items()},
-            norms,
-        )
-
-
-def _put(kept: dict[bytes, Any], said: Said[Any]) -> bool:
-    """Keep it unless as many of its author's are here."""
-    if said.id in kept or sum(said.author == other.author for other in kept.values()) >= PER_AUTHOR:
-        return False
-    kept[said.id] = said
-    return True
 
 
 # --- contributions ----------------------------------------------------------------------------------------------------
@@ -233,8 +86,8 @@ class Contributions:
     within seconds, and the way over a disk, a manifest and a question to every neighbour would take longer than the
     bytes. Whoever has fetched one serves it, so that an author gives it to a few, and these to others.
 
-    Bounded by `budget` bytes; the oldest rounds go first. What no encoder makes is remembered as malformed, without
-    its bytes.
+    Bounded by CONTRIBUTIONS_BUDGET bytes; the oldest rounds go first. What no encoder makes is remembered as malformed,
+    without its bytes.
     """
 
     def __init__(
@@ -245,11 +98,10 @@ class Contributions:
         runner: Runner,
         codec_name: str,
         elements: int,
-        budget: int = CONTRIBUTIONS_BUDGET,
     ) -> None:
-        """`elements`: values in each of them; `budget`: bytes that are kept at the most."""
+        """`elements`: values in each of them."""
         self._run_id, self._bulk, self._runner = run_id, bulk, runner
-        self._codec_name, self._elements, self._budget = codec_name, elements, budget
+        self._codec_name, self._elements = codec_name, elements
         self.size = codec(codec_name).encoded_size(elements)  # bytes of each
         self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
         self._malformed: OrderedDict[bytes, None] = OrderedDict()
@@ -337,7 +189,7 @@ class Contributions:
         """Let go of rounds before this one, and of the oldest beyond the budget."""
         while self._held:
             id, oldest = next(iter(self._held.items()))
-            if oldest.round >= before and len(self._held) * self.size <= self._budget:
+            if oldest.round >= before and len(self._held) * self.size <= CONTRIBUTIONS_BUDGET:
                 return
             del self._held[id]
             self._bulk.withdraw(self._key(id))
@@ -360,23 +212,13 @@ class ChainStore:
     tree: Tree  # of valid rosters, from `begin` on
     tip: bytes = b""  # the block on which this node stands; empty before `begin`
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        layout: Layout,
-        contributions: Contributions,
-        *,
-        runner: Runner,
-        admits: Callable[[PeerId], bool] = lambda peer: True,
-    ) -> None:
-        """`admits` says whose statements count, also where a roster quotes them."""
-        self._spec, self._layout, self._runner, self._admits = spec, layout, runner, admits
-        self.rules = rules_of(spec.trust)
+    def __init__(self, parts: Context, contributions: Contributions) -> None:
+        self._spec, self._layout, self._runner = parts.spec, parts.trainer.layout, parts.runner
+        self._admits = parts.admits  # whose statements count, also where a roster quotes them
+        self.rules = rules_of(parts.spec.trust)
         self.contributions = contributions
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
-        self.last_heads: dict[
-            str, tuple[tuple[int, bytes], Said[ForkChoiceVote]]
-        ] = {}  # by author, with its record's order
+        self.last_heads: dict[str, tuple[tuple[int, bytes], Said[ForkChoiceVote]]] = {}  # with the record's order
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
         self._away: OrderedDict[PeerId, tuple[tuple[int, bytes], bool]] = OrderedDict()  # with the record's order
@@ -389,7 +231,8 @@ class ChainStore:
 
     def measure(self, metrics: Metrics) -> None:
         """Show what was received and is held."""
-        show(metrics, lambda: self.counts, lambda: len(self.tree) if self.stands else 0)
+        metrics.show(STATEMENTS, lambda: self.counts)
+        metrics.show(BLOCKS, lambda: len(self.tree) if self.stands else 0)
 
     # --- where the chain stands ---------------------------------------------------------------------------------------
 

@@ -21,20 +21,20 @@ up for by reading the last rounds again.
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import trio
 
 from swarmnode.crdt.record import Element, InvalidRecord, Record, open_element
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import CallError, Refuse
+from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import (
     AWAY,
     LOOKED_FOR,
@@ -43,7 +43,6 @@ from swarmnode.protocols.methods.open.store import (
     ChainStore,
     MissingContribution,
     NoState,
-    RoundLog,
 )
 from swarmnode.protocols.methods.open.wire import (
     BEFORE,
@@ -60,7 +59,7 @@ from swarmnode.protocols.methods.open.wire import (
     Records,
     RecordsQuery,
 )
-from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateBackend, StateError
 from swarmnode.training.outer import OuterState
 
@@ -83,11 +82,9 @@ class Lost(Exception):
 class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
-    def __init__(
-        self, *, run_id: str, store: ChainStore, network: Network, rpc: Rpc, state: StateBackend, rng: random.Random
-    ) -> None:
-        self.store, self._run_id, self._network, self._rpc, self._state = store, run_id, network, rpc, state
-        self._rng = rng
+    def __init__(self, parts: Context, store: ChainStore, state: StateBackend) -> None:
+        self.store, self._state = store, state
+        self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._examining: set[bytes] = set()  # rosters, and heads that are looked for
         self._invalid: set[bytes] = set()
         self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by validator
@@ -95,9 +92,9 @@ class ChainSync:
         self._limit = trio.CapacityLimiter(FETCHES)
         self._own: set[bytes] = set()  # records of this node that are inserted, and that the feed will bring once more
         self._nursery: trio.Nursery | None = None
-        rpc.serve(PATH, PathQuery, self._on_path)
-        rpc.serve(RECORDS, RecordsQuery, self._on_records)
-        rpc.serve(BEFORE, BeforeQuery, self._on_before)
+        parts.rpc.serve(PATH, PathQuery, self._on_path)
+        parts.rpc.serve(RECORDS, RecordsQuery, self._on_records)
+        parts.rpc.serve(BEFORE, BeforeQuery, self._on_before)
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
@@ -109,9 +106,7 @@ class ChainSync:
 
     async def move(self, to: Block) -> None:
         """Stand on a block; let go of what is long past."""
-        await self._open_round(
-            to
-        )  # a block that came with other empty ones may be in the tree before its round is open
+        await self._open_round(to)  # it may have come into the tree with other empty ones, and no round be open yet
         self.store.move(to)
         self._follow_up()
         self.store.notify()
@@ -206,32 +201,36 @@ class ChainSync:
             case Roster():
                 log = store.logs[said.what.parent]
                 if log.chain.round >= store.block.chain.round - RECENT:
-                    self._begin(said.id, said.author, partial(self._examine, log, said))
+                    self._begin(said.id, said)
             case ForkChoiceVote():
                 if said.author in store.block.chain.validators:
-                    self._begin(said.what.roster, said.author, partial(self._look_for_head, said))
+                    self._begin(said.what.roster, said)
             case AvailabilityVote() | Reveal() if said.what.parent == store.tip:
                 self.fetch_listed(store.log)
 
-    def _begin(self, id: bytes, validator: PeerId, work: Callable[[], Awaitable[None]]) -> None:
+    def _begin(self, id: bytes, said: Said[Roster] | Said[ForkChoiceVote]) -> None:
+        """Have this roster, which was said or is followed, in the tree."""
         known = id in self._examining or id in self._invalid or id in self.store.tree
         if not known and self._nursery is not None:
             self._examining.add(id)
-            self._nursery.start_soon(self._keep_trying, id, validator, work)
+            self._nursery.start_soon(self._keep_trying, id, said)
 
-    async def _keep_trying(self, id: bytes, validator: PeerId, work: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_trying(self, id: bytes, said: Said[Any]) -> None:
         wait, most = TRY_AGAIN
         try:
             while id not in self.store.tree and id not in self._invalid:
                 try:
-                    await work()
-                    del self._in_vain[validator]
+                    if isinstance(said.what, Roster):
+                        await self._examine(said)
+                    else:
+                        await self._look_for_head(said)
+                    del self._in_vain[said.author]
                     return
                 except Lost as error:
                     logger.debug("roster %s: %s; trying again", id.hex()[:12], error)
                     self.store.counts["lacking"] += 1
-                    self._in_vain[validator] += 1
-                    if self._in_vain[validator] >= GIVE_UP:
+                    self._in_vain[said.author] += 1
+                    if self._in_vain[said.author] >= GIVE_UP:
                         self._consider_out_of_sync()
                 await trio.sleep(wait * self._rng.uniform(0.8, 1.2))
                 wait = min(2 * wait, most)
@@ -259,10 +258,10 @@ class ChainSync:
 
     # --- one roster -------------------------------------------------------------------------------------------------
 
-    async def _examine(self, log: RoundLog, said: Said[Roster]) -> None:
+    async def _examine(self, said: Said[Roster]) -> None:
         """Have all that a roster rests on, check it, and put it into the tree. Raises Lost."""
         store, roster, quotes = self.store, said.what, (said.what.cuts, said.what.scores)
-        while store.logs.get(log.chain.tip) is log:  # not let go of meanwhile
+        while (log := store.logs.get(roster.parent)) is not None:  # not let go of meanwhile
             if lacking := log.lacking(roster):
                 await self._obtain_records(log, said, lacking)
                 continue
@@ -378,7 +377,7 @@ class ChainSync:
                     break
         for log in list(store.logs.values()):
             if id in log.rosters and id not in store.tree:
-                await self._examine(log, log.rosters[id])
+                await self._examine(log.rosters[id])
 
     async def have(self, id: bytes, parent: bytes) -> Block:
         """The block that `duty.follow` named, with the state after it: in the tree, or the empty one. Raises Lost."""

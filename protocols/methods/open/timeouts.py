@@ -14,10 +14,10 @@ from functools import partial
 
 import trio
 
-from swarmnode.protocols.chain.state import leaders, participates, quorum
+from swarmnode.protocols.chain.duty import RoundView
+from swarmnode.protocols.chain.state import participates, quorum
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.open.context import RoundContext
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.network import PeerId
 
@@ -38,30 +38,31 @@ class Timeouts:
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
             for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
         }
+        self._awaited = 0.0, b""  # since when others are waited for to stand behind a block, and which
         self._liveness.on_suspicion(store.notify)
 
-    async def keep_time(self, context: RoundContext) -> None:
+    async def keep_time(self, context: RoundView) -> None:
         """Say which waits of the round are over; see `duty.Timers`. Only validators need to know."""
         if self._me not in context.chain.validators:
             return
         log, chain = context.log, context.chain
-        needed, order = quorum(chain, self._store.rules), leaders(chain, self._store.rules)
+        needed, order = log.quorum, log.leaders
         closes = context.began + chain.window / 1000 + self._exchange.deadline_floor
         expected, judges = self._expected(context), set(log.judges)
         await self._wait_for("commits", lambda: expected - log.arrived.keys(), since=context.began, until=closes)
         self._set(context, commits=True)
         cut = trio.current_time()
-        await self._wait_for("cuts", lambda: judges - log.cuts_by_judge().keys())
-        if len(log.cuts_by_judge()) < needed:
+        await self._wait_for("cuts", lambda: judges - log.cut_by.keys())
+        if len(log.cut_by) < needed:
             latest = self._due(context) + self._patience("cuts")
-            await self._wait_for_late(judges, log.cuts_by_judge, needed, latest)
-        if len(log.cuts_by_judge()) >= needed:
+            await self._wait_for_late(judges, lambda: log.cut_by, needed, latest)
+        if len(log.cut_by) >= needed:
             await self._wait_for("reveals", lambda: self._unjudged(context))
             self._set(context, contributions=True)
-            await self._wait_for("scores", lambda: log.cuts_by_judge().keys() - log.scores_by_judge().keys())
+            await self._wait_for("scores", lambda: log.cut_by.keys() - log.scores_by_judge().keys())
             if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
-                await self._wait_for_late(set(log.cuts_by_judge()), log.scores_by_judge, needed, latest)
+                await self._wait_for_late(set(log.cut_by), log.scores_by_judge, needed, latest)
             self._set(context, scores=True)
         if len(log.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
@@ -89,7 +90,7 @@ class Timeouts:
         with self._liveness.watching(judges - {self._me}):
             await self._store.until(settled, deadline=latest)
 
-    async def look_for_validators(self, context: RoundContext) -> None:
+    async def look_for_validators(self, context: RoundView) -> None:
         """Notice that nobody will end the round: validators are gone, or there and silent; for who is no validator."""
         validators = context.chain.validators[:WATCHED]
         if self._me in context.chain.validators:
@@ -100,27 +101,27 @@ class Timeouts:
             gone = await self._store.until(lambda: not any(map(self._is_there, validators)), deadline=latest)
         why = "no validator is there" if gone else f"its validators have been silent for {latest - due:.0f} s"
         logger.warning("round %d: %s, so it ends empty", context.chain.round, why)
-        self._set(context, attempt=len(leaders(context.chain, self._store.rules)))
+        self._set(context, attempt=len(context.log.leaders))
 
-    def _due(self, context: RoundContext) -> float:
+    def _due(self, context: RoundView) -> float:
         """When a round's roster may be expected, in trio time, by who is no validator."""
         floor = self._exchange.deadline_floor
         return context.began + (floor if context.follows_nothing else context.chain.window / 1000 + 2 * floor)
 
-    def _given_up(self, context: RoundContext) -> float:
+    def _given_up(self, context: RoundView) -> float:
         """From when on a round may end empty although validators are there who have not said so, in trio time."""
         return self._due(context) + max(self._patience("validators"), WAITS * self._exchange.deadline_floor)
 
     # --- heads ------------------------------------------------------------------------------------------------------
 
-    def is_settled(self, context: RoundContext, wanted: bytes, nursery: trio.Nursery) -> bool:
+    def is_settled(self, context: RoundView, wanted: bytes, nursery: trio.Nursery) -> bool:
         """Whether enough validators stand behind what this node follows, or those that do not will not soon."""
         tree, tip = self._store.tree, context.chain.tip
         fork = tree.fork_point(tip, wanted)
         first = tree.path(wanted)[len(tree.path(fork))]
         at = tree[fork].chain
         heads, now, deadline = self._store.heads(), trio.current_time(), self._deadlines["heads"]
-        since, waiting = context.waited_for
+        since, waiting = self._awaited
         if tree.support(first.id, heads) >= quorum(at, self._store.rules):
             deadline.observe(now - since if waiting == first.id else 0.0)
             if first.roster is not None:
@@ -134,7 +135,7 @@ class Timeouts:
         if self._me not in at.validators and first.roster is None and fork == tip:  # a few validators who gave up early
             latest = max(latest, self._given_up(context))
         if waiting != first.id:
-            context.waited_for = now, first.id
+            self._awaited = now, first.id
             nursery.start_soon(self._await_heads, elsewhere, latest)
         return now >= latest
 
@@ -146,24 +147,24 @@ class Timeouts:
 
     # --- who is lacking ---------------------------------------------------------------------------------------------
 
-    def _expected(self, context: RoundContext) -> set[PeerId]:
+    def _expected(self, context: RoundView) -> set[PeerId]:
         """Whose commits are worth waiting for: who had work accepted lately; where nobody had, who may begin."""
         lately = {worked.author for roster in context.chain.history[-2:] for worked in roster}
         if not lately:
             lately = {self._me, *context.chain.validators, *self._store.newcomers()}
         return {peer for peer in lately if participates(context.chain, peer)}
 
-    def _unjudged(self, context: RoundContext) -> set[PeerId]:
+    def _unjudged(self, context: RoundView) -> set[PeerId]:
         """Authors of listed commits that this judge has no score for, and judges without a cut."""
         log = context.log
         lacking = {log.commits[id].author for id in log.listed() if id not in context.judged and id in log.commits}
         return lacking if self._me in log.judges else set()
 
-    def _without_roster(self, context: RoundContext, leader: PeerId) -> set[PeerId]:
+    def _without_roster(self, context: RoundView, leader: PeerId) -> set[PeerId]:
         """The leader, while no roster of this round is here whose rules hold."""
         return {leader} if self._is_open(context) else set()
 
-    def _is_open(self, context: RoundContext) -> bool:
+    def _is_open(self, context: RoundView) -> bool:
         """Whether no roster of this round is here whose rules hold."""
         return not self._store.tree.children(context.chain.tip)
 
@@ -214,6 +215,6 @@ class Timeouts:
         """Seconds that a phase may take. Who has waited for none yet, as a new judge, allows the round's window."""
         return self._deadlines[phase].seconds(first=self._store.block.chain.window / 1000)
 
-    def _set(self, context: RoundContext, **timers: bool | int) -> None:
+    def _set(self, context: RoundView, **timers: bool | int) -> None:
         context.timers = replace(context.timers, **timers)  # type: ignore[arg-type]
         self._store.notify()

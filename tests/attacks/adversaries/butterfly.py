@@ -128,7 +128,7 @@ class UnequalStatements(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction, bulk = method.reduction, method.reduction._talk._bulk
-        offered, offer = bulk._offered, reduction._talk.offer
+        offered, offer = bulk.offered, reduction._talk.offer
         twice: dict[Any, bytes] = {}
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
@@ -143,7 +143,7 @@ class UnequalStatements(ButterflyLie):
                 return type(found)(memoryview(twice[key]), found.to)
             return found
 
-        reduction._talk.offer, bulk._offered = lying, unequal  # type: ignore[method-assign]
+        reduction._talk.offer, bulk.offered = lying, unequal  # type: ignore[method-assign]
 
     def _changed(self, reduction: Any, attempt: Any, name: Any, raw: bytes) -> bytes | None:
         if name[0] != NAMES[self.kind]:

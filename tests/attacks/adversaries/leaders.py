@@ -39,7 +39,7 @@ class Leader(RoundAdversary):
             if turn.chain.round < self.first or over or action.attempt:
                 await usual(turn, action)
                 return
-            turn.own = replace(turn.own, led=turn.own.led | {action.attempt})
+            turn.own.led |= {action.attempt}
             if not self._done.is_set():
                 self.first, self.leader = turn.chain.round, name
             target.bad.add(name)
@@ -214,7 +214,7 @@ class RevertAlways(Forged):
         usual = duties.seal
 
         async def seal(turn: Any, scores: Any) -> None:
-            turn.bench.undo = MAX_GAIN
+            turn.evaluator.undo = MAX_GAIN
             await usual(turn, scores)
 
         if name in target.minority:

@@ -106,13 +106,13 @@ class CopiedCommit(OfferAdversary):
         held = target.method(LIAR).store
 
         async def say(usual: Any, statement: Any) -> Any:
-            theirs = held.book.own_commit(target.peer(self.copied))
+            theirs = held.log.own_commit(target.peer(self.copied))
             if isinstance(statement, Commit) and theirs is not None:
                 statement = replace(statement, binding=theirs.what.binding)
             if isinstance(statement, Reveal) and theirs is not None:
                 with trio.move_on_after(2.0):
-                    await held.until(lambda: theirs.id in held.book.reveals)
-                    opened = held.book.reveals[theirs.id].what
+                    await held.until(lambda: theirs.id in held.log.reveals)
+                    opened = held.log.reveals[theirs.id].what
                     statement = replace(statement, salt=opened.salt, root=opened.root)
             return await usual(statement)
 

@@ -167,7 +167,7 @@ class OneByteASecond(Adversary):
 
     async def attack(self, target: str) -> None:
         async with authenticated() as network, trio.open_nursery() as nursery:
-            want = frame(encode(bulk.Want(("block",), 0, 60.0)))
+            want = frame(encode(bulk.BulkWant(("block",), 0, 60.0)))
             for _ in range(10):
                 nursery.start_soon(self._drip, network, target, rpc.PROTOCOL, call(1, "echo", Blob(b"x" * 1024)))
                 nursery.start_soon(self._drip, network, target, bulk.PROTOCOL, want)

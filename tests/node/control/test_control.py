@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from swarmnode.node.control import LINE_LIMIT, METHOD_NOT_FOUND, PARSE_ERROR, Declined
+from swarmnode.node.control import server as server_module
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.control.server import ControlServer, may_connect
 from swarmnode.node.storage.datadir import DataDir
@@ -40,15 +41,14 @@ def serve(
     home: Path,
     check: Callable[[DataDir], Awaitable[None]],
     streams: dict[str, Any] | None = None,
-    **settings: Any,
 ) -> None:
     """Run `check` while a server with a few methods listens on the data directory `home`."""
 
     async def main() -> None:
         data_dir = DataDir(home)
         data_dir.prepare()
-        methods = {"echo": echo, "decline": decline, "broken": broken}
-        server = ControlServer(data_dir.prepare_socket(), methods, streams or {"three": three}, **settings)
+        methods = {"echo": echo, "decline": decline, "broken": broken, **(streams or {"three": three})}
+        server = ControlServer(data_dir.prepare_socket(), methods)
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 await nursery.start(server.run)
@@ -161,7 +161,7 @@ def test_only_the_owner_and_root_may_connect() -> None:
     assert not may_connect(1000, 0)
 
 
-def test_another_user_is_turned_away_before_a_request_is_read(tmp_path: Path) -> None:
+def test_another_user_is_turned_away_before_a_request_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int | None] = []
 
     def nobody(peer: int | None, own: int) -> bool:
@@ -172,7 +172,8 @@ def test_another_user_is_turned_away_before_a_request_is_read(tmp_path: Path) ->
         with pytest.raises(ControlError, match="closed the connection"):
             await trio.to_thread.run_sync(lambda: ControlClient(home.path).call("echo"))
 
-    serve(tmp_path, check, admits=nobody)
+    monkeypatch.setattr(server_module, "may_connect", nobody)
+    serve(tmp_path, check)
     assert asked == [os.getuid()]
 
 

@@ -61,15 +61,13 @@ async def _until_training(trainer: TrainerProcess, start: np.ndarray) -> None:
         await trio.sleep(0.005)
 
 
-def test_seconds_of_a_cancelled_call_are_counted_with_the_next(settings: TrainerSettings) -> None:
+def test_seconds_of_a_cancelled_call_are_counted(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         start = trainer.parameters()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_train_forever, trainer)
             await _until_training(trainer, start)
             nursery.cancel_scope.cancel()
-        assert trainer.spent["train"] == 0
-        await trainer.evaluate(thorough=False)
         assert trainer.spent["train"] > 0
 
     _with_trainer(settings, use)

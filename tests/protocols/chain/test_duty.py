@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from chains import RULES, STATE, block, cut, fair, hashed, lead, offer, row, scores, start
+from chains import RULES, STATE, block, cut, fair, hashed, lead, offer, row, say, scores, start
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +13,9 @@ from swarmnode.protocols.chain.duty import (
     Fetch,
     Judge,
     Own,
+    RoundLog,
+    RoundView,
     Timers,
-    View,
     WriteAvailabilityVote,
     WriteCommit,
     WriteReveal,
@@ -24,12 +25,11 @@ from swarmnode.protocols.chain.duty import (
     commits_to_cut,
     duties,
     follow,
-    quotable,
 )
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import check, compose
 from swarmnode.protocols.chain.state import leaders
-from swarmnode.protocols.chain.statements import MAX_COMMITS, MISSING
+from swarmnode.protocols.chain.statements import MAX_COMMITS, MISSING, Said, Seal
 
 CHAIN = start("ABCDE")
 LEADER = leaders(CHAIN, RULES)[0]
@@ -37,107 +37,109 @@ OTHER = next(peer for peer in CHAIN.validators if peer != LEADER)
 X, Y = offer(CHAIN, "X"), offer(CHAIN, "Y")
 BOTH = fair(CHAIN, RULES, [X, Y])
 COMMITS = {one.id: one.commit for one in (X, Y)}
-REVEALS = {one.id: one.reveal for one in (X, Y)}
-SEALS = {said.author: said.what.seal for said in BOTH.scores}
+REVEALS = [say(one.commit.author, one.reveal) for one in (X, Y)]
+SEALS = [say(said.author, Seal(CHAIN.round, CHAIN.tip, said.what.seal)) for said in BOTH.scores]
 JUDGED = {one.id: row(one.id, 5) for one in (X, Y)}
 CUT = cut(CHAIN, OTHER, COMMITS).what
 
 
-def does(**view: Any) -> tuple[Any, ...]:
-    return duties(CHAIN, RULES, View(**{"me": OTHER, "ready": False, **view}))
+def log_of(*said: Said[Any]) -> RoundLog:
+    """The log of a round in which this was said."""
+    log = RoundLog(CHAIN, RULES)
+    for one in said:
+        log.insert(one, b"", 0.0)
+    return log
+
+
+def does(*said: Said[Any], norms: Any = BOTH.norms, **view: Any) -> tuple[Any, ...]:
+    """What a node does where this was said."""
+    return duties(RoundView(**{"me": OTHER, "log": log_of(*said), **view}), norms)
 
 
 def test_an_author_commits_once_and_not_when_a_quorum_has_cut() -> None:
     assert does(me="X", ready=True) == (WriteCommit(),)
-    assert does(me="X", ready=True, cuts=BOTH.cuts[:2]) == (WriteCommit(),)
-    assert does(me="X", ready=True, cuts=BOTH.cuts[:3]) == ()
+    assert does(*BOTH.cuts[:2], me="X", ready=True) == (WriteCommit(),)
+    assert does(*BOTH.cuts[:3], me="X", ready=True) == ()
     assert does(me="X", ready=True, own=Own(commit=X.commit)) == ()
 
 
 def test_an_author_reveals_when_a_quorum_has_cut_and_one_lists_it() -> None:
     mine = Own(commit=X.commit)
-    assert does(me="X", own=mine, cuts=BOTH.cuts[:2]) == ()
-    assert does(me="X", own=mine, cuts=BOTH.cuts[:3]) == (WriteReveal(),)
-    assert does(me="X", own=replace(mine, revealed=True), cuts=BOTH.cuts) == ()
+    assert does(*BOTH.cuts[:2], me="X", own=mine) == ()
+    assert does(*BOTH.cuts[:3], me="X", own=mine) == (WriteReveal(),)
+    assert does(*BOTH.cuts, me="X", own=replace(mine, revealed=True)) == ()
     without = tuple(cut(CHAIN, judge, [Y.id]) for judge in "ABC")
-    assert does(me="X", own=mine, cuts=without) == ()
+    assert does(*without, me="X", own=mine) == ()
 
 
 def test_a_judge_cuts_when_its_wait_is_over_or_when_what_comes_may_be_a_copy() -> None:
     listed = WriteAvailabilityVote(tuple(sorted(COMMITS)))
-    assert does(commits=COMMITS) == ()
-    assert does(commits=COMMITS, timers=Timers(commits=True)) == (listed,)
-    assert does(commits=COMMITS, cuts=BOTH.cuts[:3]) == (listed,)
-    assert does(commits=COMMITS, reveals=REVEALS) == (listed,)
-    forged = {X.id: replace(X.reveal, root=hashed("other"))}
-    assert does(commits=COMMITS, reveals=forged) == ()
-    assert does(me="X", commits=COMMITS, timers=Timers(commits=True)) == ()
+    assert does(*COMMITS.values()) == ()
+    assert does(*COMMITS.values(), timers=Timers(commits=True)) == (listed,)
+    assert does(*COMMITS.values(), *BOTH.cuts[:3]) == (listed,)
+    assert does(*COMMITS.values(), *REVEALS) == (listed,)
+    forged = say("X", replace(X.reveal, root=hashed("other")))
+    assert does(*COMMITS.values(), forged) == ()
+    assert does(*COMMITS.values(), me="X", timers=Timers(commits=True)) == ()
 
 
 def test_a_judge_measures_what_was_opened_and_seals_when_it_has_all_or_waited() -> None:
     own = Own(cut=CUT)
-    here: dict[str, Any] = {"own": own, "commits": COMMITS, "cuts": BOTH.cuts}
-    assert does(**here) == ()
-    assert does(**here, reveals={X.id: X.reveal}) == (Judge((X.id,)),)
-    (sealed,) = does(**here, reveals=REVEALS, judged=JUDGED)
+    here = (*COMMITS.values(), *BOTH.cuts)
+    assert does(*here, own=own) == ()
+    assert does(*here, REVEALS[0], own=own) == (Judge((X.id,)),)
+    (sealed,) = does(*here, *REVEALS, own=own, judged=JUDGED)
     assert isinstance(sealed, WriteSeal) and {one.commit for one in sealed.scores} == {id[:16] for id in COMMITS}
-    (partial,) = does(**here, judged={X.id: JUDGED[X.id]}, timers=Timers(contributions=True))
+    (partial,) = does(*here, own=own, judged={X.id: JUDGED[X.id]}, timers=Timers(contributions=True))
     assert [one.found for one in partial.scores if one.commit == Y.id[:16]] == [MISSING]
-    assert does(**{**here, "cuts": BOTH.cuts[:2]}, judged=JUDGED, timers=Timers(contributions=True)) == ()
+    few = (*COMMITS.values(), *BOTH.cuts[:2])
+    assert does(*few, own=own, judged=JUDGED, timers=Timers(contributions=True)) == ()
 
 
 def test_a_judge_opens_only_when_a_quorum_has_sealed() -> None:
     sealed = next(said.what for said in BOTH.scores if said.author == OTHER)
-    here: dict[str, Any] = {"own": Own(cut=CUT, sealed=sealed), "cuts": BOTH.cuts}
-    two, three = dict(list(SEALS.items())[:2]), dict(list(SEALS.items())[:3])
-    assert does(**here, seals=two) == ()
-    assert does(**here, seals=two | {"X": bytes(32), "Y": bytes(32)}) == ()
-    assert does(**here, seals=three) == (WriteScores(),)
+    own = Own(cut=CUT, sealed=sealed)
+    strangers = [say(name, Seal(CHAIN.round, CHAIN.tip, bytes(32))) for name in "XY"]
+    assert does(*BOTH.cuts, *SEALS[:2], own=own) == ()
+    assert does(*BOTH.cuts, *SEALS[:2], *strangers, own=own) == ()
+    assert does(*BOTH.cuts, *SEALS[:3], own=own) == (WriteScores(),)
 
 
-LEADING: dict[str, Any] = {
-    "me": LEADER,
-    "own": Own(cut=CUT, sealed=BOTH.scores[0].what, opened=True),
-    "commits": COMMITS,
-    "cuts": BOTH.cuts,
-    "reveals": REVEALS,
-    "seals": SEALS,
-    "scores": BOTH.scores,
-    "norms": BOTH.norms,
-}
+HERE = (*COMMITS.values(), *BOTH.cuts, *REVEALS, *SEALS)
+LEADING: dict[str, Any] = {"me": LEADER, "own": Own(cut=CUT, sealed=BOTH.scores[0].what, opened=True)}
 
 
 def test_the_leader_of_the_attempt_leads_once_it_has_all_or_waited_and_only_it() -> None:
-    (made,) = does(**LEADING)
+    (made,) = does(*HERE, *BOTH.scores, **LEADING)
     assert isinstance(made, WriteRoster) and made.attempt == 0
     roster = compose(CHAIN, made.quoted, made.derived, attempt=0, preimage=b"", state=STATE)
     said = lead(CHAIN, RULES, made.quoted)
     assert said.what == roster
     assert check(CHAIN, RULES, said, made.quoted, state=STATE) == made.derived
-    few = {**LEADING, "scores": BOTH.scores[:3]}
-    assert does(**few) == ()
-    assert isinstance(does(**few, timers=Timers(scores=True))[0], WriteRoster)
-    assert does(**{**LEADING, "scores": BOTH.scores[:2]}, timers=Timers(scores=True)) == ()
-    assert does(**LEADING, timers=Timers(attempt=1)) == ()
-    assert does(**{**LEADING, "own": replace(LEADING["own"], led=frozenset({0}))}) == ()
-    assert does(**{**LEADING, "me": OTHER, "own": replace(LEADING["own"])}) == ()
+    assert does(*HERE, *BOTH.scores[:3], **LEADING) == ()
+    assert isinstance(does(*HERE, *BOTH.scores[:3], **LEADING, timers=Timers(scores=True))[0], WriteRoster)
+    assert does(*HERE, *BOTH.scores[:2], **LEADING, timers=Timers(scores=True)) == ()
+    assert does(*HERE, *BOTH.scores, **LEADING, timers=Timers(attempt=1)) == ()
+    has_led = {**LEADING, "own": replace(LEADING["own"], led=frozenset({0}))}
+    assert does(*HERE, *BOTH.scores, **has_led) == ()
+    assert does(*HERE, *BOTH.scores, **{**LEADING, "me": OTHER}) == ()
 
 
 def test_a_leader_gets_what_it_lacks_first() -> None:
-    (action,) = does(**{**LEADING, "norms": {}})
+    (action,) = does(*HERE, *BOTH.scores, norms={}, **LEADING)
     assert isinstance(action, Fetch) and action.commit in COMMITS
 
 
 def test_a_leader_quotes_nothing_that_it_cannot_show_to_others() -> None:
     """A cut that lists what nobody has would make a roster that nobody can check."""
     bogus = cut(CHAIN, "A", [*COMMITS, hashed("nowhere")])
-    view = View(**{**LEADING, "ready": False, "cuts": (bogus, *BOTH.cuts[1:])})
-    quoted = quotable(CHAIN, RULES, view)
+    rest = (*COMMITS.values(), *REVEALS)
+    quoted = log_of(*rest, *SEALS, bogus, *BOTH.cuts[1:], *BOTH.scores).quotable(BOTH.norms)
     assert "A" not in {said.author for said in (*quoted.cuts, *quoted.scores)}
-    unsealed = quotable(CHAIN, RULES, View(**{**LEADING, "ready": False, "seals": {}}))
+    unsealed = log_of(*rest, *BOTH.cuts, *BOTH.scores).quotable(BOTH.norms)
     assert unsealed.scores == () and len(unsealed.cuts) == 5
     other = scores(CHAIN, "A", [row(X.id, -9)])
-    liar = quotable(CHAIN, RULES, View(**{**LEADING, "ready": False, "scores": (other, *BOTH.scores[1:])}))
+    liar = log_of(*HERE, other, *BOTH.scores[1:]).quotable(BOTH.norms)
     assert other.id not in {said.id for said in liar.scores}, "what was opened is not what was sealed"
 
 
@@ -145,7 +147,7 @@ def test_of_two_cuts_of_one_judge_the_one_that_its_scores_belong_to_is_quoted() 
     second = replace(BOTH.cuts[0].what, nonce_hash=hashed("ground"))
     twin = replace(BOTH.cuts[0], id=bytes(32), what=second)
     for cuts in ((twin, *BOTH.cuts), (*BOTH.cuts, twin)):
-        quoted = quotable(CHAIN, RULES, View(**{**LEADING, "ready": False, "cuts": cuts}))
+        quoted = log_of(*COMMITS.values(), *REVEALS, *SEALS, *cuts, *BOTH.scores).quotable(BOTH.norms)
         assert BOTH.cuts[0] in quoted.cuts and twin not in quoted.cuts and len(quoted.scores) == 5
 
 
@@ -155,10 +157,13 @@ def test_all_judges_leave_out_the_same_and_no_validator_where_too_many_commit() 
     listed = commits_to_cut(CHAIN, [*many, validator])
     assert listed == commits_to_cut(CHAIN, [validator, *reversed(many)])
     assert len(listed) == MAX_COMMITS and validator.id in listed
-    foreign = offer(replace(CHAIN, round=7), "X").commit
-    uninvited = replace(CHAIN, participation=1)
-    assert commits_to_cut(CHAIN, [foreign]) == ()
-    assert commits_to_cut(uninvited, [X.commit, validator]) == (validator.id,)
+
+
+def test_the_log_of_a_round_takes_nothing_of_another_round_nor_of_who_takes_no_part() -> None:
+    foreign, validator = offer(replace(CHAIN, round=7), "X").commit, offer(CHAIN, "A").commit
+    assert not RoundLog(CHAIN, RULES).insert(foreign, b"", 0.0)
+    few = RoundLog(replace(CHAIN, participation=1), RULES)
+    assert not few.insert(X.commit, b"", 0.0) and few.insert(validator, b"", 0.0)
 
 
 # --- following --------------------------------------------------------------------------------------------------------

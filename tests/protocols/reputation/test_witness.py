@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from chains import RULES, block, fair, offer, say, start
 
+from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import Quoted
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import ForkChoiceVote
 from swarmnode.protocols.methods.open.checks.ledger import update_ledger
-from swarmnode.protocols.methods.open.store import RoundLog
 from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 

@@ -24,7 +24,7 @@ async def shelf(world: SimWorld, nursery: trio.Nursery, name: str) -> Contributi
     bulk = Bulk(world.node(name), runner=inline)
     await nursery.start(world.node(name).run)
     await nursery.start(bulk.run)
-    return Contributions(run_id=RUN, bulk=bulk, runner=inline, codec_name="topk", elements=ELEMENTS, budget=1 << 20)
+    return Contributions(run_id=RUN, bulk=bulk, runner=inline, codec_name="topk", elements=ELEMENTS)
 
 
 async def with_one(world: SimWorld, nursery: trio.Nursery, *names: str) -> bytes:

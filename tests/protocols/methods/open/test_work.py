@@ -39,7 +39,7 @@ def test_steps_of_the_call_that_a_round_cut_short_count() -> None:
         work = work_of(toy())
         for _ in range(2):
             with trio.move_on_after(10.5):
-                await work.run(0, lambda: None)
+                await work.run(0)
         assert trio.current_time() == pytest.approx(22)  # the step in hand was taken to its end
         assert work.since_offer.steps == work.since_offer.samples // work._trainer.toy.batch == 22  # type: ignore[attr-defined]
 
@@ -57,7 +57,7 @@ def test_a_step_that_does_not_end_holds_up_no_round() -> None:
     async def main() -> None:
         trainer = Stuck(ToyModel(seed=0, peer_id="me"), seconds_per_step=1e6)
         with trio.move_on_after(5):
-            await work_of(trainer).run(0, lambda: None)
+            await work_of(trainer).run(0)
         assert trio.current_time() == 5 + open_work.LET_GO
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -71,7 +71,7 @@ class Broken(SimTrainer):
 def test_what_a_trainer_cannot_do_is_raised_as_it_is() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="it cannot"):
-            await work_of(Broken(ToyModel(seed=0, peer_id="me"))).run(0, lambda: None)
+            await work_of(Broken(ToyModel(seed=0, peer_id="me"))).run(0)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
