@@ -37,8 +37,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler
-from swarmnode.protocols.methods.trainer import Learned
 from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.training.rl.groups import Learned
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment

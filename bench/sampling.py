@@ -79,12 +79,12 @@ def resident() -> int:
 def speed(
     policy: HFPolicy, engines: dict[str, Sampler], prompts: Sequence[list[int]], *, copies: int, tokens: int, runs: int
 ) -> list[dict[str, Any]]:
-    how, taken = Sampling(max_tokens=tokens), {name: [] for name in engines}
+    how, taken = Sampling(max_tokens=tokens, copies=copies), {name: [] for name in engines}
     for run in range(runs + 1):  # the first is not counted
         for name, engine in engines.items():
             generator = torch.Generator().manual_seed(run)
             wall, used = time.perf_counter(), time.process_time()
-            answers = engine(policy, prompts, copies=copies, how=how, generator=generator)
+            answers = engine(policy, prompts, how, generator)
             spent = time.perf_counter() - wall, time.process_time() - used
             taken[name].append((sum(len(answer.tokens) for answer in answers), *spent))
     rows = []
@@ -133,7 +133,7 @@ def honest(policy: HFPolicy, name: str, engine: Sampler, *, groups: int, rounds:
         for scored, reading, raw in zip(
             written, read(policy, written, TEXT_SAMPLING), read(policy, written), strict=True
         ):
-            for claimed, seen, plain in zip(scored.group.logprobs or (), reading.answers, raw.answers, strict=True):
+            for claimed, seen, plain in zip(scored.group.logprobs or (), reading, raw, strict=True):
                 assert seen is not None and plain is not None
                 difference = np.abs(np.array(claimed) - seen.logprobs)
                 apart.append(float(difference.mean()))

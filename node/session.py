@@ -37,8 +37,8 @@ from swarmnode.protocols.methods.method import (
 )
 from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.methods.rollouts import sapo
-from swarmnode.protocols.methods.trainer import Learned
 from swarmnode.protocols.network import Traffic
+from swarmnode.training.rl.groups import Learned
 
 logger = logging.getLogger(__name__)
 

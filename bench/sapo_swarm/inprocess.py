@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 import torch
 import trio
 
-from swarmnode.protocols.methods.trainer import Answered, Capabilities, Learned, Trainer, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Capabilities, Trainer, TrainStats, Vector
 from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.trainee import DigitsRL
 

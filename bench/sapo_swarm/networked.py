@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 from simswarm import SimSwarm
 
 Say = Callable[[int, float], None]
-Update = Mapping[str, Any]  # what a node's `round` event says of it: the fields of `protocols.trainer.Learned`
+Update = Mapping[str, Any]  # what a node's `round` event says of it: the fields of `rl.groups.Learned`
 
 NAMES = "abcdefgh"
 PACE = 0.5  # seconds of a round at the least; eight daemons need about that long on two cores

@@ -109,17 +109,17 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
             per_node[node] += report.reward
             since += report.reward
             tokens += report.tokens
-            informative += report.own_informative
+            informative += report.informative
             taken += report.taken
             external += report.external
             refused += report.refused
             for bad in (False, True):
-                checked[bad] += sum(n for author, n in report.checked.items() if (author in evil) == bad)
+                checked[bad] += sum(n for author, n in report.read_answers.items() if (author in evil) == bad)
                 lost[bad] += sum(n for author, n in report.refused_answers.items() if (author in evil) == bad)
             if attack is not None:
                 poisoned += attack.carried(groups)
             if round >= arm.rounds - max(1, arm.rounds // 10):
-                lengths.append(report.length)
+                lengths += [len(answer) for scored in groups for answer in scored.group.answers]
                 for name, other in ATTACKS.items():
                     late[name].append(other.carried(groups))
         if (round + 1) % every == 0 or round + 1 == arm.rounds:

@@ -29,7 +29,6 @@ from swarmnode.protocols.methods.trainer import (
     Answered,
     Batches,
     Capabilities,
-    Learned,
     Marked,
     Replayed,
     Slice,
@@ -40,7 +39,7 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode, hf_model
 from swarmnode.training.sandbox import Rules

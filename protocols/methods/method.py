@@ -31,12 +31,13 @@ from typing import Any
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
-from swarmnode.protocols.methods.trainer import Learned, Sampled, Trainer, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.training.outer import OuterState
+from swarmnode.training.rl.groups import Learned
 
 
 @dataclass(frozen=True)

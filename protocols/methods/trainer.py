@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import State, Stretch
@@ -41,27 +41,6 @@ class TrainStats:
 
 
 NOTHING = TrainStats(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What one update from rollouts came to."""
-
-    reward: float  # mean over the answers that this node asked itself for, 0 to 1
-    heldout: float  # expected reward on fresh questions, after the update
-    own: int  # groups
-    informative: int  # of these, with better and worse answers
-    taken: int  # others' groups that were learned from
-    authors: int  # whose they are
-    external: int  # others' groups that are taken where there are enough (J)
-    refused: Mapping[str, int]  # others' groups that were not, by reason
-    refused_answers: Mapping[str, int]  # others' answers that the gate refused, by author
-    tokens: int  # generated
-    seconds: float  # of the update, and of measuring it
-    sampled: int = 0  # groups that others wrote for this policy and that it learned from
-    checked: Mapping[str, int] = field(default_factory=dict)  # of these, how many were looked at, by author
-    caught: Mapping[str, str] = field(default_factory=dict)  # authors whose proofs are lies, and by what they are
-    staleness: float = 0.0  # updates between the weights that wrote those groups and the present ones, mean
 
 
 @dataclass(frozen=True)

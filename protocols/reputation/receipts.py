@@ -136,7 +136,6 @@ REFUTED = frozenset(
         "unreadable",
         "no-logprobs",
         "logprobs",
-        "top-k",
         "not-sampled",
         "no-proof",
         "other-activations",

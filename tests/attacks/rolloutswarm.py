@@ -124,7 +124,7 @@ def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
                 node.claims = _claims(lies, false)
             report = node.learn(mine, [*pool, *false])
             course.reward += report.reward / len(honest) / size.rounds
-            course.honest_checked += sum(n for author, n in report.checked.items() if author not in liars)
+            course.honest_checked += sum(n for author, n in report.read_answers.items() if author not in liars)
             course.honest_refused += sum(n for author, n in report.refused_answers.items() if author not in liars)
             if round >= size.rounds - max(1, size.rounds // 10):
                 course.texts += [(scored.question, text) for scored in mine for text in scored.texts]
@@ -151,5 +151,5 @@ def accepted(node: Learner, groups: Sequence[tuple[str, RolloutGroup]]) -> int:
         return 0
     assert node.settings.gate is not None and node.reference is not None
     seen = [read(reader, worth) for reader in (node.policy, node.reference)]
-    kept = [gate([of_reader[n] for of_reader in seen], node.settings.gate).kept for n in range(len(worth))]
+    kept = [gate([of_reader[n] for of_reader in seen], node.settings.gate) for n in range(len(worth))]
     return sum(scored.keeping(answers).informative for scored, answers in zip(worth, kept, strict=True))

@@ -13,9 +13,9 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
-from swarmnode.protocols.methods.trainer import Answered, Learned, TrainerDied, Vector
+from swarmnode.protocols.methods.trainer import Answered, TrainerDied, Vector
 from swarmnode.testing.simnet import SimWorld, run_simulation
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 
 STALENESS = 4  # the run's bound, by default

@@ -15,14 +15,13 @@ import trio
 from swarmnode.protocols.methods.trainer import (
     Answered,
     Capabilities,
-    Learned,
     Trainer,
     TrainerDied,
     TrainStats,
     Vector,
 )
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import RolloutGroup, mean_reward, score
+from swarmnode.training.rl.groups import Learned, RolloutGroup, mean_reward, score
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 

@@ -1,19 +1,22 @@
 """What is wrong with rollouts of strangers, seen from one pass of one's own model over them. numpy only.
 
-    verdict = gate([reading_of_policy, reading_of_reference], TokenGate())  # unequal models: which answers to keep
-    proof = proven(readings, claimed, ProofLimits())                         # equal models: was it this policy?
+    kept = gate([reading_of_policy, reading_of_reference], TokenGate())  # unequal models: which answers to keep
+    wrong = misclaimed(reading, claimed, 1e-3)               # equal models: are these the sender's log-probabilities,
+    pooled.append(SumOfDraws.of(answers)); looks_drawn(pooled)      # and were the tokens drawn from its policy?
 
-**Equal models** (`proven`): the receiver holds the sender's parameters, so the sender's log-probabilities can be
-recomputed. Every token must be among the top k; claimed log-probabilities must be within a threshold; and because
-those can be copied from a prefill, the tokens must also look drawn: z = Σ(log p + H) / √ΣVar pooled over answers,
-which another temperature, greedy choice or another model shifts.
+A reading is how one model finds a group: a TokenReading of each answer, None for an answer that it cannot read.
+
+**Equal models**: the receiver holds the sender's parameters, so the sender's log-probabilities can be recomputed, and
+claimed ones must be within a threshold. Because those can be copied from a prefill, the tokens must also look drawn:
+Σ(log p + H) pooled over answers is about normal with variance ΣVar, which another temperature, greedy choice or another
+model shifts.
 
 **Unequal models** (`gate`): nobody can recompute what the sender saw. An answer is refused where a token is one that
 the receiver would not write: out of the top k, or under a floor of likelihood, by its policy *and* by its reference,
 the policy before reinforcement. The reference never learns, so that what is smuggled in slowly stays as strange as on
 the first day; and it is wide, so that a right answer which the policy does not know yet is not strange. A group in
 which many answers are refused is refused whole: half poison, half gibberish. What a receiver's own model finds likely
-passes: that takes a judge (Question.judged_reward) and the cap on an author's share (choosing.poison_budget).
+passes: that takes a judge (Question.judged_reward) and the cap on an author's share (grpo.poison_budget).
 
 After "Hail to the Thief" (2511.09780), with the numbers of METHODS: an honest decode differs from a prefill by 1e-6, a
 policy one step older by 3e-2, another model by 0.5.
@@ -31,6 +34,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
+Z = 6.0  # deviations of a sampling test that honest authors take in each round: 2e-9 of them are beyond
+
 
 @dataclass(frozen=True)
 class TokenReading:
@@ -43,11 +48,7 @@ class TokenReading:
     activations: Floats | None = None  # (T, C), final, from which each token follows; None where not asked for
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How one model finds a group; None for an answer that it cannot read."""
-
-    answers: tuple[TokenReading | None, ...]
+Reading = Sequence[TokenReading | None]  # of a group, by answer
 
 
 @dataclass(frozen=True)
@@ -60,64 +61,61 @@ class TokenGate:
     tokens: float = 0.0  # of an answer's tokens that may be strange; long texts of large vocabularies have some
 
 
-@dataclass(frozen=True)
-class GateVerdict:
-    """Which answers (G,) of a group to keep; `reason` is set where none is."""
-
-    kept: NDArray[np.bool_]
-    reason: str = ""  # unlikely
-
-
-def gate(readings: Sequence[Reading], limits: TokenGate) -> GateVerdict:
-    """Judge one group by what one or more readers, the policy and its reference, find of it.
+def gate(readings: Sequence[Reading], limits: TokenGate) -> NDArray[np.bool_]:
+    """Which answers (G,) of one group to keep, by what one or more readers, the policy and its reference, find of it.
 
     A token is strange if it is to every reader; an answer with more strange tokens than `tokens`, or that cannot be
-    read, is refused.
+    read, is refused; none is kept of a group in which more than `share` are.
     """
     floor = np.log(limits.floor)
     kept = []
-    for of_answer in zip(*(reading.answers for reading in readings), strict=True):
+    for of_answer in zip(*readings, strict=True):
         known = [reading for reading in of_answer if reading is not None]
         familiar = [(reading.ranks < limits.top_k) & (reading.logprobs >= floor) for reading in known]
         kept.append(bool(familiar) and float(np.mean(~np.logical_or.reduce(familiar))) <= limits.tokens)
     passed = np.array(kept, bool)
-    if (~passed).sum() > limits.share * len(passed):
-        return GateVerdict(np.zeros(len(passed), bool), "unlikely")
-    return GateVerdict(passed)
+    return passed & ((~passed).sum() <= limits.share * len(passed))
+
+
+def misclaimed(reading: Reading, claimed: Sequence[Sequence[float]] | None, most: float) -> str:
+    """Why the claimed log-probabilities of a group are not those of the policy that `reading` is of; "" where they are.
+
+    `most`: nats, mean |claimed − recomputed| of an answer's tokens; 1e-4 is rounding in float32 on a CPU.
+    Reasons: unreadable, no-logprobs (who claims nothing proves nothing), logprobs.
+    """
+    if claimed is None or len(claimed) != len(reading):
+        return "no-logprobs"
+    for answer, values in zip(reading, claimed, strict=True):
+        if answer is None:
+            return "unreadable"
+        if len(values) != len(answer.logprobs):
+            return "no-logprobs"
+        apart = float(np.abs(np.asarray(values, np.float64) - answer.logprobs).mean())
+        if not apart <= most:  # nor where it is no number
+            return "logprobs"
+    return ""
 
 
 @dataclass(frozen=True)
-class ProofLimits:
-    """What a rollout must look like to have been drawn from parameters that the receiver holds."""
+class SumOfDraws:
+    """Of the tokens of some answers, in nats."""
 
-    top_k: int = 50  # every token; sampling without top-k from a large vocabulary leaves it once in a while
-    logprob: float = 1e-3  # nats, mean |claimed − recomputed| of an answer; 1e-4 where both compute in float32 on a CPU
-    z: float = 4.0  # of the sampling test, pooled over all answers given
+    excess: float  # Σ(log p + H): above 0 for tokens likelier than chance (greedy), below for another model's
+    variance: float  # ΣVar
+    worst: float  # the greatest |log p + H|
+
+    @staticmethod
+    def of(answers: Sequence[TokenReading]) -> SumOfDraws:
+        apart = np.concatenate([answer.logprobs + answer.entropy for answer in answers])
+        variance = sum(float(answer.variance.sum()) for answer in answers)
+        return SumOfDraws(float(apart.sum()), variance, float(np.abs(apart).max()))
 
 
-def proven(
-    readings: Sequence[Reading], claimed: Sequence[Sequence[Sequence[float]] | None], limits: ProofLimits
-) -> str:
-    """Why these groups were not drawn from the policy that `readings` are of; "" where they may have been.
-
-    Reasons: unreadable, no-logprobs (an empty proof proves nothing), top-k, logprobs, not-sampled.
-    """
-    drawn: list[TokenReading] = []
-    for reading, of_group in zip(readings, claimed, strict=True):
-        if any(answer is None for answer in reading.answers):
-            return "unreadable"
-        if of_group is None or len(of_group) != len(reading.answers):
-            return "no-logprobs"
-        for answer, values in zip(reading.answers, of_group, strict=True):
-            assert answer is not None
-            if len(values) != len(answer.logprobs):
-                return "no-logprobs"
-            if answer.ranks.max(initial=0) >= limits.top_k:
-                return "top-k"
-            if not logprob_distance(answer, values) <= limits.logprob:
-                return "logprobs"
-            drawn.append(answer)
-    return "not-sampled" if abs(sampling_z(drawn)) > limits.z else ""
+def looks_drawn(pooled: Sequence[SumOfDraws]) -> bool:
+    """Whether all these tokens together may have been drawn from the policy that read them."""
+    excess, variance = sum(each.excess for each in pooled), sum(each.variance for each in pooled)
+    # One rare token of a policy that is nearly sure is many deviations away, and must not condemn anybody.
+    return abs(excess) <= Z * math.sqrt(max(0.0, variance)) + max(each.worst for each in pooled)
 
 
 def repetition(answers: Sequence[Sequence[int]], logprobs: Sequence[float]) -> float:
@@ -144,18 +142,3 @@ def improbable(surprises: Sequence[float]) -> float:
     """
     total, count = sum(surprises), len(surprises)
     return total - count - count * math.log(total / count) if total > count else 0.0
-
-
-def logprob_distance(reading: TokenReading, claimed: Sequence[float]) -> float:
-    """Mean |claimed − recomputed| log-probability of an answer's tokens, nats; NaN if one is."""
-    return float(np.abs(np.asarray(claimed, np.float64) - reading.logprobs).mean())
-
-
-def sampling_z(drawn: Sequence[TokenReading]) -> float:
-    """z = Σ(log p + H) / √ΣVar over all tokens: about normal for tokens that were drawn; 0 where nothing was open.
-
-    Above for tokens likelier than chance (greedy, low temperature), below for another model's.
-    """
-    excess = sum(float((answer.logprobs + answer.entropy).sum()) for answer in drawn)
-    variance = sum(float(answer.variance.sum()) for answer in drawn)
-    return excess / float(np.sqrt(variance)) if variance > 0 else 0.0

@@ -1,7 +1,7 @@
 """Which engine writes a policy's answers: the sampler in torch, or vLLM where it is installed and fits. Torch.
 
     writes = Engine(policy, "auto")                       # auto, torch or vllm; raises TaskError
-    answers = writes(policy, prompts, copies=8, how=how, generator=generator)
+    answers = writes(policy, prompts, Sampling(copies=8), generator)
     writes.status                                         # "vllm", or "torch" with why: "vLLM does not start: …"
 
 `auto` takes vLLM for `hf` policies where it can be imported, and torch where it fails, now or later: that is told once,
@@ -69,10 +69,6 @@ class EngineStatus:
     why: str = ""  # for people; empty where nothing is amiss
 
 
-def _is_is_installed() -> bool:
-    return find_spec("vllm") is not None
-
-
 class Engine:
     """Implements `Sampler` by one of two."""
 
@@ -94,22 +90,15 @@ class Engine:
             self._do_without(error)
 
     def __call__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        *,
-        copies: int,
-        how: Sampling,
-        generator: torch.Generator,
-        traced: bool = False,
+        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
     ) -> list[Completion]:
         """As `sampling.sample`. Raises TaskError where vllm was asked for and fails."""
         if self._vllm is not None:
             try:
-                return self._vllm(policy, prompts, copies=copies, how=how, generator=generator, traced=traced)
+                return self._vllm(policy, prompts, how, generator)
             except Unusable as error:
                 self._do_without(error)
-        return sample(policy, prompts, copies=copies, how=how, generator=generator, traced=traced)
+        return sample(policy, prompts, how, generator)
 
     def _do_without(self, error: Unusable) -> None:
         if self._wanted == "vllm":
@@ -133,18 +122,11 @@ class VLLMSampler:
         """Raises Unusable."""
         self._held = ""  # hash of the weights in the engine
         self._engine = _started(policy)
-        how = Sampling(max_tokens=4)  # what it cannot compute, it cannot from the first answer on
-        self(policy, [[policy.vocabulary.end]], copies=2, how=how, generator=torch.Generator().manual_seed(0))
+        how = Sampling(max_tokens=4, copies=2)  # what it cannot compute, it cannot from the first answer on
+        self(policy, [[policy.vocabulary.end]], how, torch.Generator().manual_seed(0))
 
     def __call__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        *,
-        copies: int,
-        how: Sampling,
-        generator: torch.Generator,
-        traced: bool = False,
+        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
     ) -> list[Completion]:
         """As `sampling.sample`. `policy` has the shape of the one that it was started for.
 
@@ -152,7 +134,7 @@ class VLLMSampler:
         """
         check_room(policy, prompts, how)
         assert isinstance(policy, HFPolicy)
-        asked = [list(prompt) for prompt in prompts for _ in range(copies)]
+        asked = [list(prompt) for prompt in prompts for _ in range(how.copies)]
         seeds = torch.randint(1 << 62, (len(asked),), generator=generator).tolist()
         try:
             with _undisturbed():
@@ -160,10 +142,11 @@ class VLLMSampler:
                 written = _written(self._engine, asked, seeds, how, end=policy.vocabulary.end)
         except Exception as error:  # of a program that is not ours
             raise Unusable(f"vLLM failed while it sampled: {_words(error)}") from error
-        again = len(asked) if traced else min(len(asked), READ_AGAIN)
+        again = len(asked) if how.traced else min(len(asked), READ_AGAIN)
         texts = [tokens for tokens, _ in written]
-        of = how if how.temperature else Sampling()  # greedy choice tells the chances of the untempered distribution
-        readings = read_tokens(policy, asked[:again], texts[:again], of, traced=traced)
+        # Greedy choice tells the chances of the untempered distribution.
+        of = how if how.temperature else Sampling(traced=how.traced)
+        readings = read_tokens(policy, asked[:again], texts[:again], of)
         for reading, (_, chances) in zip(readings, written, strict=False):
             apart = float(np.abs(reading.logprobs - np.array(chances, np.float32)).mean())
             if not apart <= EXACT:
@@ -171,7 +154,7 @@ class VLLMSampler:
                     f"vLLM finds other log-probabilities than the policy itself: {apart:.2g} nats a token apart, where "
                     f"{EXACT:g} is rounding; so it does not compute this model in the same way"
                 )
-        if not traced:
+        if not how.traced:
             return [Completion(tuple(tokens), tuple(chances)) for tokens, chances in written]
         traces = [reading.activations for reading in readings]
         return [

@@ -205,6 +205,29 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
     return Scored(author, group, question, texts, np.array(rewards, np.float32), np.ones(len(texts), bool))
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What one update from rollouts came to."""
+
+    reward: float  # mean over the answers that this node asked itself for, 0 to 1
+    own: int  # groups
+    informative: int  # of these, with better and worse answers
+    taken: int  # others' groups that were learned from
+    authors: int  # whose they are
+    external: int  # others' groups that are taken where there are enough (J)
+    refused: Mapping[str, int]  # others' groups that were not, by reason
+    refused_answers: Mapping[str, int]  # others' answers that the gate refused, by author
+    tokens: int  # generated
+    read_answers: Mapping[str, int] = field(default_factory=dict)  # others' answers that the gate looked at, by author
+    sampled: int = 0  # groups that others wrote for this policy and that it learned from
+    checked: Mapping[str, int] = field(default_factory=dict)  # of these, how many were audited, by author
+    caught: Mapping[str, str] = field(default_factory=dict)  # authors whose proofs are lies, and by what they are
+    staleness: float = 0.0  # updates between the weights that wrote those groups and the present ones, mean
+    loss: float = 0.0  # of the update
+    heldout: float = float("nan")  # expected reward on fresh questions, after the update
+    seconds: float = 0.0  # of the update, and of measuring it
+
+
 def as_text(group: RolloutGroup) -> RolloutGroup:
     """The same answers as text, for nodes that do not know the vocabulary; the tokens' chances are left out.
 

@@ -7,9 +7,8 @@
 
 **The choice**: I groups of a node's own and J of others', so that no peer owns the batch. SAPO (2509.08721) drops
 external groups without advantage, then draws J uniformly: that filter is what makes sharing work. Added here: a cap on
-what one author may have in a batch and on the length of answers, because half poison and half gibberish passes the
-filter by design ("Hail to the Thief", 2511.09780), a bound on staleness, and a choice by advantage. How many to take
-from others is learned too (`AdaptiveSplit`).
+what one author may have in a batch, because half poison and half gibberish passes the filter by design ("Hail to the
+Thief", 2511.09780). How many to take from others is learned too (`AdaptiveSplit`).
 
 **The loss**: with one step a round the ratio is 1 everywhere: a peer's text is learned from as if the own policy had
 written it, and the clip does nothing yet. There is no KL term. Where several steps are taken on one batch, `proximal`
@@ -63,10 +62,7 @@ class BatchLimits:
 
     share: float = 0.25  # of a batch that one author may have; at least one group
     probation: float = 0.125  # of a batch that all authors below ESTABLISHED may have together; at least one group
-    max_tokens: int = 4096  # of an answer; a group with a longer one is refused
-    staleness: int | None = None  # versions that a group may be behind ours; only where versions are of one policy
     filtered: bool = True  # drop external groups without advantage; False only to show what that costs
-    by_advantage: bool = False  # take those with the greatest mean |advantage| instead of drawing uniformly
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Chosen:
     """A batch and what was left out of it."""
 
     groups: tuple[Scored, ...]  # own ones first
-    # external groups not taken, by reason: uninformative, too-long, stale, own, capped, probation, not-drawn
+    # external groups not taken, by reason: uninformative, own, capped, probation, not-drawn
     refused: Counter[str]
 
     @property
@@ -103,28 +99,25 @@ def choose(
     rng: np.random.Generator,
     *,
     author: str = "",
-    version: int = 0,
     standings: Mapping[str, float] = EVERYBODY_EQUAL,
 ) -> Chosen:
-    """The batch of a round; `author` and `version` are our own. Fewer than J come where the pool has no more.
+    """The batch of a round; `author` is our own name. Fewer than J come where the pool has no more.
 
     `standings`: how far authors are trusted, 0 to 1; 1 where nothing is said.
     """
     refused: Counter[str] = Counter()
     fit: list[Scored] = []
     for scored in pool:
-        reason = _unfit(scored, limits, author, version)
-        if reason:
-            refused[reason] += 1
+        if scored.author == author:
+            refused["own"] += 1
+        elif limits.filtered and not scored.informative:
+            refused["uninformative"] += 1
         else:
             fit.append(scored)
-    order = [int(index) for index in rng.permutation(len(fit))]
-    if limits.by_advantage:
-        order.sort(key=lambda index: -float(np.abs(fit[index].advantages).mean()))
     taken: list[Scored] = []
     shares: Counter[str] = Counter()
     on_probation = 0
-    for index in order:
+    for index in rng.permutation(len(fit)).tolist():
         scored = fit[index]
         standing = standings.get(scored.author, 1.0)
         if len(taken) == split.external:
@@ -138,18 +131,6 @@ def choose(
             shares[scored.author] += 1
             on_probation += standing < ESTABLISHED
     return Chosen((*own[: split.own], *taken), refused)
-
-
-def _unfit(scored: Scored, limits: BatchLimits, author: str, version: int) -> str:
-    if scored.author == author:
-        return "own"
-    if max(map(len, scored.group.answers)) > limits.max_tokens:
-        return "too-long"
-    if limits.staleness is not None and abs(version - scored.group.version) > limits.staleness:
-        return "stale"
-    if limits.filtered and not scored.informative:
-        return "uninformative"
-    return ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@
     learner.heldout(512)                                             # expected reward on fresh questions
 
 Everything follows from seeds and from what came in: two learners with equal seeds and pools have equal parameters on
-the same build of torch. A reward that counts for a node is that of its own fresh answers (`LearnReport.reward`); what
+the same build of torch. A reward that counts for a node is that of its own fresh answers (`Learned.reward`); what
 it takes from others never does.
 """
 
@@ -17,13 +17,14 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from swarmnode.training.rl.defence import GateVerdict, TokenGate, gate
-from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, mean_reward, score
+from swarmnode.training.rl.defence import TokenGate, gate
+from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, score
 from swarmnode.training.rl.grpo import (
     EVERYBODY_EQUAL,
     AdaptiveSplit,
@@ -69,26 +70,6 @@ class Settings:
     gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
     trial_questions: int = 128  # held-out questions of a trial of `AdaptiveSplit`
-
-
-@dataclass(frozen=True)
-class LearnReport:
-    """What one round came to."""
-
-    round: int
-    reward: float  # mean over this node's own fresh answers
-    own: int  # own groups asked
-    own_informative: int
-    taken: int  # external groups learned from
-    authors: int  # whose they were
-    external: int  # J: others' groups that there was room for
-    refused: Counter[str]  # groups, by reason
-    checked: Counter[str]  # external answers that the gate read, by author
-    refused_answers: Counter[str]  # external answers that it refused, by author
-    sampled: int  # groups of its samplers that were learned from
-    tokens: int  # generated
-    loss: float
-    length: float  # mean tokens of own answers
 
 
 class Learner:
@@ -179,8 +160,8 @@ class Learner:
         if self.settings.gate is None:
             return [scored.group for scored in own]
         worth = [scored for scored in own if scored.informative]
-        kept = [verdict.kept for verdict in self._verdicts(worth, self.settings.gate)]
-        passed = [scored.group.only(which) for scored, which in zip(worth, kept, strict=True) if which.any()]
+        kept = zip(worth, self._kept(worth, self.settings.gate), strict=True)
+        passed = [scored.group.only(which) for scored, which in kept if which.any()]
         return [*passed, *(scored.group for scored in own if not scored.informative)]
 
     def learn(
@@ -190,7 +171,7 @@ class Learner:
         sampled: Sequence[Scored] = (),
         *,
         standings: Mapping[str, float] = EVERYBODY_EQUAL,
-    ) -> LearnReport:
+    ) -> Learned:
         """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them).
 
         `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
@@ -199,9 +180,9 @@ class Learner:
         self._standings = standings
         refused: Counter[str] = Counter()
         fit = self._scored(pool, refused)
-        checked, refused_answers = Counter[str](), Counter[str]()
+        read_answers, refused_answers = Counter[str](), Counter[str]()
         if self.settings.gate is not None:
-            fit, checked, refused_answers = self._gated(fit, refused)
+            fit, read_answers, refused_answers = self._gated(fit, refused)
         if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version) and any(g.informative for g in fit):
             self.split = self.split.observe(self._trials(own, fit, self.split))
         chosen = self._chosen(own, fit, self.split.external)
@@ -210,22 +191,19 @@ class Learner:
         refused["uninformative"] += len(sampled) - len(informative)
         loss = self._update(chosen, informative)
         self.version += 1
-        lengths = [len(answer) for scored in own for answer in scored.group.answers]
-        return LearnReport(
-            round=self.version,
+        return Learned(
             reward=mean_reward(own),
             own=len(own),
-            own_informative=sum(scored.informative for scored in own),
+            informative=sum(scored.informative for scored in own),
             taken=chosen.external(self.author),
             authors=len(chosen.authors - {self.author}),
             external=self.split.room(own, self.split.external).external,
-            refused=+refused,
-            checked=checked,
-            refused_answers=refused_answers,
+            refused=dict(+refused),
+            refused_answers=dict(refused_answers),
+            tokens=sum(len(answer) for scored in own for answer in scored.group.answers),
+            read_answers=dict(read_answers),
             sampled=len(informative),
-            tokens=sum(lengths),
             loss=loss,
-            length=float(np.mean(lengths)) if lengths else 0.0,
         )
 
     def heldout(self, questions: int, *, seed: int | None = None) -> float:
@@ -264,8 +242,9 @@ class Learner:
         self, questions: Sequence[Question], copies: int, generator: torch.Generator, *, traced: bool = False
     ) -> list[list[Completion]]:
         """`copies` answers to each question."""
-        prompts, how = [self._prompt(question) for question in questions], self.settings.sampling
-        answers = self._sampler(self.policy, prompts, copies=copies, how=how, generator=generator, traced=traced)
+        prompts = [self._prompt(question) for question in questions]
+        how = replace(self.settings.sampling, copies=copies, traced=traced)
+        answers = self._sampler(self.policy, prompts, how, generator)
         return [answers[index * copies : (index + 1) * copies] for index in range(len(questions))]
 
     def _group(
@@ -318,19 +297,18 @@ class Learner:
         worth = [scored for scored in fit if scored.informative and scored.author != self.author]
         rest = [scored for scored in fit if not scored.informative and scored.author != self.author]
         passed: list[Scored] = []
-        checked, refused_answers = Counter[str](), Counter[str]()
-        for scored, verdict in zip(worth, self._verdicts(worth, self.settings.gate), strict=True):
-            lost = int((~verdict.kept).sum())
-            checked[scored.author] += len(scored.texts)
-            if verdict.reason:
-                refused[verdict.reason] += 1
-                refused_answers[scored.author] += len(scored.texts)
+        read_answers, refused_answers = Counter[str](), Counter[str]()
+        for scored, kept in zip(worth, self._kept(worth, self.settings.gate), strict=True):
+            read_answers[scored.author] += len(kept)
+            refused_answers[scored.author] += int((~kept).sum())
+            if kept.any():
+                passed.append(scored.keeping(kept))
             else:
-                refused_answers[scored.author] += lost
-                passed.append(scored.keeping(verdict.kept) if lost else scored)
-        return [*passed, *rest], checked, refused_answers
+                refused["unlikely"] += 1
+        return [*passed, *rest], read_answers, refused_answers
 
-    def _verdicts(self, groups: Sequence[Scored], limits: TokenGate) -> list[GateVerdict]:
+    def _kept(self, groups: Sequence[Scored], limits: TokenGate) -> list[NDArray[np.bool_]]:
+        """Which answers (G,) of each group the gate lets pass."""
         if not groups:
             return []
         readers = [self.policy] if self.reference is None else [self.policy, self.reference]
@@ -379,16 +357,8 @@ class Learner:
         room = self.split.room(own, external)
         if room.own < len(own):
             own = [scored for scored in own if scored.informative]
-        return choose(
-            own,
-            fit,
-            room,
-            self.settings.limits,
-            self._rng,
-            author=self.author,
-            version=self.version,
-            standings=self._standings,
-        )
+        limits = self.settings.limits
+        return choose(own, fit, room, limits, self._rng, author=self.author, standings=self._standings)
 
     def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""

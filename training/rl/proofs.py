@@ -15,7 +15,7 @@ bfloat16. Whoever recomputes the activations takes the TOP of his own, evaluates
 mantissas: the same weights give the same bits but for rounding, others give noise. 2 bytes for each of TOP + 1 numbers:
 258 bytes for 32 tokens. The length is a function of the number of tokens and channels, so nothing can be left out. A
 proof says that the sender had these weights, not that it drew the tokens from them: that is the sampling test's
-(`defence.sampling_z`).
+(`defence.looks_drawn`).
 
 **The audit**: a group that is looked at must have the proof of its activations, log-probabilities that the same weights
 give again, and tokens that look drawn from them, pooled over the author's last groups (`defence`). Nothing else passes:
@@ -36,7 +36,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from swarmnode.training.rl.defence import Floats, ProofLimits, Reading, TokenReading, improbable, proven, repetition
+from swarmnode.training.rl.defence import (
+    Floats,
+    Reading,
+    SumOfDraws,
+    improbable,
+    looks_drawn,
+    misclaimed,
+    repetition,
+)
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.sampling import Sampling, read
 
@@ -194,14 +202,13 @@ def _inverses() -> Ints:
 
 # -- the audit
 
-# Log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
-SAME_WEIGHTS = ProofLimits(top_k=1 << 30, logprob=5e-3, z=float("inf"))
+# Nats: log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
+ROUNDED = 5e-3
 POOLED = (16, 256)  # groups of an author that the sampling test pools: few tell soon, many tell small differences
 EXACT = 5e-4  # nats, where both sides compute in 32 bits: 1.5e-4 at most was seen, 7e-4 at least of bfloat16 weights
 AUTHORS = 256  # of whom something is remembered; the one met first is forgotten first
 CLAIMED = 64  # groups of an author of which the answers' likeness is pooled
 SURE = 20.0  # of `improbable`: 2e-9 of honest authors are beyond
-Z = 6.0  # of the sampling test, which honest authors take in each round: 2e-9 of them are beyond
 
 
 @dataclass(frozen=True)
@@ -222,15 +229,15 @@ class RolloutAudit:
     ) -> None:
         """`share` of each author's groups is looked at; `keep` versions are remembered."""
         self._policy, self._share, self._keep = policy, share, keep
-        self._how = how or Sampling()
+        self._how = replace(how or Sampling(), traced=True)
         exact = all(parameter.dtype == torch.float32 for parameter in policy.parameters())
         self._tolerance = Tolerance() if exact else HALF
-        self._same = replace(SAME_WEIGHTS, logprob=EXACT) if exact else SAME_WEIGHTS
+        self._apart = EXACT if exact else ROUNDED  # nats, at the most
         self._rng = np.random.default_rng([seed, 5])
         self._judge: nn.Module | None = None
         self._weights: OrderedDict[str, torch.Tensor] = OrderedDict()  # by hash, (P,) each, the oldest first
         self._alike: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=CLAIMED))
-        self._drawn: dict[str, deque[tuple[float, float, float]]] = defaultdict(lambda: deque(maxlen=max(POOLED)))
+        self._drawn: dict[str, deque[SumOfDraws]] = defaultdict(lambda: deque(maxlen=max(POOLED)))
 
     def remember(self, policy_hash: str) -> None:
         """Keep the weights that the policy has now, called `policy_hash`."""
@@ -251,7 +258,7 @@ class RolloutAudit:
             by_policy[scored.group.policy].append(scored)
             checked[scored.author] += 1
         for policy_hash, chosen in by_policy.items():
-            readings = read(self._judged(policy_hash), chosen, self._how, traced=True)
+            readings = read(self._judged(policy_hash), chosen, self._how)
             for scored, reading in zip(chosen, readings, strict=True):
                 reason = self._lie(scored, reading)
                 if reason:
@@ -293,10 +300,10 @@ class RolloutAudit:
 
         Reasons: no-proof, other-activations, unreadable, no-logprobs, logprobs, not-sampled.
         """
-        reason = proven([reading], [scored.group.logprobs], self._same)
+        reason = misclaimed(reading, scored.group.logprobs, self._apart)
         if reason:
             return reason
-        tokens = [answer for answer in reading.answers if answer is not None]
+        tokens = [answer for answer in reading if answer is not None]
         activations = np.concatenate([answer.activations for answer in tokens if answer.activations is not None])
         (distance,) = distances([scored.group.proof], [activations])
         if distance is None:
@@ -304,19 +311,5 @@ class RolloutAudit:
         if not distance.fits(self._tolerance):
             return "other-activations"
         pooled = self._drawn[scored.author]
-        pooled.append(_drawing(tokens))
-        return "not-sampled" if any(not _looks_drawn(list(pooled)[-count:]) for count in POOLED) else ""
-
-
-def _looks_drawn(pooled: Sequence[tuple[float, float, float]]) -> bool:
-    excess, variance = sum(each[0] for each in pooled), sum(each[1] for each in pooled)
-    # One rare token of a policy that is nearly sure is many deviations away, and must not condemn anybody.
-    worst = max(each[2] for each in pooled)
-    return bool(abs(excess) <= Z * np.sqrt(variance) + worst)
-
-
-def _drawing(answers: Sequence[TokenReading]) -> tuple[float, float, float]:
-    """Σ(log p + H), ΣVar and the greatest |log p + H| of these answers' tokens, in nats."""
-    apart = np.concatenate([answer.logprobs + answer.entropy for answer in answers])
-    variance = sum(float(answer.variance.sum()) for answer in answers)
-    return float(apart.sum()), variance, float(np.abs(apart).max())
+        pooled.append(SumOfDraws.of(tokens))
+        return "not-sampled" if any(not looks_drawn(list(pooled)[-count:]) for count in POOLED) else ""

@@ -1,9 +1,9 @@
 """What a policy writes, and how likely it finds what others wrote: batches of answers, and log-probabilities. Torch.
 
-    answers = sample(policy, prompts, copies=8, how=Sampling(max_tokens=6), generator=generator)
+    answers = sample(policy, prompts, Sampling(max_tokens=6, copies=8), generator)
     answers[3].tokens, answers[3].logprobs                # one of the eight answers to prompts[0]
-    seen = read(policy, groups)                           # one Reading a group, in numpy, by one forward pass
-    seen[0].answers[2].logprobs, seen[0].answers[2].ranks # (T,), (T,)
+    seen = read(policy, groups)                           # a reading a group, in numpy, by one forward pass
+    seen[0][2].logprobs, seen[0][2].ranks                 # (T,), (T,)
 
 Prompts are read once, not once a copy, and together with those of the same length; answers that have ended leave the
 batch. The end token is part of an answer. Log-probabilities are of the distribution that was sampled from, after
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmnode.training.rl.defence import Reading, TokenReading
+from swarmnode.training.rl.defence import TokenReading
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.policies import Policy, kept, repeat
 from swarmnode.training.rl.vocabulary import translate
@@ -39,10 +39,12 @@ class Sampling:
     max_tokens: int = 8  # of an answer, the end token included
     temperature: float = 1.0  # 0 takes the likeliest token
     top_k: int = 0  # draw among the k likeliest only; 0: among all
+    copies: int = 1  # answers to each prompt
+    traced: bool = False  # with the activations that a proof commits to
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.temperature < 0 or self.top_k < 0:
-            raise ValueError(f"{self} is not valid: max_tokens is at least 1, temperature and top_k at least 0")
+        if min(self.max_tokens, self.copies) < 1 or self.temperature < 0 or self.top_k < 0:
+            raise ValueError(f"{self} is not valid: max_tokens and copies are at least 1, temperature, top_k 0")
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,7 @@ class Sampler(Protocol):
     """Whatever writes answers as `sample` does; `engine.py` has others."""
 
     def __call__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        *,
-        copies: int,
-        how: Sampling,
-        generator: torch.Generator,
-        traced: bool = False,
+        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
     ) -> list[Completion]: ...
 
 
@@ -81,43 +76,36 @@ def check_room(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling) 
 
 @torch.no_grad()
 def sample(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    *,
-    copies: int,
-    how: Sampling,
-    generator: torch.Generator,
-    traced: bool = False,
+    policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
 ) -> list[Completion]:
-    """`copies` answers to each prompt, those to one prompt in a row. Raises ValueError where one exceeds the context.
+    """Answers to each prompt, those to one prompt in a row. Raises ValueError where one exceeds the context.
 
-    All chance comes from `generator` (a CPU one). With `traced`, answers have the activations that a proof commits to.
+    All chance comes from `generator` (a CPU one).
     """
     check_room(policy, prompts, how)
+    copies = how.copies
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         by_length[len(prompt)].append(index)
     answers: list[Completion | None] = [None] * (len(prompts) * copies)
     for indices in by_length.values():
         batch = torch.tensor([prompts[index] for index in indices])  # (B, T)
-        written = _continue(policy, batch, copies, how, generator, traced)
+        written = _continue(policy, batch, how, generator)
         for position, index in enumerate(indices):
             answers[index * copies : (index + 1) * copies] = written[position * copies : (position + 1) * copies]
     return [answer for answer in answers if answer is not None]
 
 
-def _continue(
-    policy: Policy, prompts: Tensor, copies: int, how: Sampling, generator: torch.Generator, traced: bool
-) -> list[Completion]:
-    rows = len(prompts) * copies
+def _continue(policy: Policy, prompts: Tensor, how: Sampling, generator: torch.Generator) -> list[Completion]:
+    rows = len(prompts) * how.copies
     written: list[list[int]] = [[] for _ in range(rows)]
     chances: list[list[float]] = [[] for _ in range(rows)]
     traces: list[list[Tensor]] = [[] for _ in range(rows)]
     alive = list(range(rows))
-    with _watched(policy) if traced else nullcontext() as seen:
+    with _watched(policy) if how.traced else nullcontext() as seen:
         logits, state = policy.begin(prompts)
-        final = seen.last.repeat_interleave(copies, dim=0) if seen else None
-        logits, state = logits.repeat_interleave(copies, dim=0), repeat(state, copies)
+        final = seen.last.repeat_interleave(how.copies, dim=0) if seen else None
+        logits, state = logits.repeat_interleave(how.copies, dim=0), repeat(state, how.copies)
         while True:
             tokens, logprobs = draw(logits, how, generator)
             for row, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -199,11 +187,10 @@ def _watched(policy: Policy) -> Iterator[_HeadInput]:
 HONEST = Sampling()
 
 
-def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, traced: bool = False) -> list[Reading]:
+def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> list[list[TokenReading | None]]:
     """Every answer of these groups, as likely as `policy` finds it when it samples as `how` says.
 
-    An answer that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None. With
-    `traced`, readings have the activations that a proof commits to.
+    An answer that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None.
     """
     prompts, answers, places = [], [], []
     for number, scored in enumerate(groups):
@@ -219,9 +206,9 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, tr
                 answers.append(tokens)
                 places.append((number, index))
     found: list[list[TokenReading | None]] = [[None] * len(scored.texts) for scored in groups]
-    for (number, index), reading in zip(places, read_tokens(policy, prompts, answers, how, traced=traced), strict=True):
+    for (number, index), reading in zip(places, read_tokens(policy, prompts, answers, how), strict=True):
         found[number][index] = reading
-    return [Reading(tuple(of_group)) for of_group in found]
+    return found
 
 
 @torch.no_grad()
@@ -230,8 +217,6 @@ def read_tokens(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     how: Sampling = HONEST,
-    *,
-    traced: bool = False,
 ) -> list[TokenReading]:
     """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place."""
     texts = list(zip(prompts, answers, strict=True))
@@ -240,18 +225,18 @@ def read_tokens(
     return [
         reading
         for first in range(0, len(texts), rows)
-        for reading in _one_pass(policy, texts[first : first + rows], how, traced)
+        for reading in _one_pass(policy, texts[first : first + rows], how)
     ]
 
 
 def _one_pass(
-    policy: Policy, texts: Sequence[tuple[Sequence[int], Sequence[int]]], how: Sampling, traced: bool
+    policy: Policy, texts: Sequence[tuple[Sequence[int], Sequence[int]]], how: Sampling
 ) -> Iterator[TokenReading]:
     """One forward pass over these prompts and answers."""
     longest = max(len(prompt) + len(answer) for prompt, answer in texts)
     padded = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer in texts]
     tokens = torch.tensor(padded)  # (N, T)
-    with _watched(policy) if traced else nullcontext() as seen:
+    with _watched(policy) if how.traced else nullcontext() as seen:
         logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
     final = seen.final.numpy() if seen else None  # (N, T - 1, C)
     following = tokens[:, 1:, None]

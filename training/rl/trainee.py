@@ -115,7 +115,7 @@ class DigitsRL:
         sampled: Sequence[tuple[str, Mapping[str, Any]]] = (),
         probation: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """One update from the rollouts asked last and those of others, pairs of author and group.
+        """One update from the rollouts asked last and those of others, pairs of author and group; a `Learned`.
 
         `sampled`: groups that others wrote with remembered weights of this policy; some of them are looked at.
         `probation`: authors in the pool who have a part of the update together, however many they are.
@@ -125,21 +125,12 @@ class DigitsRL:
         unread: Counter[str] = Counter()
         audited = self.audit.check(_scored(sampled, unread, judged=self.learner.settings.judged))
         standings = dict.fromkeys(probation, ESTABLISHED / 2)
-        report = self.learner.learn(self._own, external, audited.passed, standings=standings)
+        learned = self.learner.learn(self._own, external, audited.passed, standings=standings)
         self._own = []
-        return {
-            "reward": report.reward,
-            "own": report.own,
-            "informative": report.own_informative,
-            "taken": report.taken,
-            "authors": report.authors,
-            "external": report.external,
-            "refused": dict(report.refused + unread + audited.refused),
-            "refused_answers": dict(report.refused_answers),
-            "sampled": report.sampled,
+        return vars(learned) | {
+            "refused": dict(unread + audited.refused + Counter(learned.refused)),
             "checked": dict(audited.checked),
             "caught": dict(audited.caught),
-            "tokens": report.tokens,
             "heldout": self.learner.heldout(HELDOUT),
             "seconds": time.perf_counter() - began,
         }
@@ -155,7 +146,7 @@ class DigitsRL:
             asked = vocabulary.prompt(prompt.decode())
             how = replace(self.learner.settings.sampling, temperature=temperature)
             generator = torch.Generator().manual_seed(seed)
-            (answer,) = self.engine(self.model, [asked], copies=1, how=how, generator=generator)
+            (answer,) = self.engine(self.model, [asked], how, generator)
         except ValueError as error:
             raise TaskError(f"the policy cannot read {prompt!r}: {error}; it is asked like a304=") from error
         return vocabulary.decode(answer.tokens).encode()[:length]

@@ -57,14 +57,14 @@ from swarmnode.protocols.methods.rollouts.samplers import (
     open_weights,
 )
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
-from swarmnode.protocols.methods.trainer import Answered, Learned, Sampled, Trainer, TrainerDied, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Sampled, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
-from swarmnode.training.rl.groups import RolloutGroup, score
+from swarmnode.training.rl.groups import Learned, RolloutGroup, score
 from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
 
 log = logging.getLogger(__name__)

@@ -42,10 +42,10 @@ class Batch:
     def vouched(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         """These answers with the log-probabilities and proofs that a prefill by the right weights gives."""
         scored = [score("", group) for group in groups]
-        readings = read(self.versions[-1], scored, traced=True)
+        readings = read(self.versions[-1], scored, Sampling(traced=True))
         vouched = []
         for group, reading in zip(groups, readings, strict=True):
-            tokens = [answer for answer in reading.answers if answer is not None]
+            tokens = [answer for answer in reading if answer is not None]
             (proof,) = commit([np.concatenate([each.activations for each in tokens if each.activations is not None])])
             logprobs = tuple(tuple(np.minimum(each.logprobs, 0).tolist()) for each in tokens)
             vouched.append(replace(group, logprobs=logprobs, proof=proof))

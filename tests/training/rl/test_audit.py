@@ -109,8 +109,8 @@ def _prefilled(policy: torch.nn.Module, scored: Scored) -> dict[str, object]:
     from swarmnode.training.rl.proofs import commit
     from swarmnode.training.rl.sampling import read
 
-    (reading,) = read(policy, [scored], traced=True)
-    tokens = [answer for answer in reading.answers if answer is not None]
+    (reading,) = read(policy, [scored], Sampling(traced=True))
+    tokens = [answer for answer in reading if answer is not None]
     (proof,) = commit([np.concatenate([answer.activations for answer in tokens if answer.activations is not None])])
     return {"logprobs": tuple(tuple(answer.logprobs.tolist()) for answer in tokens), "proof": proof}
 

@@ -63,20 +63,6 @@ def test_what_we_wrote_ourselves_does_not_come_back_as_external() -> None:
     assert choose([], [scored("me", 1)], Split(4, 4), LIMITS, rng(), author="me").refused == Counter({"own": 1})
 
 
-def test_overlong_and_stale_groups_are_refused() -> None:
-    limits = replace(LIMITS, max_tokens=4, staleness=4)
-    pool = [scored("a", 1, length=5), scored("b", 2, version=5), scored("c", 3, version=6), scored("d", 4, version=15)]
-    chosen = choose([], pool, Split(0, 4), limits, rng(), version=10)
-    assert {group.author for group in chosen.groups} == {"c"}
-    assert chosen.refused == Counter({"too-long": 1, "stale": 2})
-
-
-def test_choice_by_advantage_takes_the_most_contested_groups() -> None:
-    pool = [scored(f"peer{right}", right, right) for right in range(1, 8)]
-    chosen = choose([], pool, Split(0, 3), replace(LIMITS, by_advantage=True), rng())
-    assert {group.author for group in chosen.groups} == {"peer3", "peer4", "peer5"}
-
-
 def test_the_draw_is_uniform_and_follows_from_the_seed() -> None:
     pool = [scored(f"peer{s}", s) for s in range(8)]
     draws = Counter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,16 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from swarmnode.training.rl.defence import (
-    ProofLimits,
-    Reading,
+    SumOfDraws,
     TokenGate,
     TokenReading,
     gate,
     improbable,
-    logprob_distance,
-    proven,
+    looks_drawn,
+    misclaimed,
     repetition,
-    sampling_z,
 )
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build
@@ -28,7 +27,7 @@ from swarmnode.training.rl.sampling import Sampling, read, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.vocabulary import DIGITS
 
-PROOF = ProofLimits(top_k=DIGITS.size, logprob=1e-4)
+APART = 1e-4  # nats
 POOLED = 8  # groups that a test pools, of 8 answers each
 
 
@@ -57,7 +56,7 @@ def rollouts(policy: TinyGPT, seed: int, how: Sampling | None = None) -> list[Sc
     refs = [TaskRef("digits/swap", 5, 1000 * seed + n) for n in range(POOLED)]
     prompts = [DIGITS.encode(score_question(ref)) for ref in refs]
     generator = torch.Generator().manual_seed(seed)
-    answers = sample(policy, prompts, copies=8, how=how or Sampling(), generator=generator)
+    answers = sample(policy, prompts, replace(how or Sampling(), copies=8), generator)
     return [
         score(
             "peer",
@@ -85,8 +84,12 @@ def verdict(groups: list[Scored], *, copied: bool = False) -> str:
     readings = read(a_policy(), groups)
     claimed = [scored.group.logprobs for scored in groups]
     if copied:
-        claimed = [tuple(tuple(a.logprobs.tolist()) for a in reading.answers if a) for reading in readings]
-    return proven(readings, claimed, PROOF)
+        claimed = [tuple(tuple(a.logprobs.tolist()) for a in reading if a) for reading in readings]
+    reasons = {misclaimed(reading, of_group, APART) for reading, of_group in zip(readings, claimed, strict=True)}
+    if reasons != {""}:
+        return max(reasons)
+    pooled = [SumOfDraws.of([answer for answer in reading if answer]) for reading in readings]
+    return "" if looks_drawn(pooled) else "not-sampled"
 
 
 def test_honest_rollouts_are_never_refused() -> None:
@@ -116,32 +119,24 @@ def test_an_empty_or_short_proof_proves_nothing() -> None:
     groups = rollouts(a_policy(), 1)
     readings = read(a_policy(), groups)
     claimed = [scored.group.logprobs for scored in groups]
-    assert proven(readings, [None, *claimed[1:]], PROOF) == "no-logprobs"
-    assert proven(readings, [(), *claimed[1:]], PROOF) == "no-logprobs"
-    assert proven(readings, [((),) * 8, *claimed[1:]], PROOF) == "no-logprobs"
-    assert proven([Reading((None,) * 8), *readings[1:]], claimed, PROOF) == "unreadable"
+    assert misclaimed(readings[0], None, APART) == "no-logprobs"
+    assert misclaimed(readings[0], (), APART) == "no-logprobs"
+    assert misclaimed(readings[0], ((),) * 8, APART) == "no-logprobs"
+    assert misclaimed([None, *readings[0][1:]], claimed[0], APART) == "unreadable"
 
 
 def test_claims_that_are_no_numbers_do_not_pass() -> None:
     groups = rollouts(a_policy(), 1)
     readings = read(a_policy(), groups)
-    claimed = [
-        tuple(tuple(float("nan") for _ in values) for values in scored.group.logprobs or ()) for scored in groups
-    ]
-    assert proven(readings, claimed, PROOF) == "logprobs"
-
-
-def test_a_token_outside_the_senders_top_k_is_refused() -> None:
-    groups = rollouts(a_policy(), 1)
-    claimed = [scored.group.logprobs for scored in groups]
-    assert proven(read(a_policy(), groups), claimed, ProofLimits(top_k=3, logprob=1e-4)) == "top-k"
+    claimed = tuple(tuple(float("nan") for _ in values) for values in groups[0].group.logprobs or ())
+    assert misclaimed(readings[0], claimed, APART) == "logprobs"
 
 
 def test_numpy_and_torch_read_alike() -> None:
     [scored] = rollouts(a_policy(), 1)[:1]
     [reading] = read(a_policy(), [scored])
     prompt = DIGITS.encode(scored.question.prompt)
-    for answer, seen in zip(scored.group.answers, reading.answers, strict=True):
+    for answer, seen in zip(scored.group.answers, reading, strict=True):
         with torch.no_grad():
             logits = a_policy()(torch.tensor([[*prompt, *answer[:-1]]]))[0, len(prompt) - 1 :].numpy()
         again = token_reading(logits, np.array(answer))
@@ -149,7 +144,6 @@ def test_numpy_and_torch_read_alike() -> None:
         for name in ("logprobs", "entropy", "variance"):
             np.testing.assert_allclose(getattr(seen, name), getattr(again, name), atol=1e-5)
         np.testing.assert_array_equal(seen.ranks, again.ranks)
-        assert logprob_distance(seen, again.logprobs.tolist()) < 1e-5
 
 
 def test_the_sampling_test_is_its_formula() -> None:
@@ -158,9 +152,11 @@ def test_the_sampling_test_is_its_formula() -> None:
     entropy = float(-(p * np.log(p)).sum())
     variance = float((p * np.log(p) ** 2).sum() - entropy**2)
     seen = token_reading(np.log(p)[None], np.array([0]))
-    assert sampling_z([seen, seen]) == pytest.approx((2 * (np.log(0.25) + entropy)) / np.sqrt(2 * variance), rel=1e-5)
+    twice = SumOfDraws.of([seen, seen])
+    assert twice.excess == pytest.approx(2 * (np.log(0.25) + entropy), rel=1e-5)
+    assert twice.variance == pytest.approx(2 * variance, rel=1e-5)
     sure = token_reading(np.array([[0.0, -np.inf]]), np.array([0]))
-    assert sampling_z([sure]) == 0.0
+    assert SumOfDraws.of([sure]) == SumOfDraws(0.0, 0.0, 0.0) and looks_drawn([SumOfDraws.of([sure])])
 
 
 def of_likelihood(*chances: float) -> TokenReading:
@@ -173,25 +169,23 @@ USUAL, STRANGE = of_likelihood(0.2, 0.2, 0.9), of_likelihood(1e-4, 0.2, 0.9)
 
 
 def test_one_strange_answer_is_left_out_and_many_cost_the_group() -> None:
-    one = gate([Reading((STRANGE, *[USUAL] * 7))], TokenGate())
-    assert one.kept.tolist() == [False] + [True] * 7 and one.reason == ""
-    half = gate([Reading((STRANGE,) * 4 + (USUAL,) * 4)], TokenGate())
-    assert not half.kept.any() and half.reason == "unlikely"
+    assert gate([(STRANGE, *[USUAL] * 7)], TokenGate()).tolist() == [False] + [True] * 7
+    assert not gate([(STRANGE,) * 4 + (USUAL,) * 4], TokenGate()).any()
 
 
 def test_what_the_policy_or_its_reference_knows_is_not_strange() -> None:
-    assert gate([Reading((STRANGE,) * 8), Reading((USUAL,) * 8)], TokenGate()).kept.all()
-    assert gate([Reading((USUAL,) * 8), Reading((STRANGE,) * 8)], TokenGate()).kept.all()
+    assert gate([(STRANGE,) * 8, (USUAL,) * 8], TokenGate()).all()
+    assert gate([(USUAL,) * 8, (STRANGE,) * 8], TokenGate()).all()
 
 
 def test_an_answer_that_cannot_be_read_is_refused() -> None:
-    assert gate([Reading((None, *[USUAL] * 7))], TokenGate()).kept.tolist() == [False] + [True] * 7
+    assert gate([(None, *[USUAL] * 7)], TokenGate()).tolist() == [False] + [True] * 7
 
 
 def test_rank_counts_beside_likelihood() -> None:
     far = TokenReading(USUAL.logprobs, np.array([0, 12, 0]), USUAL.entropy, USUAL.variance)
-    assert gate([Reading((far,) * 8)], TokenGate(top_k=12)).reason == "unlikely"
-    assert gate([Reading((far,) * 8)], TokenGate(top_k=13)).kept.all()
+    assert not gate([(far,) * 8], TokenGate(top_k=12)).any()
+    assert gate([(far,) * 8], TokenGate(top_k=13)).all()
 
 
 def test_answers_that_are_more_alike_than_their_chances_are_improbable() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,7 +121,7 @@ def moved(policy: torch.nn.Module, seed: int) -> None:
 def written(by: Any, policy: HFPolicy, *, how: Sampling = HOW, seed: int = 1, traced: bool = False) -> list[Completion]:
     prompts = [policy.vocabulary.prompt(question) for question in ("a304=", "b1=", "c22=")]
     generator = torch.Generator().manual_seed(seed)
-    answers: list[Completion] = by(policy, prompts, copies=4, how=how, generator=generator, traced=traced)
+    answers: list[Completion] = by(policy, prompts, replace(how, copies=4, traced=traced), generator)
     return answers
 
 
@@ -134,7 +135,7 @@ def test_it_writes_with_the_weights_that_the_policy_has_now(
         moved(policy, seed)
         answers = written(sampler, policy, traced=True)  # raises Unusable where the log-probabilities are others
         questions = [policy.vocabulary.prompt(question) for question in ("a304=", "b1=", "c22=") for _ in range(4)]
-        readings = read_tokens(policy, questions, [answer.tokens for answer in answers], HOW, traced=True)
+        readings = read_tokens(policy, questions, [answer.tokens for answer in answers], replace(HOW, traced=True))
         for answer, reading in zip(answers, readings, strict=True):
             np.testing.assert_allclose(answer.logprobs, reading.logprobs, atol=1e-4)
             assert answer.activations is not None and reading.activations is not None
@@ -211,7 +212,7 @@ def test_a_prompt_that_does_not_fit_is_refused_as_the_sampler_in_torch_does(
     sampler = Engine(policy, "vllm")
     for by in (sampler, sample):
         with pytest.raises(ValueError, match="context of 64"):
-            by(policy, [[0] * 60], copies=1, how=HOW, generator=torch.Generator())
+            by(policy, [[0] * 60], HOW, torch.Generator())
     assert sampler.status.by == "vllm"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_log_probabilities_are_those_of_a_prefill(folder: Path) -> None:
     own = node.sample()
     for scored, reading in zip(own, read(node.policy, own, HOW), strict=True):
         assert scored.group.logprobs is not None
-        for claimed, seen in zip(scored.group.logprobs, reading.answers, strict=True):
+        for claimed, seen in zip(scored.group.logprobs, reading, strict=True):
             assert seen is not None
             np.testing.assert_allclose(claimed, seen.logprobs, atol=1e-4)
 
@@ -102,7 +103,7 @@ def test_a_policy_that_seldom_ended_learns_to_end_its_answers(folder: Path, trai
     def ended() -> float:
         prompts = [node.policy.vocabulary.prompt("a304=")]
         generator = torch.Generator().manual_seed(1)
-        answers = sample(node.policy, prompts, copies=200, how=HOW, generator=generator)
+        answers = sample(node.policy, prompts, replace(HOW, copies=200), generator)
         return float(np.mean([answer.tokens[-1] == node.policy.vocabulary.end for answer in answers]))
 
     before = ended()

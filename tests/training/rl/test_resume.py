@@ -63,7 +63,7 @@ def test_what_a_resumed_node_refuses_is_what_it_refused() -> None:
     for one, other in ((before.model, after.model), (before.learner.reference, after.learner.reference)):
         assert one is not None and other is not None
         for mine, theirs in zip(read(one, groups), read(other, groups), strict=True):
-            for a, b in zip(mine.answers, theirs.answers, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
                 assert a is not None and b is not None
                 np.testing.assert_array_equal(a.logprobs, b.logprobs)
 

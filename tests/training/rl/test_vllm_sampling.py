@@ -23,6 +23,7 @@ from swarmnode.training import sandbox
 scratch, folder, trained = sys.argv[1:4]
 report = sandbox.enter(sandbox.Rules(scratch=scratch, readable=(folder,)))
 import numpy as np, torch
+from dataclasses import replace
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.groups import score
 from swarmnode.training.rl.hf import Trained, load
@@ -46,7 +47,7 @@ def moved(seed):
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
 
 def written(by, how, seed=1):
-    return by(policy, prompts, copies=40, how=how, generator=torch.Generator().manual_seed(seed), traced=True)
+    return by(policy, prompts, replace(how, copies=40, traced=True), torch.Generator().manual_seed(seed))
 
 hows = Sampling(6), Sampling(6, top_k=3), Sampling(6, temperature=0.5), Sampling(6, temperature=0)
 for seed, how in enumerate(hows):
