@@ -100,7 +100,8 @@ class Node:
             self.shard_store,
             runner=in_thread,
             limits=limits.shards,
-            gave=trust.receipts.gave,
+            deliveries=trust.receipts,
+            standings=trust,
         )
         self.liveness = Liveness(self.rpc)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)

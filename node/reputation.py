@@ -74,7 +74,6 @@ class PeerTrust(PeerPolicy):
         """Tie the parts of a node that are there without a run. Network and NAT traversal have our answers already."""
         self._network = network
         network.scoring.watch(rpc.violations, bulk.violations, shards.violations)
-        shards.server.prefer(self.standing)
 
     async def join(self, folder: Path, *, state: StateBackend, sync: StateSync, membership: Membership) -> Reputation:
         """Tie the run: what keeps its ledger, in `folder`."""

@@ -155,6 +155,8 @@ SEAMS = (
     ("protocols/network.py", "Network"),
     ("protocols/state/backend.py", "StateBackend"),
     ("protocols/calls/rpc.py", "Rpc"),
+    ("protocols/transfer/bulk.py", "Bulk"),
+    ("protocols/transfer/shards.py", "Shards"),
 )
 
 

@@ -1,35 +1,37 @@
-"""Shards on disk: their contents, verified on the way in and on the way out, whole again after any crash.
+"""The shard store: complete and half-fetched shards in one folder, under a cap, whole again after any crash.
 
-Which files there are, and which of them go when room is short, is `shardindex`'s.
+    shards/<id>.shard   a complete shard; its modification time is when it was last used
+    shards/<id>.part    one that is being fetched: verified chunks at their places, room for the others
+    shards/<id>.tree    size and leaf hashes of either
+    shards/<id>.pin     empty: do not evict
+    shards/.…           on its way in; left over where the daemon was killed
 
-A `.shard` was synced before it got that name; its `.tree` can be made again from it. A `.part` says nothing about
-which chunks it has: when the fetch goes on, the chunks that are there are hashed again (2 GB/s and more), which costs
-less than syncing a bitmap with each chunk would, and believes nobody.
+The folder is the index: at start it is listed, nothing is read. Contents are verified on the way in and on the way out.
+A `.shard` was synced before it got that name; its `.tree` can be made again from it.
 
-All methods block but those that say so; they may be called from any thread.
+The cap counts whole sizes, half-fetched shards included, so a fetch that began has its room. Where room is short,
+half-fetched shards that nobody fetches go first, then unpinned ones, the one used longest ago first. Where even that
+would not do, nothing is evicted and the newcomer is refused. Open files stay readable after eviction.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from swarmnode.node.storage.datadir import DataDirError, sync_directory
-from swarmnode.node.storage.shardindex import (
-    BATCH,
-    STAMP_EVERY,
-    Collected,
-    FileIntake,
-    Kept,
-    ShardEntry,
-    ShardIndex,
+from swarmnode.node.storage.shardfiles import (
     StoreFull,
+    Unreadable,
     explained,
     hashed,
     read_tree,
@@ -45,24 +47,241 @@ from swarmnode.protocols.transfer.shard_tree import (
     ShardManifest,
     bits_of,
     chunk_count,
+    leaf,
     run_length,
 )
-from swarmnode.protocols.transfer.shard_wire import ShardNotHeld
+from swarmnode.protocols.transfer.shard_wire import Holding, ShardNotHeld
 
-__all__ = ["Collected", "Kept", "ShardStore"]
-
+MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
+STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
 TREES = 16  # manifests kept in memory: 8 MiB of the largest
+BATCH = 32  # chunks that one step of `put` copies: some ms, so that it can be cancelled between
+
+_NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
 
 
-class ShardStore(ShardIndex):
+@dataclass(frozen=True)
+class Kept:
+    """One shard in the store, as a person sees it."""
+
+    shard: ShardId
+    size: int  # bytes
+    chunks: int
+    complete: bool
+    pinned: bool
+    used: float  # seconds since the epoch
+    fetching: bool
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection freed."""
+
+    shards: tuple[ShardId, ...]
+    size: int  # bytes
+
+
+@dataclass
+class ShardEntry:
+    """One shard in the index."""
+
+    size: int
+    complete: bool
+    used: float
+    pinned: bool = False
+    fetches: int = 0  # in progress; more than none keeps it from being evicted
+    have: int = 0  # bit set of verified chunks, where it is not complete
+    stamped: float = 0.0  # when its use was last noted on disk
+    checked: int = 0  # bit set of chunks whose bytes on disk were verified since then
+
+
+class ShardStore:
     """The shards under one folder, at most `cap` bytes of them. Opening raises Unreadable.
 
-    `clock` gives seconds since the epoch.
+    Methods may be called from any thread; all block but those that say so.
     """
 
-    def __init__(self, folder: Path, *, cap: int, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(folder, cap=cap, clock=clock)
+    def __init__(self, folder: Path, *, cap: int) -> None:
+        self.folder = folder
+        self.cap = cap
+        self._lock = threading.RLock()  # held for looks at the index, never for reading or writing chunks
+        self._entries: dict[ShardId, ShardEntry] = {}
+        self._taking_in: dict[Path, int] = {}  # files on their way in, and the bytes reserved for them
         self._trees: OrderedDict[ShardId, ShardManifest] = OrderedDict()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._list()
+        except OSError as error:
+            raise explained(error, folder) from error
+
+    def _list(self) -> None:
+        """Make the index from the folder; files that belong to nothing are deleted."""
+        found: dict[str, dict[str, os.stat_result]] = {}
+        with os.scandir(self.folder) as files:
+            for file in files:
+                named = _NAME.fullmatch(file.name)
+                if named is not None:
+                    found.setdefault(named[1], {})[named[2]] = file.stat(follow_symlinks=False)
+                elif file.name.startswith("."):
+                    os.unlink(file.path)
+        for name, files_of in found.items():
+            whole = files_of.get("shard")
+            content = whole or (files_of.get("part") if "tree" in files_of else None)
+            if content is not None:
+                entry = ShardEntry(content.st_size, whole is not None, content.st_mtime, pinned="pin" in files_of)
+                self._entries[bytes.fromhex(name)] = entry
+            for suffix in files_of:
+                if content is None or (suffix == "part" and whole is not None):
+                    (self.folder / f"{name}.{suffix}").unlink()
+
+    # -- looking; from memory
+
+    def holding(self, shard: ShardId) -> Holding:
+        """What is here and verified. Does not block."""
+        entry = self._entries.get(shard)
+        if entry is None or not (entry.complete or entry.have):
+            return Holding()
+        if entry.complete:
+            return Holding(entry.size, True)
+        return Holding(entry.size, False, entry.have.to_bytes((chunk_count(entry.size) + 7) // 8, "little"))
+
+    def recent(self, limit: int) -> tuple[ShardId, ...]:
+        """Complete shards, pinned ones first, then those used last. Does not block."""
+        with self._lock:
+            whole = [(not entry.pinned, -entry.used, shard) for shard, entry in self._entries.items() if entry.complete]
+        return tuple(shard for _, _, shard in sorted(whole)[:limit])
+
+    def kept(self) -> tuple[Kept, ...]:
+        """All that is here, the one used last first. Does not block."""
+        with self._lock:
+            listed = [
+                Kept(
+                    shard,
+                    entry.size,
+                    chunk_count(entry.size) if entry.complete else entry.have.bit_count(),
+                    entry.complete,
+                    entry.pinned,
+                    entry.used,
+                    entry.fetches > 0,
+                )
+                for shard, entry in self._entries.items()
+            ]
+        return tuple(sorted(listed, key=lambda kept: (-kept.used, kept.shard)))
+
+    @property
+    def used(self) -> int:
+        """Bytes that count against the cap. Does not block."""
+        with self._lock:
+            return sum(entry.size for entry in self._entries.values()) + sum(self._taking_in.values())
+
+    def path(self, shard: ShardId) -> Path:
+        """The file of a complete shard, to be opened at once and never written. Raises ShardNotHeld. Does not block."""
+        entry = self._entries.get(shard)
+        if entry is None or not entry.complete:
+            raise ShardNotHeld(f"shard {shard.hex()} is not here, or not all of it")
+        return self._file(shard, "shard")
+
+    # -- keeping and losing
+
+    def pin(self, shard: ShardId, pinned: bool = True) -> None:
+        """Keep a shard whatever room is needed, or no longer. Raises ShardNotHeld, NoRoom or Unreadable."""
+        path = self._file(shard, "pin")
+        with self._lock:
+            entry = self._entries.get(shard)
+            if entry is None:
+                raise ShardNotHeld(f"shard {shard.hex()} is not here; get it first")
+            try:
+                if pinned:
+                    path.touch(mode=0o600)
+                else:
+                    path.unlink(missing_ok=True)
+                sync_directory(self.folder)
+            except OSError as error:
+                raise explained(error, path) from error
+            entry.pinned = pinned
+
+    def drop(self, shard: ShardId) -> None:
+        """Delete a shard, unless it is pinned or being fetched."""
+        with self._lock:
+            entry = self._entries.get(shard)
+            if entry is not None and not entry.pinned and not entry.fetches:
+                self._forget(shard)
+
+    def collect(self, *, unpinned: bool = False) -> Collected:
+        """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned."""
+        with self._lock:
+            doomed = [
+                shard
+                for shard, entry in self._entries.items()
+                if not entry.fetches and not entry.pinned and (unpinned or not entry.complete)
+            ]
+            size = sum(self._entries[shard].size for shard in doomed)
+            for shard in doomed:
+                self._forget(shard)
+            excess = self._evictable(max(0, self.used - self.cap)) or []
+            size += sum(self._entries[shard].size for shard in excess)
+            for shard in excess:
+                self._forget(shard)
+        return Collected((*doomed, *excess), size)
+
+    def _make_room(self, size: int) -> None:
+        """Evict until `size` more bytes fit. Raises StoreFull, with nothing evicted, where they cannot."""
+        over = self.used + size - self.cap
+        free = os.statvfs(self.folder)
+        short = size + MARGIN - free.f_bavail * free.f_frsize
+        doomed = self._evictable(max(over, short))
+        if doomed is None:
+            why = (
+                f"the cap of {self.cap} bytes" if over > short else f"the disk, of which {MARGIN >> 20} MiB stay free,"
+            )
+            raise StoreFull(
+                f"{self.folder}: {size} bytes more do not fit: {why} leaves no room, and the rest is pinned or in use. "
+                "Unpin or collect shards (swarmnode shards ls, gc), or raise the cap."
+            )
+        for shard in doomed:
+            self._forget(shard)
+
+    def _evictable(self, size: int) -> list[ShardId] | None:
+        """The shards to evict for `size` bytes, none too many; None where all together do not suffice."""
+        candidates = sorted(
+            (entry.complete, entry.used, shard)
+            for shard, entry in self._entries.items()
+            if not entry.pinned and not entry.fetches
+        )
+        chosen: list[ShardId] = []
+        for _, _, shard in candidates:
+            if size <= 0:
+                break
+            chosen.append(shard)
+            size -= self._entries[shard].size
+        return chosen if size <= 0 else None
+
+    def _forget(self, shard: ShardId) -> None:
+        with self._lock:
+            self._entries.pop(shard, None)
+            for suffix in ("shard", "part", "pin", "tree"):  # the tree last: without it the others mean nothing
+                self._file(shard, suffix).unlink(missing_ok=True)
+
+    def _damaged(self, shard: ShardId) -> None:
+        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
+        with self._lock:
+            entry = self._entries.get(shard)
+            if entry is not None:
+                if entry.complete:
+                    os.replace(self._file(shard, "shard"), self._file(shard, "part"))
+                entry.complete, entry.have, entry.checked = False, 0, 0
+
+    def _stamp(self, shard: ShardId, entry: ShardEntry) -> None:
+        """The shard is in use now; from time to time the disk is told."""
+        entry.used = time.time()
+        if entry.used - entry.stamped >= STAMP_EVERY:
+            entry.stamped, entry.checked = entry.used, 0
+            if entry.complete:
+                with contextlib.suppress(FileNotFoundError):  # evicted in this moment
+                    os.utime(self._file(shard, "shard"), (entry.used, entry.used))
+
+    def _file(self, shard: ShardId, suffix: str) -> Path:
+        return self.folder / f"{shard.hex()}.{suffix}"
 
     # -- reading
 
@@ -125,7 +344,7 @@ class ShardStore(ShardIndex):
         That is where the chunks were verified within the last minute and the kernel still has them in memory.
         """
         entry = self._entries.get(shard)
-        if entry is None or self._clock() - entry.stamped >= STAMP_EVERY or not hasattr(os, "RWF_NOWAIT"):  # not macOS
+        if entry is None or time.time() - entry.stamped >= STAMP_EVERY or not hasattr(os, "RWF_NOWAIT"):  # not macOS
             return 0
         count = min(len(room) // CHUNK, chunk_count(entry.size) - index)
         wanted = bits_of(index, max(0, count))
@@ -137,7 +356,7 @@ class ShardStore(ShardIndex):
                 got = os.preadv(file.fileno(), [chunks], index * CHUNK, os.RWF_NOWAIT)
         except OSError:  # what is wrong, and whether it matters, `read` will find
             return 0
-        entry.used = self._clock()
+        entry.used = time.time()
         return got if got == len(chunks) else 0
 
     def export(self, shard: ShardId, target: Path) -> None:
@@ -172,7 +391,7 @@ class ShardStore(ShardIndex):
             entry = self._entries.get(shard)
             if entry is None:
                 self._make_room(manifest.size)
-                entry = self._entries[shard] = ShardEntry(manifest.size, False, self._clock())
+                entry = self._entries[shard] = ShardEntry(manifest.size, False, time.time())
                 fresh = True
             else:
                 fresh = False
@@ -218,7 +437,7 @@ class ShardStore(ShardIndex):
         except OSError as error:
             raise explained(error, part) from error
         with self._lock:
-            entry.complete, entry.used = True, self._clock()
+            entry.complete, entry.used = True, time.time()
             entry.fetches -= 1
 
     def suspend(self, shard: ShardId) -> None:
@@ -230,30 +449,52 @@ class ShardStore(ShardIndex):
 
     # -- putting
 
-    def intake(self, source: Path) -> FileIntake:
-        """Begin to take in a file. Raises NoRoom or Unreadable."""
+    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
+        """Take in a file, some ms of work with each step; gives its id last, and None before.
+
+        Raises NoRoom or Unreadable. Closed before the last step, it forgets the file.
+        """
         try:
-            file = open(source, "rb")  # noqa: SIM115 (the intake closes it)
+            file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:
             raise unusable(error, source, "read") from error
-        try:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_SIZE:
-                raise StoreFull(f"{source}: {size} bytes; a shard has at most {MAX_SIZE}. Cut the file into several.")
-            with self._lock:
-                self._make_room(size)
-                descriptor, name = tempfile.mkstemp(prefix=".in-", dir=self.folder)
-                self._taking_in[Path(name)] = size
-            return FileIntake(self, file, os.fdopen(descriptor, "wb"), Path(name), size)
-        except OSError as error:
-            file.close()
-            raise explained(error, self.folder) from error
-        except BaseException:
-            file.close()
-            raise
+        with file:
+            try:
+                yield from self._copied(file, os.fstat(file.fileno()).st_size)
+            except (OSError, DataDirError) as error:
+                raise explained(error, self.folder) from error
 
-    def admit(self, copy: Path, manifest: ShardManifest) -> None:
-        """Give a synced copy in this folder its name. For FileIntake."""
+    def _copied(self, source: BinaryIO, size: int) -> Generator[ShardId | None, None, None]:
+        """Copy and hash a file of `size` bytes, sync it and let it be a shard."""
+        if size > MAX_SIZE:
+            raise StoreFull(f"{source.name}: {size} bytes; a shard has at most {MAX_SIZE}. Cut the file into several.")
+        with self._lock:
+            self._make_room(size)
+            descriptor, name = tempfile.mkstemp(prefix=".in-", dir=self.folder)
+            copy = Path(name)
+            self._taking_in[copy] = size
+        try:
+            leaves = bytearray()
+            with os.fdopen(descriptor, "wb") as file:
+                while chunk := source.read(CHUNK):
+                    if file.tell() + len(chunk) > size:
+                        raise Unreadable(f"{source.name}: grew while it was read; put it again when it is finished")
+                    file.write(chunk)
+                    leaves += leaf(chunk)
+                    if file.tell() % (BATCH * CHUNK) == 0:
+                        yield None
+                file.flush()
+                os.fsync(file.fileno())
+                manifest = ShardManifest(file.tell(), bytes(leaves))
+            self._admit(copy, manifest)
+        finally:
+            with self._lock:
+                self._taking_in.pop(copy, None)
+                copy.unlink(missing_ok=True)  # admitted, it has another name
+        yield manifest.id
+
+    def _admit(self, copy: Path, manifest: ShardManifest) -> None:
+        """Give a synced copy in this folder its name."""
         shard = manifest.id
         write_tree(self._file(shard, "tree"), manifest)
         with self._lock:
@@ -261,18 +502,12 @@ class ShardStore(ShardIndex):
             os.replace(copy, self._file(shard, "shard"))
             self._taking_in.pop(copy, None)
             if entry is None:
-                entry = self._entries[shard] = ShardEntry(manifest.size, True, self._clock())
+                entry = self._entries[shard] = ShardEntry(manifest.size, True, time.time())
             elif not entry.complete and not entry.fetches:
                 self._file(shard, "part").unlink(missing_ok=True)
-            entry.complete, entry.used = True, self._clock()
+            entry.complete, entry.used = True, time.time()
         sync_directory(self.folder)
         self._remember(manifest)
-
-    def discard(self, copy: Path) -> None:
-        """Forget a copy that was not admitted. For FileIntake."""
-        with self._lock:
-            if self._taking_in.pop(copy, None) is not None:
-                copy.unlink(missing_ok=True)
 
     # -- files
 

@@ -1,7 +1,7 @@
 """What else the ledger learns at the end of each epoch: what peers served and relayed, promises kept, rollouts.
 
     receipts = Receipts()
-    Shards(…, gave=receipts.gave)                                    # each fetch tells what every provider gave
+    Shards(…, deliveries=receipts)                                   # each fetch tells what every provider gave
     Libp2pNetwork(…, carried=receipts.served)                        # and each circuit what its relay carried
     nursery.start_soon(PromiseChecks(shards, store, receipts).run)  # and now and then a promise is tested
     receipts.tell(ledger)                                            # at the end of each epoch …
@@ -13,7 +13,7 @@ nothing by carrying what its own identities send.
 
 Whoever says that it has a shard and then does not send it breaks a promise (`Saw.KEPT`), with the shard as evidence. A
 promise is tested by asking one provider, drawn from all who say that they have one of this node's own newest shards
-complete, for one chunk drawn at random, which its proof ties to the shard's id (as in Gauntlet's and Filecoin's spot
+complete, for one chunk drawn at random, which its hash ties to the own shard (as in Gauntlet's and Filecoin's spot
 checks, without a deadline that would measure the link instead).
 
 Who may fail when, and what is then true:

@@ -41,6 +41,11 @@ class Channel:
             raise StreamBroken("the peer ended the stream")
         return decode(kind, raw, limit=MAX_MESSAGE)
 
+    async def fill(self, room: memoryview) -> None:
+        """Fill `room` with the raw bytes that follow. Raises StreamBroken."""
+        if not await self.reader.fill(room):
+            raise StreamBroken("the peer ended the stream in the middle of its answer")
+
 
 class Channels:
     """The channels of one protocol. `run` follows the peers; before and after it nothing is kept."""

@@ -20,36 +20,38 @@ Who may fail when, and what is then true:
 - it does not have what it said: the chunk is looked for elsewhere, and after a few it is dropped;
 - nobody is left: the scout goes on for `patience` seconds, then Unavailable; what has arrived stays in the store.
 
-Memory: one answer for each provider and a few in the write buffer, whatever the shard's size.
+Memory: one answer for each provider and a few that wait to be written, whatever the shard's size.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import mmap
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.limits import EASED_FOR
 from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.channels import Channel, Channels
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
 from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,
-    NO_ROOM,
     Have,
     Holding,
     Holdings,
     Leaves,
-    ShardChannel,
-    ShardChannels,
+    Piece,
     ShardError,
     ShardLimits,
     ShardNotHeld,
@@ -62,8 +64,6 @@ from swarmnode.protocols.wire import WireError
 
 log = logging.getLogger(__name__)
 
-Gave = Callable[[PeerId, ShardId, int, bool], None]  # a provider, its verified bytes, whether it had what it said
-
 COMPANIONS = 32  # peers remembered that others named as fetching the same shard
 ASKED_LATELY = 60.0  # seconds for which a peer that asked for a shard is taken for one that fetches it
 ASKERS_KEPT = 1024
@@ -71,7 +71,16 @@ EMPTY_PROMISES = 8  # chunks that a provider may lack although it said it had th
 LOOK_AGAIN = (0.05, 1.0)  # seconds, at least and at most, between two looks at whose chunks have become overdue
 BATCH = 2  # answers written at once; four gain nothing that could be measured, and take twice the memory
 ROOMS = 2 * BATCH  # answers that wait or are being written; who brings one more waits, so this bounds the memory
-GATHER = 0.01  # seconds that a verified answer waits for others
+NO_ROOM = memoryview(bytearray())
+BRIEF_REFRESH = 0.5  # seconds between looks at what others have, in a fetch into memory: many begin it together
+BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: others have their turn there
+
+
+class DeliveryLog(Protocol):
+    """Who keeps what providers gave."""
+
+    def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
+        """A provider sent so many verified bytes of a shard in one fetch, and had what it said, or had not."""
 
 
 class Askers:
@@ -98,11 +107,11 @@ class FetchContext:
     network: Network
     rpc: Rpc
     runner: Runner
-    channels: ShardChannels
+    channels: Channels
     violations: Violations
     counts: Counter[str]
     limits: ShardLimits
-    gave: Gave
+    deliveries: DeliveryLog | None
     askers: Askers
 
     async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
@@ -120,73 +129,103 @@ class FetchContext:
             return None
         return answer.shards[0]
 
+    async def ask_manifest(self, peer: PeerId, shard: ShardId) -> ShardManifest:
+        """The manifest of `shard`, from `peer`. Raises CallError, or WireError for a false one."""
+        answer = await self.rpc.call(peer, MANIFEST, WantManifest(shard), Leaves, timeout=self.limits.call)
+        try:
+            manifest = ShardManifest(answer.size, answer.leaves)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+        if await self.runner(lambda: manifest.id) != shard:
+            raise WireError("sent a manifest of another shard")
+        return manifest
 
-class Job:
-    """One fetch and those who wait for it."""
+    async def read(self, peer: PeerId, manifest: ShardManifest, run: Run) -> bytes:
+        """Chunks from `peer`, verified. Raises NetworkError, or WireError for others than those asked for."""
+        with trio.move_on_after(self.limits.first_chunk):
+            async with self.channels.lent(peer) as channel:
+                await channel.ask(ShardWant(manifest.id, run.first, run.count))
+                size = (await channel.answer(Piece)).size
+                if size < 0:
+                    channel.clean = True
+                    raise NetworkError("it does not have the chunk")
+                if size != run_length(manifest.size, run.first, run.count):
+                    raise WireError(f"Piece: {size} bytes for {run.count} chunks from {run.first} on")
+                chunks = memoryview(bytearray(size))
+                await channel.fill(chunks)
+                channel.clean = True
+                if not manifest.fit(run.first, chunks):
+                    raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
+                return bytes(chunks)
+        raise StreamBroken(f"no chunk within {self.limits.first_chunk:g} s")
 
-    def __init__(self, shard: ShardId, store: Store, limits: ShardLimits, *, brief: bool) -> None:
-        """`brief`: the shard lives in memory for minutes, so that nobody announces it or is measured by it."""
-        self.shard = shard
-        self.store = store
-        self.limits = limits
-        self.brief = brief
-        self.hints: dict[PeerId, None] = {}  # named by the callers
-        self.companions: OrderedDict[PeerId, None] = OrderedDict()  # who asked others for it: they will have it soon
-        self.listeners: list[Callable[[int, int], None]] = []
-        self.callers = 0
-        self.scope = trio.CancelScope()
-        self.done = trio.Event()
-        self.error: ShardError | None = None
+    def lied(self, peer: PeerId, what: str) -> None:
+        self.counts["lies"] += 1
+        self.violations.note(peer, what, Kind.LIE)
 
-    def note_companion(self, peer: PeerId) -> None:
-        self.companions[peer] = None
-        if len(self.companions) > COMPANIONS:
-            self.companions.popitem(last=False)
+
+Answer = tuple[int, memoryview, memoryview]  # first chunk, chunks, and the room that they lie in
 
 
 class ShardFetch:
-    """Runs once; `run` returns when the shard is complete in the store. Raises NoRoom or Unavailable."""
+    """One fetch and those who wait for it, until `ended`: then the shard is complete, or `error` says why not."""
 
-    def __init__(self, job: Job, context: FetchContext, *, seed: int) -> None:
-        self._job = job
-        self._shard, self._store, self._limits = job.shard, job.store, job.limits
+    def __init__(self, shard: ShardId, store: Store, context: FetchContext, *, brief: bool, seed: int) -> None:
+        """`brief`: the shard lives in memory for minutes, so that nobody announces it or is measured by it."""
+        self.shard = shard
+        self.store = store
+        self.brief = brief
+        self.hints: dict[PeerId, None] = {}  # named by the callers
+        self.listeners: list[Callable[[int, int], None]] = []
+        self.callers = 0
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.error: ShardError | None = None
         self._context = context
+        self._limits = limits = context.limits
+        if brief:  # fewer and larger answers: a machine that makes a state ready is busy, and answers late
+            ahead, answer = 4 * limits.ahead, 4 * limits.answer
+            self._limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer)
         self._seed = seed
         self._plan: Plan | None = None
         self._begun = trio.Event()  # the manifest is known, and the store has made room
         self._beginning = trio.Lock()
-        self._done = trio.Event()
-        self._failure: ShardError | None = None
+        self._asked_for_manifest: list[trio.CancelScope] = []
+        self._done = trio.Event()  # all is written, or the store failed, or nobody is left
         self._tried: set[PeerId] = set()  # being asked, or drawn from
-        self._asking = trio.Semaphore(job.limits.sources)
+        self._asking = trio.Semaphore(self._limits.sources)
         self._banned: set[PeerId] = set()
+        self._companions: OrderedDict[PeerId, None] = OrderedDict()  # who asked others for it: they will have it soon
         self._search_now = trio.Event()
-        self._write_buffer = WriteBuffer(
-            self._shard, store=job.store, runner=context.runner, written=self._written, failed=self._fail
-        )
-        self._moved_at = trio.current_time()  # when the last chunk came
+        self._to_write, self._answers = trio.open_memory_channel[Answer](math.inf)
+        self._empty, self._rooms = trio.open_memory_channel[memoryview](ROOMS)
+        for _ in range(ROOMS):
+            self._empty.send_nowait(NO_ROOM)
+        self._unwritten = 0  # answers that came and are not written yet
+        self._moved_at = 0.0  # trio time: when the last chunk came
 
     async def run(self) -> None:
-        """Fetch until complete; in the end the store has finished the shard or suspended it."""
+        """Fetch until complete; in the end the store has finished the shard or suspended it. Raises ShardError."""
+        self._moved_at = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_buffer.run)
+                nursery.start_soon(self._write)
                 nursery.start_soon(self._scout, nursery)
                 with suppress(ShardNotHeld):  # the manifest is here where an earlier fetch began
-                    await self._begin(await self._context.runner(lambda: self._store.manifest(self._shard)))
+                    await self._begin(await self._context.runner(lambda: self.store.manifest(self.shard)))
                 await self._done.wait()
                 nursery.cancel_scope.cancel()
-            if self._failure is not None:
-                raise self._failure
-            await self._context.runner(lambda: self._store.finish(self._shard))
+            if self.error is not None:
+                raise self.error
+            await self._context.runner(lambda: self.store.finish(self.shard))
         except BaseException:
             if self._begun.is_set():
                 with trio.CancelScope(shield=True):
-                    await self._context.runner(lambda: self._store.suspend(self._shard))
+                    await self._context.runner(lambda: self.store.suspend(self.shard))
             raise
 
     def _fail(self, error: ShardError) -> None:
-        self._failure = self._failure or error
+        self.error = self.error or error
         self._done.set()
 
     # -- finding providers
@@ -199,7 +238,7 @@ class ShardFetch:
                 self._search_now = trio.Event()
                 next_search = trio.current_time() + self._limits.search
                 nursery.start_soon(self._search_known)
-                if not self._job.brief:
+                if not self.brief:
                     nursery.start_soon(self._search_dht)
             else:
                 looks += 1
@@ -207,7 +246,7 @@ class ShardFetch:
                 for source in sources:  # of those who have all, one after the other, for who else asked them
                     if not source.complete or source is whole[looks % len(whole)]:
                         nursery.start_soon(self._refresh, source)
-                for peer in (*self._job.companions, *self._context.askers.of(self._shard)):
+                for peer in (*self._companions, *self._context.askers.of(self.shard)):
                     nursery.start_soon(self._try, peer)
                 if not sources:
                     nursery.start_soon(self._search_known)
@@ -220,7 +259,7 @@ class ShardFetch:
         return () if self._plan is None else tuple(self._plan.sources.values())
 
     def _what_is_missing(self) -> str:
-        name = self._shard.hex()
+        name = self.shard.hex()
         if self._plan is None:
             return f"shard {name}: nobody who can be reached has it"
         here = self._plan.here
@@ -230,13 +269,13 @@ class ShardFetch:
         )
 
     async def _search_known(self) -> None:
-        known = dict.fromkeys((*self._job.hints, *(view.peer for view in self._context.network.peers())))
+        known = dict.fromkeys((*self.hints, *(view.peer for view in self._context.network.peers())))
         async with trio.open_nursery() as nursery:
             for peer in known:
                 nursery.start_soon(self._try, peer)
 
     async def _search_dht(self) -> None:
-        found = await self._context.network.find_providers(self._shard)
+        found = await self._context.network.find_providers(self.shard)
         async with trio.open_nursery() as nursery:
             for peer in found:
                 nursery.start_soon(self._try, peer)
@@ -251,24 +290,22 @@ class ShardFetch:
                 holding = await self._ask(peer)
                 if holding is None or not (holding.complete or holding.bits()):
                     return
-                if not self._begun.is_set() and not await self._learn_manifest(peer):
-                    return
-            assert self._plan is not None
+                await self._learn_manifest(peer)
+            if self._plan is None:
+                return
             size = self._plan.manifest.size
             if holding.size != size:
-                self._lied(peer, f"says that a shard of {size} bytes has {holding.size}")
-            elif len(self._plan.sources) < self._limits.sources:
+                raise WireError(f"says that a shard of {size} bytes has {holding.size}")
+            if len(self._plan.sources) < self._limits.sources:
                 source = Source(peer, self._plan.chunks_of(holding), self._limits)
                 await self._draw_from(self._plan, source)
-                if (
-                    source.broken_promises >= EMPTY_PROMISES
-                    and not self._job.brief
-                    and await self._still_promises(peer)
-                ):
-                    self._context.gave(peer, self._shard, 0, False)
+                broken = source.broken_promises >= EMPTY_PROMISES and not self.brief
+                if broken and await self._still_promises(peer):
+                    self._deliver(peer, 0, False)
         except WireError as error:
-            self._lied(peer, str(error))
-        except NetworkError as error:
+            self._banned.add(peer)
+            self._context.lied(peer, str(error))
+        except (NetworkError, CallError) as error:
             self._context.counts["sources_lost"] += 1
             log.debug("a fetch goes on without %s: %s", peer, error)
         finally:
@@ -276,21 +313,18 @@ class ShardFetch:
 
     async def _ask(self, peer: PeerId) -> Holding | None:
         """What `peer` says it has, and whom it names as fetching the same."""
-        holding = await self._context.ask_holding(peer, self._shard)
+        holding = await self._context.ask_holding(peer, self.shard)
         for asker in holding.askers if holding is not None else ():
             if asker != self._context.network.me:
-                self._job.note_companion(asker)
+                self._companions[asker] = None
+        while len(self._companions) > COMPANIONS:
+            self._companions.popitem(last=False)
         return holding
 
     async def _still_promises(self, peer: PeerId) -> bool:
         """Whether a provider that sends nothing says even now that it has the whole shard: it may have dropped it."""
         holding = await self._ask(peer)
         return holding is not None and holding.complete
-
-    def _lied(self, peer: PeerId, what: str) -> None:
-        self._banned.add(peer)
-        self._context.counts["lies"] += 1
-        self._context.violations.note(peer, what, Kind.LIE)
 
     async def _refresh(self, source: Source) -> None:
         """Learn which chunks a half-complete provider has by now."""
@@ -303,55 +337,33 @@ class ShardFetch:
 
     # -- the manifest
 
-    async def _learn_manifest(self, peer: PeerId) -> bool:
-        """Whether the shard's manifest is known, from this peer or meanwhile from another."""
-        manifest: ShardManifest | None = None
-        async with trio.open_nursery() as nursery:
-
-            async def stop_when_known() -> None:
-                await self._begun.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(stop_when_known)
-            manifest = await self._manifest_of(peer)
-            nursery.cancel_scope.cancel()
-        if manifest is not None:
-            await self._begin(manifest)
-        return self._begun.is_set()
-
-    async def _manifest_of(self, peer: PeerId) -> ShardManifest | None:
-        try:
-            answer = await self._context.rpc.call(
-                peer, MANIFEST, WantManifest(self._shard), Leaves, timeout=self._limits.call
-            )
-            manifest = ShardManifest(answer.size, answer.leaves)
-            if await self._context.runner(lambda: manifest.id) == self._shard:
-                return manifest
-            self._lied(peer, "sent a manifest of another shard")
-        except CallError:
-            self._context.counts["sources_lost"] += 1
-        except ValueError as error:
-            self._lied(peer, str(error))
-        return None
+    async def _learn_manifest(self, peer: PeerId) -> None:
+        """Ask for the manifest, until another peer was faster. Raises CallError, or WireError for a false one."""
+        if self._begun.is_set():
+            return
+        with trio.CancelScope() as asking:
+            self._asked_for_manifest.append(asking)
+            await self._begin(await self._context.ask_manifest(peer, self.shard))
 
     async def _begin(self, manifest: ShardManifest) -> None:
         async with self._beginning:
-            if self._begun.is_set() or self._failure is not None:
+            if self._begun.is_set() or self.error is not None:
                 return
             try:
                 with trio.CancelScope(shield=True):  # else the store might have begun, and nobody would suspend it
-                    here = await self._context.runner(lambda: self._store.begin(manifest))
+                    here = await self._context.runner(lambda: self.store.begin(manifest))
                     self._begun.set()
             except ShardError as error:
                 self._fail(error)
                 return
-            self._plan = Plan(manifest, here, self._seed, spare=self._job.brief)
+            self._plan = Plan(manifest, here, self._seed, spare=self.brief)
+            for asking in self._asked_for_manifest:
+                asking.cancel()
             self._tell(self._plan)
-            if self._plan.complete:
-                self._done.set()
+            self._look_whether_done()
 
     def _tell(self, plan: Plan) -> None:
-        for listener in tuple(self._job.listeners):
+        for listener in tuple(self.listeners):
             listener(plan.in_hand, plan.manifest.size)
 
     # -- drawing from one provider
@@ -362,150 +374,126 @@ class ShardFetch:
         moved = True
         try:
             while moved:
-                channel = await self._context.channels.take(source.peer)
-                try:
-                    async with trio.open_nursery() as nursery:
-                        for job in (self._request, self._receive):
-                            nursery.start_soon(self._until_over, job, plan, source, channel, nursery.cancel_scope)
-                finally:
-                    await self._context.channels.give_back(channel, good=not source.asked and source.failure is None)
+                async with self._context.channels.lent(source.peer) as channel:
+                    try:
+                        async with trio.open_nursery() as nursery:
+                            nursery.start_soon(self._request, plan, source, channel, nursery.cancel_scope)
+                            nursery.start_soon(self._receive, plan, source, channel, nursery.cancel_scope)
+                    finally:
+                        channel.clean = not source.asked and source.failure is None
                 moved = channel.left_behind and source.failure is None
         finally:
             plan.remove(source)
-            if not self._job.brief:
-                self._context.gave(source.peer, self._shard, source.delivered, True)
+            self._deliver(source.peer, source.delivered, True)
             if not plan.sources:
                 self._search_now.set()
         if source.failure is not None:
             raise source.failure
 
-    async def _until_over(
-        self,
-        job: Callable[[Plan, Source, ShardChannel], Awaitable[None]],
-        plan: Plan,
-        source: Source,
-        channel: ShardChannel,
-        scope: trio.CancelScope,
-    ) -> None:
-        try:
-            await job(plan, source, channel)
-        except (WireError, NetworkError) as error:
-            source.failure = source.failure or error
-        finally:
-            scope.cancel()
+    def _deliver(self, peer: PeerId, size: int, kept: bool) -> None:
+        if self._context.deliveries is not None and not self.brief:
+            self._context.deliveries.gave(peer, self.shard, size, kept)
 
-    async def _request(self, plan: Plan, source: Source, channel: ShardChannel) -> None:
+    async def _request(self, plan: Plan, source: Source, channel: Channel, scope: trio.CancelScope) -> None:
         """Keep the provider's window full, on a stream whose path is the best there is."""
-        while source.asked or not channel.left_behind:
-            source.look = trio.Event()
-            chosen = [] if channel.left_behind else plan.next_for(source, trio.current_time())
-            if chosen:
-                source.work.set()
-                await channel.ask([ShardWant(self._shard, run.first, count=run.count) for run in chosen])
-            least, most = LOOK_AGAIN
-            with trio.move_on_after(min(most, max(least, source.pace.usual or least))):
-                await source.look.wait()
+        with _until_over(source, scope):
+            while source.asked or not channel.left_behind:
+                source.look = trio.Event()
+                chosen = [] if channel.left_behind else plan.next_for(source, trio.current_time())
+                if chosen:
+                    source.work.set()
+                    await channel.ask(*(ShardWant(self.shard, run.first, run.count) for run in chosen))
+                least, most = LOOK_AGAIN
+                with trio.move_on_after(min(most, max(least, source.pace.usual or least))):
+                    await source.look.wait()
 
-    async def _receive(self, plan: Plan, source: Source, channel: ShardChannel) -> None:
+    async def _receive(self, plan: Plan, source: Source, channel: Channel, scope: trio.CancelScope) -> None:
         """Take what the provider sends, answer by answer, until it has broken too many promises."""
-        while source.broken_promises < EMPTY_PROMISES:
-            if not source.asked:
-                source.work = trio.Event()
-                await source.work.wait()
-                continue
-            run, allowed = source.asked[0], source.pace.seconds()
-            given = 0
-            with trio.move_on_after(allowed) as scope:
-                piece = await channel.piece()
-                if piece.size >= 0:
-                    given = chunk_count(piece.size)
-                    if not 1 <= given <= run.count or piece.size != run_length(plan.manifest.size, run.first, given):
-                        raise WireError(f"Piece: {piece.size} bytes for {run.count} chunks from {run.first} on")
-                    chunks = await channel.raw(piece.size)
-            if scope.cancelled_caught:
-                raise StreamBroken(f"no chunk within {allowed:.1f} s")
-            if given:
-                source.pace.observe((trio.current_time() - source.moved_at) / given)
-                await self._keep(plan, Run(run.first, given), chunks, channel)
-                source.delivered += piece.size
-            if given < run.count:
-                source.broken_promises += 1
-            source.moved_at = trio.current_time()
-            plan.answered(source, given)
+        room = NO_ROOM  # where answers are received, one after the other
+        with _until_over(source, scope):
+            while source.broken_promises < EMPTY_PROMISES:
+                if not source.asked:
+                    source.work = trio.Event()
+                    await source.work.wait()
+                    continue
+                run, allowed = source.asked[0], source.pace.seconds()
+                given = 0
+                with trio.move_on_after(allowed) as silence:
+                    size = (await channel.answer(Piece)).size
+                    if size >= 0:
+                        given = chunk_count(size)
+                        if not 1 <= given <= run.count or size != run_length(plan.manifest.size, run.first, given):
+                            raise WireError(f"Piece: {size} bytes for {run.count} chunks from {run.first} on")
+                        if len(room) < size:
+                            room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there
+                        await channel.fill(room[:size])
+                if silence.cancelled_caught:
+                    raise StreamBroken(f"no chunk within {allowed:.1f} s")
+                if given:
+                    source.pace.observe((trio.current_time() - source.moved_at) / given)
+                    room = await self._keep(plan, Run(run.first, given), room[:size], room)
+                    source.delivered += size
+                if given < run.count:
+                    source.broken_promises += 1
+                source.moved_at = trio.current_time()
+                plan.answered(source, given)
 
-    async def _keep(self, plan: Plan, run: Run, chunks: memoryview, channel: ShardChannel) -> None:
-        """Verify chunks and have them written. Raises WireError where one is wrong."""
+    async def _keep(self, plan: Plan, run: Run, chunks: memoryview, room: memoryview) -> memoryview:
+        """Verify chunks, which lie in `room`, and have them written; a room for the next ones.
+
+        Raises WireError where one is wrong.
+        """
         missing = not plan.here[run.first : run.first + run.count].all()
         if missing and not plan.manifest.fit(run.first, chunks):
             raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
         before = plan.in_hand
         new = plan.arrived(run)
         self._context.counts["duplicates"] += run.count - new
-        if new:
-            self._moved_at = trio.current_time()
-            self._context.counts["chunks_fetched"] += new
-            self._context.counts["bytes_fetched"] += plan.in_hand - before
-            if self._job.brief:  # memory takes it at once
-                self._store.write(self._shard, [(run.first, chunks)])
-                self._written(0)
-            else:
-                channel.room = await self._write_buffer.put(run.first, chunks, channel.room, last=plan.complete)
-            self._tell(plan)
+        if not new:
+            return room
+        self._moved_at = trio.current_time()
+        self._context.counts["chunks_fetched"] += new
+        self._context.counts["bytes_fetched"] += plan.in_hand - before
+        if self.brief:  # memory takes it at once
+            self.store.write(self.shard, [(run.first, chunks)])
+            self._look_whether_done()
+        else:
+            self._unwritten += 1
+            empty = await self._rooms.receive()
+            self._to_write.send_nowait((run.first, chunks, room))
+            room = empty
+        self._tell(plan)
+        return room
 
-    def _written(self, unwritten: int) -> None:
-        if self._plan is not None and self._plan.complete and not unwritten:
+    async def _write(self) -> None:
+        """Write what was verified, as many answers at once as wait, until cancelled."""
+        async for answer in self._answers:
+            batch = [answer]
+            with suppress(trio.WouldBlock):
+                while len(batch) < BATCH:
+                    batch.append(self._answers.receive_nowait())
+            verified = [(first, chunks) for first, chunks, _ in batch]
+            try:
+                await self._context.runner(lambda verified=verified: self.store.write(self.shard, verified))  # type: ignore[misc]
+            except ShardError as error:
+                self._fail(error)
+                return
+            for _, _, room in batch:
+                self._empty.send_nowait(room)
+            self._unwritten -= len(batch)
+            self._look_whether_done()
+
+    def _look_whether_done(self) -> None:
+        if self._plan is not None and self._plan.complete and not self._unwritten:
             self._done.set()
 
 
-class WriteBuffer:
-    """Calls `written(answers put and not yet written)` after each trip, or `failed(error)` where that is impossible."""
-
-    def __init__(
-        self,
-        shard: ShardId,
-        *,
-        store: Store,
-        runner: Runner,
-        written: Callable[[int], None],
-        failed: Callable[[ShardError], None],
-    ) -> None:
-        self._shard = shard
-        self._store = store
-        self._runner = runner
-        self._written = written
-        self._failed = failed
-        self._waiting: list[tuple[int, memoryview, memoryview]] = []  # first chunk, chunks, the room that they lie in
-        self._unwritten = 0
-        self._rooms = [NO_ROOM] * ROOMS
-        self._returned = trio.lowlevel.ParkingLot()
-        self._some, self._enough = trio.Event(), trio.Event()
-
-    async def put(self, first: int, chunks: memoryview, room: memoryview, *, last: bool) -> memoryview:
-        """Write verified `chunks`, which lie in `room`; `last`: no more will come. Returns an empty room for it."""
-        self._unwritten += 1
-        while not self._rooms:
-            await self._returned.park()
-        self._waiting.append((first, chunks, room))
-        self._some.set()
-        if last or len(self._waiting) >= BATCH:
-            self._enough.set()
-        return self._rooms.pop()
-
-    async def run(self) -> None:
-        """Write what is put, until cancelled."""
-        while True:
-            await self._some.wait()
-            with trio.move_on_after(GATHER):
-                await self._enough.wait()
-            batch, self._waiting = self._waiting, []
-            self._some, self._enough = trio.Event(), trio.Event()
-            answers = [(first, chunks) for first, chunks, _ in batch]
-            try:
-                await self._runner(lambda answers=answers: self._store.write(self._shard, answers))  # type: ignore[misc]
-            except ShardError as error:
-                self._failed(error)
-                return
-            self._rooms.extend(room for _, _, room in batch)
-            self._returned.unpark_all()
-            self._unwritten -= len(batch)
-            self._written(self._unwritten)
+@contextmanager
+def _until_over(source: Source, scope: trio.CancelScope) -> Iterator[None]:
+    """What a provider does wrong in the block is its failure; with the block, all work with it ends."""
+    try:
+        yield
+    except (WireError, NetworkError) as error:
+        source.failure = source.failure or error
+    finally:
+        scope.cancel()

@@ -6,7 +6,7 @@ peer cannot make this node take any. Nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from swarmnode.protocols.transfer.shard_tree import (
     leaf,
     run_length,
 )
-from swarmnode.protocols.transfer.shard_wire import Holding, NoRoom, ShardIntake, ShardNotHeld, Store
+from swarmnode.protocols.transfer.shard_wire import Holding, NoRoom, ShardNotHeld, Store
 
 
 @dataclass
@@ -122,7 +122,7 @@ class MemoryShards:
     def drop(self, shard: ShardId) -> None:
         self._kept.pop(shard, None)
 
-    def intake(self, source: Path) -> ShardIntake:
+    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
         raise NoRoom(f"{source}: files are kept on disk")
 
 

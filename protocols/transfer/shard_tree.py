@@ -1,17 +1,14 @@
-"""What a shard is: immutable bytes, cut into chunks, named by the root of a Merkle tree over them.
+"""What a shard is: immutable bytes, cut into chunks, named by a hash over those of its chunks.
 
-    leaf(i) = blake3("swarmnode shard 1 leaf", chunk i)            every chunk but the last has CHUNK bytes
-    node    = blake3("swarmnode shard 1 node", left ‖ right)       an odd last node moves up as it is, as in RFC 6962
-    id      = blake3("swarmnode shard 1 id", size ‖ CHUNK ‖ root)  size in 8 bytes, CHUNK in 4, big-endian
+    leaf(i) = blake3("swarmnode shard 1 leaf", chunk i)              every chunk but the last has CHUNK bytes
+    id      = blake3("swarmnode shard 1 id", size ‖ CHUNK ‖ leaves)  size in 8 bytes, CHUNK in 4, big-endian
 
-Each hash has its own context (blake3's key derivation), so a leaf can never be shown as a node, nor a root as an id;
-and size and chunk size are in the id, so that one id fixes every byte and every boundary.
+Each hash has its own context (blake3's key derivation), so a leaf can never be shown as an id; and size and chunk size
+are in the id, so that one id fixes every byte and every boundary.
 
-Two ways to verify a chunk by the id. The manifest is the list of all leaves: 32 bytes for 256 KiB, 8 KiB for 64 MB,
-512 KiB for the largest shard, so it fits one call; it is checked against the id once, and then each chunk costs one
-hash. That is what a fetch of a whole shard does: proofs would send log2(n) hashes with every chunk and hash them each
-time. A proof, the siblings from the leaf up to the root, verifies one chunk alone: for reading a part of a shard that
-one does not hold, and for asking whether a peer really has what it says.
+The manifest is the list of all leaves: 32 bytes for 256 KiB, 8 KiB for 64 MB, 512 KiB for the largest shard, so it fits
+one call. It is checked against the id once, and then each chunk costs one hash, whoever sends it. Proofs, the way up a
+Merkle tree, would spare the list to whoever reads a single chunk, and cost all others log2(n) hashes with every chunk.
 
 CHUNK is 256 KiB: its hash takes 0.03 to 0.1 ms, less than passing it to a worker thread costs; at 1 Mbit/s it takes
 2 s, so that a provider that dies costs little; and the lists of chunks stay small. Fast providers are asked for several
@@ -21,7 +18,6 @@ at once.
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,23 +27,16 @@ CHUNK = 256 * 1024  # bytes
 HASH = 32  # bytes
 MAX_CHUNKS = 1 << 14  # of one shard, which is 4 GiB: its manifest has 512 KiB; larger things are several shards
 MAX_SIZE = CHUNK * MAX_CHUNKS  # bytes
-MAX_PROOF = MAX_CHUNKS.bit_length() - 1  # siblings from a leaf to the root
 
 ShardId = bytes  # 32 bytes; people see 64 hex digits
 
 _LEAF = "swarmnode shard 1 leaf"
-_NODE = "swarmnode shard 1 node"
 _ID = "swarmnode shard 1 id"
 
 
 def leaf(chunk: bytes | bytearray | memoryview) -> bytes:
     """The hash that a chunk has in the tree."""
     return blake3(chunk, derive_key_context=_LEAF).digest()
-
-
-def shard_id(size: int, root: bytes) -> ShardId:
-    """The name of a shard of `size` bytes whose tree has that root."""
-    return blake3(size.to_bytes(8, "big") + CHUNK.to_bytes(4, "big") + root, derive_key_context=_ID).digest()
 
 
 def parse_id(text: str) -> ShardId:
@@ -105,8 +94,9 @@ class ShardManifest:
 
     @cached_property
     def id(self) -> ShardId:
-        """The shard's id; hashes the whole tree the first time (0.1 s for the largest)."""
-        return shard_id(self.size, self._levels()[-1][0])
+        """The shard's id; hashes the leaves the first time."""
+        head = self.size.to_bytes(8, "big") + CHUNK.to_bytes(4, "big")
+        return blake3(head + self.leaves, derive_key_context=_ID).digest()
 
     def fits(self, index: int, chunk: bytes | bytearray | memoryview) -> bool:
         """Whether `chunk` is chunk `index` of this shard."""
@@ -121,40 +111,3 @@ class ShardManifest:
         return len(chunks) > 0 and all(
             self.fits(first + at // CHUNK, chunks[at : at + CHUNK]) for at in range(0, len(chunks), CHUNK)
         )
-
-    def proof(self, index: int) -> tuple[bytes, ...]:
-        """The siblings that lead from leaf `index` to the root, lowest first."""
-        siblings = []
-        for level in self._levels()[:-1]:
-            if index ^ 1 < len(level):
-                siblings.append(level[index ^ 1])
-            index //= 2
-        return tuple(siblings)
-
-    def _levels(self) -> list[list[bytes]]:
-        level = [self.leaves[at : at + HASH] for at in range(0, len(self.leaves), HASH)] or [leaf(b"")]
-        levels = [level]
-        while len(level) > 1:
-            level = [_join(level[at : at + 2]) for at in range(0, len(level), 2)]
-            levels.append(level)
-        return levels
-
-
-def proves(shard: ShardId, size: int, index: int, chunk: bytes, proof: Sequence[bytes]) -> bool:
-    """Whether `proof` shows that `chunk` is chunk `index` of `shard`, which then has `size` bytes."""
-    width = chunk_count(size)
-    if not 0 <= index < width <= MAX_CHUNKS or len(chunk) != chunk_length(size, index):
-        return False
-    found, siblings = leaf(chunk), list(proof)
-    while width > 1:
-        if index ^ 1 < width:
-            if not siblings or len(siblings[0]) != HASH:
-                return False
-            sibling = siblings.pop(0)
-            found = _join([sibling, found] if index & 1 else [found, sibling])
-        index, width = index // 2, (width + 1) // 2
-    return not siblings and shard_id(size, found) == shard
-
-
-def _join(pair: Sequence[bytes]) -> bytes:
-    return pair[0] if len(pair) == 1 else blake3(pair[0] + pair[1], derive_key_context=_NODE).digest()

@@ -6,35 +6,19 @@ The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; ShardWant a
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import trio
-
-from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
-from swarmnode.protocols.transfer.shard_tree import (
-    CHUNK,
-    MAX_CHUNKS,
-    ShardId,
-    ShardManifest,
-    chunk_count,
-    chunk_length,
-    proves,
-)
-from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 
 PROTOCOL = "/swarmnode/shards/1"
 HAVE = "shards.have"
 MANIFEST = "shards.manifest"
-MAX_MESSAGE = 4096  # bytes of a ShardWant or a Piece
 RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
 RUN_BYTES = RUN * CHUNK
 ASKERS_TOLD = 16  # peers that a holding names
-NO_ROOM = memoryview(bytearray())
 
 
 class ShardError(Exception):
@@ -78,7 +62,6 @@ class ShardLimits:
     refresh: float = 3.0  # seconds between looks at what half-complete providers have
     search: float = 15.0  # seconds between searches for further providers
     patience: float = 30.0  # seconds without any provider after which a fetch gives up
-    open: float = 10.0  # seconds to open a stream
     idle_streams: int = 2  # kept to one peer after a fetch
 
 
@@ -134,36 +117,18 @@ class Leaves:
 
 @dataclass(frozen=True)
 class ShardWant:
-    """Asks for `count` chunks in a row, at most RUN; with `prove`, which goes for one, for what verifies it alone."""
+    """Asks for `count` chunks in a row, at most RUN."""
 
     shard: bytes
     index: int
-    prove: bool = False
     count: int = 1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """`size` raw bytes follow: whole chunks from the first on, up to the first that is not here; -1 where none is.
-
-    `of` (the shard's size) and `proof` where asked for.
-    """
+    """`size` raw bytes follow: whole chunks from the first on, up to the first that is not here; -1 where none is."""
 
     size: int = -1
-    of: int = 0
-    proof: tuple[bytes, ...] = ()
-
-
-class ShardIntake(Protocol):
-    """A file on its way into the store; the calls block."""
-
-    def take(self) -> bool:
-        """Copy and hash some more; False when all is read."""
-
-    def finish(self) -> ShardId: ...
-
-    def abandon(self) -> None:
-        """Forget it, where `finish` was not reached."""
 
 
 class Store(Protocol):
@@ -208,108 +173,8 @@ class Store(Protocol):
     def drop(self, shard: ShardId) -> None:
         """Delete it where it is here, not pinned, and not being fetched."""
 
-    def intake(self, source: Path) -> ShardIntake:
-        """Begin to take in a file. Raises NoRoom, or ShardError where it cannot be read."""
+    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
+        """Take in a file, some ms of work with each step; gives its id last, and None before. Each step may block.
 
-
-class ShardChannel:
-    """A stream to a provider, used for one fetch after another."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self._reader = FrameReader(stream, limit=MAX_MESSAGE)
-        self.room = NO_ROOM  # where answers are received, one after the other
-        self.left_behind = False  # the provider has a better path now
-
-    async def ask(self, wants: list[ShardWant]) -> None:
-        await self.stream.send_all(b"".join(frame(encode(want)) for want in wants))
-
-    async def piece(self) -> Piece:
-        raw = await self._reader.frame()
-        if raw is None:
-            raise StreamBroken("the provider ended the stream")
-        return decode(Piece, raw, limit=MAX_MESSAGE)
-
-    async def raw(self, size: int) -> memoryview:
-        """The next `size` bytes, at most RUN_BYTES, at the beginning of `room`."""
-        if len(self.room) < size:
-            self.room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there directly
-        if not await self._reader.fill(self.room[:size]):
-            raise StreamBroken("the provider ended the stream in the middle of a chunk")
-        return self.room[:size]
-
-
-class ShardChannels:
-    """Open streams to providers, kept between fetches."""
-
-    def __init__(self, network: Network, limits: ShardLimits) -> None:
-        self._network = network
-        self._limits = limits
-        self._idle: dict[PeerId, list[ShardChannel]] = {}
-        self._in_use: set[ShardChannel] = set()
-        self._moves = 0
-
-    async def take(self, peer: PeerId) -> ShardChannel:
-        """An idle stream, or a new one. Raises Unreachable or ProtocolUnsupported."""
-        idle = self._idle.get(peer)
-        if idle:
-            channel = idle.pop()
-            if not idle:
-                del self._idle[peer]
-        else:
-            moves = self._moves
-            channel = ShardChannel(await self._network.open_stream(peer, PROTOCOL, timeout=self._limits.open))
-            channel.left_behind = self._moves > moves  # perhaps another peer moved: then a stream is opened in vain
-        self._in_use.add(channel)
-        return channel
-
-    async def give_back(self, channel: ShardChannel, *, good: bool) -> None:
-        """Keep a stream on which nothing is under way; close any other."""
-        self._in_use.discard(channel)
-        idle = self._idle.setdefault(channel.stream.peer, [])
-        if good and not channel.left_behind and len(idle) < self._limits.idle_streams:
-            channel.room = NO_ROOM  # no memory while nothing is asked for
-            idle.append(channel)
-            return
-        if not idle:
-            del self._idle[channel.stream.peer]
-        with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
-            await channel.stream.aclose()
-
-    async def leave_behind(self, peer: PeerId) -> None:
-        """There is a better path to `peer`: close the idle streams, and use none again that is open now."""
-        self._moves += 1
-        for channel in self._in_use:
-            channel.left_behind |= channel.stream.peer == peer
-        await self.drop(peer)
-
-    async def drop(self, peer: PeerId) -> None:
-        for channel in self._idle.pop(peer, []):
-            with trio.CancelScope(shield=True):
-                await channel.stream.aclose()
-
-    async def drop_all(self) -> None:
-        for peer in list(self._idle):
-            await self.drop(peer)
-
-    async def read_one(self, peer: PeerId, shard: ShardId, index: int) -> bytes:
-        """One chunk with its proof. Raises NetworkError, or WireError where it is not the chunk asked for."""
-        channel = await self.take(peer)
-        good = False
-        try:
-            with trio.move_on_after(self._limits.first_chunk) as scope:
-                await channel.ask([ShardWant(shard, index, prove=True)])
-                piece = await channel.piece()
-                if piece.size >= 0 and not 0 < piece.size == chunk_length(piece.of, index):
-                    raise WireError(f"Piece: {piece.size} bytes for chunk {index} of {piece.of} bytes")
-                chunk = bytes(await channel.raw(max(piece.size, 0)))
-                good = True
-            if scope.cancelled_caught:
-                raise StreamBroken(f"no chunk within {self._limits.first_chunk:g} s")
-        finally:
-            await self.give_back(channel, good=good)
-        if piece.size < 0:
-            raise NetworkError("it does not have the chunk")
-        if not proves(shard, piece.of, index, chunk, piece.proof):
-            raise WireError("Piece: the proof does not lead to the id")
-        return chunk
+        Raises NoRoom, or ShardError where it cannot be read. Closed before the last step, it forgets the file.
+        """

@@ -35,25 +35,27 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
-from swarmnode.protocols.calls.rpc import Refuse, Rpc
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.limits import EASED_FOR, Allowance, Budget, FairScheduler
+from swarmnode.protocols.limits import Allowance, Budget, FairScheduler
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_fetch import Askers, FetchContext, Gave, Job, ShardFetch
+from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
+from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
+from swarmnode.protocols.transfer.shard_plan import Run
 from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
 from swarmnode.protocols.transfer.shard_wire import (
     ASKERS_TOLD,
     HAVE,
     LIMITS,
     MANIFEST,
-    MAX_MESSAGE,
     PROTOCOL,
     RUN,
     RUN_BYTES,
@@ -62,7 +64,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     Holdings,
     Leaves,
     Piece,
-    ShardChannels,
     ShardError,
     ShardLimits,
     ShardNotHeld,
@@ -85,16 +86,26 @@ AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of 
 SERVED_AT_ONCE = 8  # answers from memory; a round's own exchange finds the line and the processor half free
 SERVED_EACH = 4  # answers of those for one peer
 TURN = 20.0  # seconds after which a peer that reads slowly keeps nobody else out
-BRIEF_REFRESH = 0.5  # seconds between looks at what others have, in a fetch into memory: many begin it together
-BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: others have their turn there
 SPARE_ROOMS = 4  # answers' memory kept for the next ones: fresh memory costs more than reading into it
+
+
+class Standings(Protocol):
+    """Who weighs this node's peers against one another."""
+
+    def standing(self, peer: PeerId) -> float:
+        """0 to 1."""
 
 
 class ShardServer:
     """Answers questions about what the store holds, and serves chunks of it while `serving`."""
 
-    def __init__(self, context: FetchContext, stores: ShardStores, rng: random.Random) -> None:
-        """`context.counts` gets chunks_served, bytes_served and misses; `rng` draws whom askers hear of."""
+    def __init__(
+        self, context: FetchContext, stores: ShardStores, standings: Standings | None, rng: random.Random
+    ) -> None:
+        """`context.counts` gets chunks_served, bytes_served and misses; `rng` draws whom askers hear of.
+
+        Where not all can be served, those of more standing are; without `standings` all are equal.
+        """
         self._stores, self._runner, self._limits = stores, context.runner, context.limits
         self._violations, self._counts, self._random = context.violations, context.counts, rng
         self.turns = FairScheduler(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
@@ -103,7 +114,7 @@ class ShardServer:
         self._served: OrderedDict[_ServedStream, None] = OrderedDict()  # the one used longest ago first
         self._rooms: list[memoryview] = []  # for answers, not in use now
         self._open = False
-        self._standing: Callable[[PeerId], float] = lambda peer: 1.0
+        self._standings = standings
         context.rpc.serve(HAVE, Have, self._on_have)
         context.rpc.serve(MANIFEST, WantManifest, self._on_manifest)
         context.network.serve(PROTOCOL, self._serve_stream)
@@ -112,10 +123,6 @@ class ShardServer:
     def streams(self) -> int:
         """On which peers fetch chunks now."""
         return len(self._served)
-
-    def prefer(self, standing: Callable[[PeerId], float]) -> None:
-        """Where not all can be served, serve those of more `standing` (0 to 1); until then all are equal."""
-        self._standing = standing
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -192,9 +199,12 @@ class ShardServer:
         idle = next((served for served in self._served if not served.busy), None)
         if idle is not None:
             return idle
-        standings = {served: self._standing(served.stream.peer) for served in self._served}
+        if self._standings is None:
+            return None
+        standings = {served: self._standings.standing(served.stream.peer) for served in self._served}
         least = min(standings, key=standings.__getitem__, default=None)
-        return least if least is not None and standings[least] + AHEAD <= self._standing(peer) else None
+        ahead = least is not None and standings[least] + AHEAD <= self._standings.standing(peer)
+        return least if ahead else None
 
     async def _serve(self, served: _ServedStream) -> None:
         reader = FrameReader(served.stream, limit=MAX_MESSAGE)
@@ -202,7 +212,7 @@ class ShardServer:
             want = decode(ShardWant, raw, limit=MAX_MESSAGE)
             if len(want.shard) != HASH or not 0 <= want.index < MAX_CHUNKS:
                 raise WireError(f"ShardWant: chunk {want.index} of an id of {len(want.shard)} bytes")
-            if not 1 <= want.count <= (1 if want.prove else RUN):
+            if not 1 <= want.count <= RUN:
                 raise WireError(f"ShardWant: {want.count} chunks at once")
             served.busy = True
             self._served.move_to_end(served)
@@ -223,26 +233,19 @@ class ShardServer:
     async def _answer(self, peer: PeerId, want: ShardWant, room: memoryview) -> memoryview | bytes:
         """The bytes to send: read into `room`, with the message right before them, so that nothing is moved again."""
         chunks = room[HEAD : HEAD + want.count * CHUNK]
-        size = 0 if want.prove else self._stores.of(want.shard).read_now(want.shard, want.index, chunks)
+        store = self._stores.of(want.shard)
         try:
-            piece = Piece(size) if size else await self._runner(lambda: self._piece(want, chunks))
+            size = store.read_now(want.shard, want.index, chunks)
+            size = size or await self._runner(lambda: store.read(want.shard, want.index, chunks))
         except ShardNotHeld:
             if not self._may_miss(peer, 1):
                 raise WireError("ShardWant: too many in vain") from None
             return frame(encode(Piece()))
-        self._counts["chunks_served"] += chunk_count(piece.size)
-        self._counts["bytes_served"] += piece.size
-        head = frame(encode(piece))
+        self._counts["chunks_served"] += chunk_count(size)
+        self._counts["bytes_served"] += size
+        head = frame(encode(Piece(size)))
         room[HEAD - len(head) : HEAD] = head
-        return room[HEAD - len(head) : HEAD + piece.size]
-
-    def _piece(self, want: ShardWant, room: memoryview) -> Piece:
-        store = self._stores.of(want.shard)
-        size = store.read(want.shard, want.index, room)
-        if not want.prove:
-            return Piece(size)
-        manifest = store.manifest(want.shard)
-        return Piece(size, manifest.size, manifest.proof(want.index))
+        return room[HEAD - len(head) : HEAD + size]
 
 
 @dataclass(eq=False)
@@ -277,50 +280,46 @@ class Shards:
         runner: Runner,
         limits: ShardLimits = LIMITS,
         seed: int | None = None,
-        gave: Gave = lambda peer, shard, size, kept: None,
+        deliveries: DeliveryLog | None = None,
+        standings: Standings | None = None,
     ) -> None:
-        """`gave` is told what each provider of a fetch gave."""
+        """`deliveries` hears what each provider gave; `standings` decides who is served where not all are."""
         self.network = network
         self._store = store
         self._runner = runner
         self._limits = limits
         self._random = random.Random(seed)
-        self._channels = ShardChannels(network, limits)
+        self._channels = Channels(network, PROTOCOL, idle=limits.idle_streams)
         self.memory = MemoryShards()  # for those whose owner brings the memory
-        self._fetches: dict[ShardId, Job] = {}
+        self._fetches: dict[ShardId, ShardFetch] = {}
         self._slots = trio.Semaphore(limits.fetches)
         self._nursery: trio.Nursery | None = None
         self._to_announce: OrderedDict[ShardId, None] = OrderedDict()
         self._announced: set[ShardId] = set()
         self._quiet: set[ShardId] = set()  # not to be announced
-        self._news = trio.Event()
+        self._changed = trio.Event()
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
         self._stores = ShardStores(store, self.memory)
         counted = (self.violations, self.counts)
-        self._context = FetchContext(network, rpc, runner, self._channels, *counted, limits, gave, Askers())
-        self.server = ShardServer(self._context, self._stores, self._random)
+        self._context = FetchContext(network, rpc, runner, self._channels, *counted, limits, deliveries, Askers())
+        self.server = ShardServer(self._context, self._stores, standings, self._random)
 
     # -- lifetime
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, fetch and announce until cancelled."""
         try:
-            with self.server.serving(), self.network.watch_peers() as events:
+            with self.server.serving():
                 async with trio.open_nursery() as nursery:
+                    await nursery.start(self._channels.run)
                     self._nursery = nursery
                     for shard in reversed(self._store.recent(self._limits.announced)):
                         self._announce_soon(shard)
-                    nursery.start_soon(self._announce)
                     task_status.started()
-                    async for event in events:
-                        if event.moved:
-                            await self._channels.leave_behind(event.peer)
-                        elif not event.up:
-                            await self._channels.drop(event.peer)
+                    await self._announce()
         finally:
             self._nursery = None
-            await self._channels.drop_all()
 
     # -- having
 
@@ -342,48 +341,44 @@ class Shards:
         if store.holding(shard).complete:
             await trio.lowlevel.checkpoint()
             return
-        job = self._fetches.get(shard)
-        if job is None:
+        fetch = self._fetches.get(shard)
+        if fetch is None:
             if self._nursery is None:
                 raise Unavailable("this node fetches nothing before it has started or after it has stopped")
             if brief or not announce:
                 self._quiet.add(shard)
-            limits = self._limits
-            if brief:  # fewer and larger answers: a machine that makes a state ready is busy, and answers late
-                ahead, answer = 4 * limits.ahead, 4 * limits.answer
-                limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer)
-            job = self._fetches[shard] = Job(shard, store, limits, brief=brief)
-            self._nursery.start_soon(self._carry_out, job)
-        job.hints.update(dict.fromkeys(providers))
+            fetch = ShardFetch(shard, store, self._context, brief=brief, seed=self._random.getrandbits(32))
+            self._fetches[shard] = fetch
+            self._nursery.start_soon(self._carry_out, fetch)
+        fetch.hints.update(dict.fromkeys(providers))
         if progress is not None:
-            job.listeners.append(progress)
-        job.callers += 1
+            fetch.listeners.append(progress)
+        fetch.callers += 1
         try:
-            await job.done.wait()
+            await fetch.ended.wait()
         finally:
-            job.callers -= 1
+            fetch.callers -= 1
             if progress is not None:
-                job.listeners.remove(progress)
-            if not job.callers:
-                job.scope.cancel()
-                if self._fetches.get(shard) is job:
+                fetch.listeners.remove(progress)
+            if not fetch.callers:
+                fetch.scope.cancel()
+                if self._fetches.get(shard) is fetch:
                     del self._fetches[shard]  # whoever comes now begins anew
-        if job.error is not None:
-            raise job.error
+        if fetch.error is not None:
+            raise fetch.error
 
     async def put(self, source: Path, *, announce: bool = True) -> ShardId:
         """Take a file into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read.
 
         Without `announce`, which is for what lives seconds only, connected peers alone find it.
         """
-        intake = await self._runner(lambda: self._store.intake(source))
+        steps, shard = self._store.put(source), None
         try:
-            while await self._runner(intake.take):
-                pass
-            shard = await self._runner(intake.finish)
+            while shard is None:
+                shard = await self._runner(lambda: next(steps))
         finally:
             with trio.CancelScope(shield=True):
-                await self._runner(intake.abandon)
+                await self._runner(steps.close)
         if not announce:
             self._quiet.add(shard)
         self._announce_soon(shard)
@@ -429,35 +424,43 @@ class Shards:
             nursery.start_soon(look_up, nursery)
         return tuple(sorted(found.values(), key=lambda p: (-p.complete, -p.chunks, p.peer)))
 
-    async def read(self, peer: PeerId, shard: ShardId, index: int) -> bytes:
-        """One chunk from `peer`, verified alone against the id and not stored. Raises Unavailable."""
+    async def read(self, peer: PeerId, shard: ShardId, index: int, count: int = 1) -> bytes:
+        """Chunks from `peer`, at most RUN in a row, verified against the id and not stored. Raises Unavailable.
+
+        The list of their hashes is the own one where the shard is here, and else the peer's.
+        """
         try:
-            return await self._channels.read_one(peer, shard, index)
+            try:
+                manifest = await self._runner(lambda: self._stores.of(shard).manifest(shard))
+            except ShardNotHeld:
+                manifest = await self._context.ask_manifest(peer, shard)
+            if not 0 <= index <= index + count <= manifest.chunks:
+                raise Unavailable(f"shard {shard.hex()} has {manifest.chunks} chunks")
+            return await self._context.read(peer, manifest, Run(index, count))
         except WireError as error:
-            self.counts["lies"] += 1
-            self.violations.note(peer, str(error), Kind.LIE)
-            raise Unavailable(f"{peer} sent a chunk that is not the one asked for: {error}") from None
-        except NetworkError as error:
+            self._context.lied(peer, str(error))
+            raise Unavailable(f"{peer} sent chunks that are not those asked for: {error}") from None
+        except (NetworkError, CallError) as error:
             raise Unavailable(f"{peer} does not send the chunk: {error}") from error
 
     async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
         """What `peer` says it has of `shard`; None where it does not answer or makes no sense."""
         return await self._context.ask_holding(peer, shard)
 
-    async def _carry_out(self, job: Job) -> None:
+    async def _carry_out(self, fetch: ShardFetch) -> None:
         try:
-            with job.scope:
-                async with nullcontext() if job.brief else self._slots:
-                    await ShardFetch(job, self._context, seed=self._random.getrandbits(32)).run()
-                self._announce_soon(job.shard)
+            with fetch.scope:
+                async with nullcontext() if fetch.brief else self._slots:
+                    await fetch.run()
+                self._announce_soon(fetch.shard)
         except ShardError as error:
-            job.error = error
+            fetch.error = error
         finally:
-            if not job.done.is_set() and job.error is None and not job.store.holding(job.shard).complete:
-                job.error = Unavailable("the fetch was ended; what has arrived is kept")
-            job.done.set()
-            if self._fetches.get(job.shard) is job:
-                del self._fetches[job.shard]
+            if fetch.error is None and not fetch.store.holding(fetch.shard).complete:
+                fetch.error = Unavailable("the fetch was ended; what has arrived is kept")
+            fetch.ended.set()
+            if self._fetches.get(fetch.shard) is fetch:
+                del self._fetches[fetch.shard]
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SHARDS, lambda: self.counts)
@@ -473,14 +476,14 @@ class Shards:
             self._to_announce.move_to_end(shard)
             while len(self._to_announce) > self._limits.announced:
                 self._to_announce.popitem(last=False)
-            self._news.set()
+            self._changed.set()
 
     async def _announce(self) -> None:
         """Announce one shard after the other, the newest first, until the allowance is used up."""
         while len(self._announced) < self._limits.announced:
             if not self._to_announce:
-                self._news = trio.Event()
-                await self._news.wait()
+                self._changed = trio.Event()
+                await self._changed.wait()
             shard, _ = self._to_announce.popitem()
             try:
                 await self.network.provide(shard)

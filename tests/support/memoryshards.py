@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
@@ -16,31 +17,15 @@ class UnboundedShards(MemoryShards):
         self.expect(manifest.id, memoryview(bytearray(manifest.size)))
         return super().begin(manifest)
 
-    def intake(self, source: Path) -> MemoryIntake:
+    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
         try:
-            return MemoryIntake(self, source.read_bytes())
+            content = source.read_bytes()
         except OSError as error:
             raise ShardError(f"{source}: cannot be read: {error.strerror}") from error
+        yield self.keep(content)
 
     def keep(self, content: bytes) -> ShardId:
         """Have these bytes as a complete shard."""
         manifest = ShardManifest.of(content)
         self.offer(manifest, memoryview(content))
         return manifest.id
-
-
-class MemoryIntake:
-    """Implements `ShardIntake`, in one step."""
-
-    def __init__(self, store: UnboundedShards, content: bytes) -> None:
-        self._store = store
-        self._content = content
-
-    def take(self) -> bool:
-        return False
-
-    def finish(self) -> ShardId:
-        return self._store.keep(self._content)
-
-    def abandon(self) -> None:
-        pass

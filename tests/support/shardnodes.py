@@ -18,12 +18,12 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.runner import Runner, inline
-from swarmnode.protocols.transfer.shard_fetch import Gave
+from swarmnode.protocols.transfer.channels import MAX_MESSAGE
+from swarmnode.protocols.transfer.shard_fetch import DeliveryLog
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,
-    MAX_MESSAGE,
     PROTOCOL,
     Have,
     Holding,
@@ -34,7 +34,7 @@ from swarmnode.protocols.transfer.shard_wire import (
     ShardWant,
     WantManifest,
 )
-from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.protocols.transfer.shards import Shards, Standings
 from swarmnode.protocols.wire import decode, encode
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 
@@ -80,12 +80,22 @@ class Nodes:
         cap: int = 1 << 30,
         limits: ShardLimits | None = None,
         runner: Runner = inline,
-        gave: Gave = lambda peer, shard, size, kept: None,
+        deliveries: DeliveryLog | None = None,
+        standings: Standings | None = None,
     ) -> Node:
         network = self.world.node(name)
         rpc = Rpc(network)
         store = ShardStore(self._folder / name, cap=cap)
-        shards = Shards(network, rpc, store, runner=runner, limits=limits or ShardLimits(), seed=len(name), gave=gave)
+        shards = Shards(
+            network,
+            rpc,
+            store,
+            runner=runner,
+            limits=limits or ShardLimits(),
+            seed=len(name),
+            deliveries=deliveries,
+            standings=standings,
+        )
         node = Node(name, network, rpc, store, shards, trio.CancelScope())
         await self._nursery.start(self._run, node)
         hub = self.world.node("hub")  # has no shards; through it the DHT is reached

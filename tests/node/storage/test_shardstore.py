@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from swarmnode.node.exitcodes import NO_SPACE
-from swarmnode.node.storage import shardindex
-from swarmnode.node.storage.shardindex import StoreFull, Unreadable
+from swarmnode.node.storage import shardstore
+from swarmnode.node.storage.shardfiles import StoreFull, Unreadable
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import Holding, ShardError, ShardNotHeld
@@ -39,13 +40,9 @@ def manifest_of(whole: bytes) -> ShardManifest:
 def put(store: ShardStore, whole: bytes) -> ShardId:
     source = store.folder.parent / "source"
     source.write_bytes(whole)
-    intake = store.intake(source)
-    try:
-        while intake.take():
-            pass
-        return intake.finish()
-    finally:
-        intake.abandon()
+    *_, shard = store.put(source)
+    assert shard is not None
+    return shard
 
 
 def fetched(store: ShardStore, whole: bytes, chunks: int | None = None) -> ShardId:
@@ -70,9 +67,10 @@ def read(store: ShardStore, shard: ShardId) -> bytes:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ShardStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardStore:
     ticks = itertools.count(1_700_000_000)
-    return ShardStore(tmp_path / "shards", cap=10 * CHUNK, clock=lambda: next(ticks))
+    monkeypatch.setattr(shardstore, "time", SimpleNamespace(time=lambda: next(ticks)))
+    return ShardStore(tmp_path / "shards", cap=10 * CHUNK)
 
 
 def reopened(store: ShardStore) -> ShardStore:
@@ -155,9 +153,11 @@ def test_as_many_chunks_are_read_at_once_as_fit_and_are_here(store: ShardStore) 
 
 
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux says what is in memory")
-def test_only_what_was_verified_lately_is_read_without_a_hash(store: ShardStore) -> None:
+def test_only_what_was_verified_lately_is_read_without_a_hash(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1e9]
-    store._clock = lambda: now[0]
+    monkeypatch.setattr(shardstore, "time", SimpleNamespace(time=lambda: now[0]))
     shard, room = put(store, content(1)), memoryview(bytearray(3 * CHUNK))
     assert store.read_now(shard, 0, room) == 0  # what was put is not what the disk gives
     store.read(shard, 0, room[: 2 * CHUNK])
@@ -216,10 +216,10 @@ def test_the_least_recently_used_goes_first_and_the_pinned_never(store: ShardSto
     assert c not in store._entries
 
 
-def test_the_order_of_use_survives_a_restart(store: ShardStore) -> None:
+def test_the_order_of_use_survives_a_restart(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = (put(store, content(seed, 4 * CHUNK)) for seed in (1, 2))
     for at, shard in ((2_000_000_000, b), (2_000_000_100, a)):
-        store._clock = lambda at=at: at  # type: ignore[misc]
+        monkeypatch.setattr(shardstore, "time", SimpleNamespace(time=lambda at=at: at))
         chunk_of(store, shard, 0)
     again = reopened(store)
     assert [kept.shard for kept in again.kept()] == [a, b]
@@ -293,7 +293,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
         with pytest.raises(StoreFull):
             store.begin(manifest_of(content(4)))
     with monkeypatch.context() as patch:
-        patch.setattr(shardindex, "MARGIN", 1 << 60)
+        patch.setattr(shardstore, "MARGIN", 1 << 60)
         with pytest.raises(StoreFull, match="disk"):
             put(store, content(3))
     assert {kept.shard for kept in store.kept()} == {before, shard}
@@ -344,9 +344,9 @@ def test_leftovers_are_cleared_at_start_and_strange_files_left_alone(store: Shar
 
 def test_a_file_that_cannot_be_read_is_a_typed_error(store: ShardStore, tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match=r"/missing cannot be read: No such file or directory$"):
-        store.intake(tmp_path / "missing")
+        next(store.put(tmp_path / "missing"))
     with pytest.raises(Unreadable, match=r"Is a directory$"):
-        store.intake(tmp_path)
+        next(store.put(tmp_path))
     shard = put(store, content(1))
     with pytest.raises(ShardError, match=r"/target cannot be written: No such file or directory$"):
         store.export(shard, tmp_path / "no folder" / "target")
@@ -371,6 +371,7 @@ def test_a_thousand_shards_are_listed_without_reading_one(store: ShardStore, mon
 KILLED = """
 import os, random, sys
 from pathlib import Path
+from types import SimpleNamespace
 from swarmnode.node.storage.shardstore import ShardStore
 sys.path.insert(0, {tests!r})
 from test_shardstore import content, fetched, put

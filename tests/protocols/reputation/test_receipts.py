@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import trio
 from shardnodes import CONTENT, SHARD, Nodes, falsehood
@@ -58,9 +59,14 @@ def test_what_a_relay_carried_is_on_its_receipt_beside_the_shards_that_it_served
 
 def test_a_fetch_credits_each_provider_with_what_it_sent(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        gave = []
+        gave: list[tuple[str, bytes, int, bool]] = []
+
+        class Log:
+            def gave(self, *what: Any) -> None:
+                gave.append(what)
+
         a, b = await swarm.start("a", holds=CONTENT), await swarm.start("b", holds=CONTENT)
-        me = await swarm.start("me", gave=lambda *what: gave.append(what))
+        me = await swarm.start("me", deliveries=Log())
         await me.shards.fetch(SHARD, providers=[a.me, b.me])
         await trio.sleep(1)
         assert {(peer, shard, kept) for peer, shard, _, kept in gave} == {(a.me, SHARD, True), (b.me, SHARD, True)}
@@ -74,7 +80,7 @@ def test_who_says_to_have_a_shard_and_sends_nothing_of_it_breaks_a_promise(nodes
         receipts = Receipts()
         honest = await swarm.start("a", holds=CONTENT)
         empty = await swarm.liar("b", nothing)
-        me = await swarm.start("me", gave=receipts.gave)
+        me = await swarm.start("me", deliveries=receipts)
         await me.shards.fetch(SHARD, providers=[honest.me, empty.me])
         await trio.sleep(60)
         assert told(receipts, empty.me) == (Finding(Saw.KEPT, 0, 1, EVIDENCE),)
@@ -98,7 +104,7 @@ def test_who_drops_a_shard_while_it_is_fetched_breaks_no_promise(nodes: Callable
             raise ShardNotHeld("it is gone")
 
         forgets.store.read_now, forgets.store.read = read_now, read  # type: ignore[method-assign]
-        me = await swarm.start("me", gave=receipts.gave)
+        me = await swarm.start("me", deliveries=receipts)
         await me.shards.fetch(SHARD, providers=[honest.me, forgets.me])
         await trio.sleep(60)
         assert len(asked) >= 2 and not told(receipts, forgets.me)
@@ -106,7 +112,7 @@ def test_who_drops_a_shard_while_it_is_fetched_breaks_no_promise(nodes: Callable
     nodes(main, latency=0.05)
 
 
-def test_a_promise_is_tested_with_one_chunk_that_its_proof_ties_to_the_shard(nodes: Callable[..., None]) -> None:
+def test_a_promise_is_tested_with_one_chunk_that_its_hash_ties_to_the_shard(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
         receipts = Receipts()
         honest, me = await swarm.start("a", holds=CONTENT), await swarm.start("me", holds=CONTENT)

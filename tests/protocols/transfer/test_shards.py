@@ -5,13 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from shardnodes import (
     CHUNKS,
     CONTENT,
@@ -29,14 +26,13 @@ from shardnodes import (
 
 from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import Stream, StreamBroken
+from swarmnode.protocols.network import PeerId, Stream, StreamBroken
 from swarmnode.protocols.runner import T, inline
-from swarmnode.protocols.transfer.shard_fetch import WriteBuffer
+from swarmnode.protocols.transfer.channels import MAX_MESSAGE
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
-from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_PROOF, MAX_SIZE, ShardManifest, leaf, parse_id, proves
+from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_SIZE, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
-    MAX_MESSAGE,
     PROTOCOL,
     RUN,
     RUN_BYTES,
@@ -55,29 +51,14 @@ from swarmnode.testing.simnet import SimNetwork
 # -- the tree
 
 
-@given(st.integers(0, 40), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
-def test_every_chunk_verifies_alone_and_nothing_else_does(chunks: int, seed: int) -> None:
-    draw = random.Random(seed)
-    leaves = [draw.randbytes(32) for _ in range(chunks)]
-    last = b"the last one"
-    if chunks:
-        leaves[-1] = leaf(last)
-    size = max(0, (chunks - 1) * CHUNK + len(last)) if chunks else 0
-    manifest = ShardManifest(size, b"".join(leaves))
-    if not chunks:
-        return
-    proof = manifest.proof(chunks - 1)
-    assert len(proof) <= MAX_PROOF
-    assert proves(manifest.id, size, chunks - 1, last, proof)
-    assert not proves(manifest.id, size, chunks - 1, b"the lost one", proof)
-    assert not proves(manifest.id, size, chunks - 2, last, proof)
-    assert not proves(manifest.id, size + CHUNK, chunks, last, proof)
-    assert not proves(manifest.id, size, chunks - 1, last, (*proof, bytes(32)))
-    assert not proves(manifest.id, size, chunks - 1, last, proof[1:]) or not proof
-    if proof:
-        wrong = (proof[0][:-1] + bytes([proof[0][-1] ^ 1]), *proof[1:])
-        assert not proves(manifest.id, size, chunks - 1, last, wrong)
+def test_a_chunk_fits_at_its_place_in_its_shard_and_nowhere_else() -> None:
+    manifest, last = MANIFEST_OF_CONTENT, chunk(CHUNKS - 1)
+    assert manifest.fits(0, chunk(0)) and manifest.fits(CHUNKS - 1, last)
+    assert not manifest.fits(1, chunk(0)) and not manifest.fits(-1, last) and not manifest.fits(CHUNKS, last)
+    assert not manifest.fits(0, chunk(0)[:-1]) and not manifest.fits(CHUNKS - 1, last[:-1])
+    assert not manifest.fits(CHUNKS - 1, bytes([last[0] ^ 1]) + last[1:])
+    both = memoryview(chunk(3, 2))
+    assert manifest.fit(3, both) and not manifest.fit(4, both) and not manifest.fit(3, both[:0])
 
 
 def test_an_id_fixes_size_and_bytes() -> None:
@@ -158,30 +139,23 @@ def test_the_rarest_chunks_are_asked_for_first_and_what_is_lacking_never_again(n
 
 
 def test_a_fetch_is_over_only_when_all_is_written(nodes: Callable[..., None]) -> None:
+    async def slow(work: Callable[[], T]) -> T:
+        await trio.sleep(1)
+        return work()
+
     async def main(swarm: Nodes) -> None:
-        me = await swarm.start("me")
-        me.store.begin(MANIFEST_OF_CONTENT)
-        told: list[tuple[int, int]] = []
+        for name in ("a", "b", "c"):
+            await swarm.start(name, holds=CONTENT)
+        me = await swarm.start("me", runner=slow)
+        finish, written = me.store.finish, []
 
-        def written(unwritten: int) -> None:
-            told.append((unwritten, me.store.holding(SHARD).bits().bit_count()))
+        def noted(shard: bytes) -> None:
+            written.append(me.store.holding(shard).bits().bit_count())
+            finish(shard)
 
-        async def slow(work: Callable[[], T]) -> T:
-            await trio.sleep(1)
-            return work()
-
-        write_buffer = WriteBuffer(SHARD, store=me.store, runner=slow, written=written, failed=pytest.fail)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(write_buffer.run)
-            async with trio.open_nursery() as putting:
-                for index in range(9):
-                    view = memoryview(chunk(index))
-                    putting.start_soon(partial(write_buffer.put, index, view, view, last=index == 8))
-            await trio.sleep(10)
-            nursery.cancel_scope.cancel()
-        assert told[-1] == (0, 9)
-        assert all(unwritten + here == 9 for unwritten, here in told[-2:])
-        assert all(unwritten > 0 for unwritten, here in told if here < 9)
+        me.store.finish = noted  # type: ignore[method-assign]
+        await me.shards.fetch(SHARD)
+        assert written == [CHUNKS] and is_whole(me)
 
     nodes(main)
 
@@ -331,11 +305,7 @@ def test_one_chunk_can_be_read_alone(nodes: Callable[..., None]) -> None:
             with pytest.raises(Unavailable):
                 await me.shards.read(source.me, SHARD, index)
 
-        async def wrong_proof(stream: Stream, want: ShardWant) -> None:
-            proof = (bytes(32), *MANIFEST_OF_CONTENT.proof(want.index)[1:])
-            await stream.send_all(frame(encode(Piece(CHUNK, len(CONTENT), proof))) + chunk(want.index))
-
-        liar = await swarm.liar("liar", wrong_proof)
+        liar = await swarm.liar("liar", falsehood)
         with pytest.raises(Unavailable):
             await me.shards.read(liar.me, SHARD, 3)
         assert me.shards.violations.count(liar.me) == 1
@@ -598,10 +568,15 @@ def test_streams_of_one_peer_and_in_all_are_bounded(nodes: Callable[..., None]) 
 
 def test_where_not_all_can_be_served_those_of_more_standing_are(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
-        server = await swarm.start("a", holds=CONTENT, limits=ShardLimits(streams=1, streams_in_all=2))
         standing = {"low": 0.25, "fair": 0.6, "good": 0.7, "better": 0.9}
         peers = {name: swarm.world.node(name) for name in standing}
-        server.shards.server.prefer({peers[name].me: standing[name] for name in peers}.__getitem__)
+
+        class Ranked:
+            def standing(self, peer: PeerId) -> float:
+                return {peers[name].me: standing[name] for name in peers}[peer]
+
+        limits = ShardLimits(streams=1, streams_in_all=2)
+        server = await swarm.start("a", holds=CONTENT, limits=limits, standings=Ranked())
         streams = {}
         for name, network in peers.items():
             swarm._nursery.start_soon(network.run)
@@ -648,7 +623,6 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
         frame(encode(ShardWant(SHARD, -1))),
         frame(encode(ShardWant(SHARD, 0, count=0))),
         frame(encode(ShardWant(SHARD, 0, count=RUN + 1))),
-        frame(encode(ShardWant(SHARD, 0, prove=True, count=2))),
     ],
 )
 def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], raw: bytes) -> None:
