@@ -149,6 +149,13 @@ class RoundLog:
         """The first commit of an author."""
         return next((said for said in self.commits.values() if said.author == author), None)
 
+    def records_of(self, said: Said[Roster]) -> list[bytes]:
+        """A roster with what it quotes and what opens the commits that it accepts, as far as they are here: records."""
+        roster = said.what
+        ids = [said.id, *roster.cuts, *roster.scores, *(entry.commit for entry in roster.entries)]
+        ids += [self.reveals[entry.commit].id for entry in roster.accepted if entry.commit in self.reveals]
+        return [self.sealed[id] for id in ids if id in self.sealed]
+
     def lacking(self, roster: Roster) -> list[bytes]:
         """Ids of records that a roster quotes and that are not here."""
         lacking = [id for id in roster.cuts if id not in self.cuts]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from swarmnode.protocols.chain.rules import advance_empty, empty_id, empty_id_after
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import ForkChoiceVote, Roster
+from swarmnode.protocols.chain.statements import HASH, ForkChoiceVote, Roster
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -27,6 +27,31 @@ class Block:
     parent: bytes
     chain: ChainState
     roster: Roster | None  # None: empty, or the root
+
+
+@dataclass(frozen=True)
+class TrustedRoster:
+    """A roster that a newcomer trusts, as join strings give it: ROUND:ID, the id in hex."""
+
+    round: int  # that it ended, from 0
+    id: bytes
+
+    def __str__(self) -> str:
+        return f"{self.round}:{self.id.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> TrustedRoster:
+        """Raises ValueError."""
+        round, colon, id = text.partition(":")
+        if not (colon and round.isascii() and round.isdecimal() and len(round) <= 8 and len(id) == 2 * HASH):
+            raise ValueError(f"{text!r} is not ROUND:ID, a number and 64 hex digits, as swarmnode id --join prints it")
+        return cls(int(round), bytes.fromhex(id))
+
+
+def settled(path: list[Block], rounds: int) -> TrustedRoster | None:
+    """The newest roster of a node's chain that is not empty and has as many rounds on it; None where there is none."""
+    old = [block for block in path[: max(0, len(path) - rounds)] if block.roster is not None]
+    return TrustedRoster(old[-1].chain.round - 1, old[-1].id) if old else None
 
 
 def empty_block(chain: ChainState) -> Block:

@@ -16,37 +16,12 @@ empty rounds before let fewer decide. A newcomer that sees only one validator's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from swarmnode.protocols.chain.forks import Block, empty_block
+from swarmnode.protocols.chain.forks import TrustedRoster, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, check_quotes, derive
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
-from swarmnode.protocols.chain.statements import HASH, Roster, Said
-
-
-@dataclass(frozen=True)
-class TrustedRoster:
-    """A roster that a newcomer trusts, as join strings give it: ROUND:ID, the id in hex."""
-
-    round: int  # that it ended, from 0
-    id: bytes
-
-    def __str__(self) -> str:
-        return f"{self.round}:{self.id.hex()}"
-
-    @classmethod
-    def parse(cls, text: str) -> TrustedRoster:
-        """Raises ValueError."""
-        round, colon, id = text.partition(":")
-        if not (colon and round.isascii() and round.isdecimal() and len(round) <= 8 and len(id) == 2 * HASH):
-            raise ValueError(f"{text!r} is not ROUND:ID, a number and 64 hex digits, as swarmnode id --join prints it")
-        return cls(int(round), bytes.fromhex(id))
-
-
-def settled(path: list[Block], rounds: int) -> TrustedRoster | None:
-    """The newest roster of a node's chain that is not empty and has as many rounds on it; None where there is none."""
-    old = [block for block in path[: max(0, len(path) - rounds)] if block.roster is not None]
-    return TrustedRoster(old[-1].chain.round - 1, old[-1].id) if old else None
+from swarmnode.protocols.chain.statements import Roster, Said
 
 
 def begin(trusted: TrustedRoster, said: Said[Roster], state: bytes) -> ChainState:

@@ -9,7 +9,7 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.node.storage.runs import RunUnavailable
-from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.chain.forks import TrustedRoster
 from swarmnode.protocols.methods.open import join as open_place
 from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.method import Open

@@ -9,8 +9,8 @@ import trio
 from simswarm import RUN, SimSwarm
 
 from swarmnode.protocols.chain.state import decode
+from swarmnode.protocols.methods.open.join import TipQuery
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.open.wire import TipQuery
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 pytestmark = pytest.mark.slow

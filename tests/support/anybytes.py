@@ -33,7 +33,8 @@ from swarmnode.protocols.chain.statements import InvalidStatement
 from swarmnode.protocols.dht import records as dht_records
 from swarmnode.protocols.methods.known import messages
 from swarmnode.protocols.methods.known.messages import RoundHead, RoundStep
-from swarmnode.protocols.methods.open import wire as open_wire
+from swarmnode.protocols.methods.open import join as open_join
+from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.rollouts import messages as rollout_messages
 from swarmnode.protocols.methods.rollouts.messages import InvalidGroup, open_group
 from swarmnode.protocols.methods.rollouts.messages import seal as seal_group
@@ -131,7 +132,7 @@ def _message_kinds(*modules: ModuleType) -> list[type]:
         for kind in vars(module).values():
             if not isinstance(kind, type) or kind.__module__ != module.__name__ or kind.__name__.endswith("Limits"):
                 continue
-            if is_dataclass(kind):
+            if is_dataclass(kind) and not kind.__name__.startswith("_"):
                 try:
                     wire.decode(kind, b"\x80")  # a map without fields
                 except WireError:
@@ -167,7 +168,7 @@ def _message_seeds() -> Iterator[bytes]:
 
 
 _MESSAGES = _message_kinds(
-    messages, open_wire, hello, membership, shard_wire, statewire, rpc_frames, bulk_client, rollout_messages
+    messages, open_join, open_sync, hello, membership, shard_wire, statewire, rpc_frames, bulk_client, rollout_messages
 )
 
 

@@ -1,7 +1,7 @@
 """How a node of an open run finds its place: the roster that the others follow, and the state after it.
 
-1. Members say where they stand, and give a chain from a few rounds before (`chain.tip`). The rosters since then name
-   its digest and the state hash there, so who follows them cannot be given another.
+1. Members say where they stand, and give a chain from a few rounds before (`chain.tip`: TipQuery -> Tip). The rosters
+   since then name its digest and the state hash there, so who follows them cannot be given another.
 2. The state there is fetched by its hash from all who serve it (`catchup`); the initial one is made here.
 3. From there on `ChainSync` replays the rosters, checking each.
 
@@ -16,8 +16,8 @@ finds nobody begins the run; a node with a checkpoint goes on from it alone, sil
     chain.before    the chain that the trusted roster builds on, which must have the digest that the roster names
     chain.records   each roster since, with the cuts, scores, commits and reveals that it rests on
 
-They are checked as they come; a member that lies in one of them is as one that has another history. No state and no
-contribution is fetched for it: a history of 64 rounds takes some megabytes, in questions of 256 records each.
+A member that lies in one of them is as one that has another history. No state and no contribution is fetched for it: a
+history of 64 rounds takes some megabytes.
 
 **Members whose history parted from this node's for good: a split.**
 A fork is healed by where the validators' heads lie (`chain/forks.py`), as long as the rosters since it are kept. Two
@@ -37,8 +37,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -46,27 +46,18 @@ import trio
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.chain import lineage
-from swarmnode.protocols.chain.forks import DEPTH
-from swarmnode.protocols.chain.lineage import TrustedRoster
-from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, Quoted, empty_id
+from swarmnode.protocols.chain.duty import RoundLog
+from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster
+from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
-from swarmnode.protocols.chain.statements import (
-    AvailabilityVote,
-    Commit,
-    InvalidStatement,
-    Reveal,
-    Roster,
-    Said,
-    Scores,
-    read,
-)
+from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, OtherHistory
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.sync import ChainSync, Lost
-from swarmnode.protocols.methods.open.wire import MAX_ASKED, TIMEOUT, TIP, Tip, TipQuery
+from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost, check_id
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.wire import WireError
 from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -83,6 +74,33 @@ FAR = 3  # rounds behind from which on a state is fetched instead of replaying
 LOOK_EVERY = 60.0  # seconds
 LOOKED_AT = 3  # members at a time
 HEALING = 4  # rounds: of so many a fork may still be on its way to be healed, or a roster to be left
+
+
+TIP = "chain.tip"
+LONGEST = 1e9  # seconds since a node came somewhere; thirty years
+
+
+@dataclass(frozen=True)
+class TipQuery:
+    run_id: str
+    joins: bool = True  # the asker is about to take part, and may be waited for
+
+
+@dataclass(frozen=True)
+class Tip:
+    """The roster that a node follows, and a state some rounds before it that the node serves."""
+
+    tip: bytes
+    round: int  # rounds done at the tip
+    elapsed: float  # seconds since the node came there
+    base: bytes  # an encoded ChainState
+    base_state: bytes  # the state hash there
+
+    def __post_init__(self) -> None:
+        check_id(self.tip)
+        check_id(self.base_state)
+        if not (0 <= self.round <= MAX_ROUND and 0 <= self.elapsed <= LONGEST):
+            raise WireError(f"round {self.round} for {self.elapsed} s")
 
 
 @dataclass(frozen=True)
@@ -301,7 +319,7 @@ class Joining:
 
     async def _state_at(self, found: _Found) -> OuterState:
         """The state at a member's base. Raises CatchUpFailed."""
-        base, wanted = found.base, found.tip.base_state
+        base, wanted = found.base, found.tip.base_state.hex()
         for held in (self._initial if base.round == 0 else None, self._local.base):
             if held is not None and await self._hash(base.round, held) == wanted:
                 return held
@@ -337,8 +355,7 @@ class Joining:
         first = way[min(1, len(way) - 1)]  # to undo the roster at the base would take the state before it
         base = first if first.roster is not None and first.roster.revert else way[0]
         elapsed = max(0.0, trio.current_time() - self._store.arrived)
-        hash = self._store.hashes[base.id]
-        return Tip(tip, tree[tip].chain.round, elapsed, base.chain.encode(), hash)
+        return Tip(tip, tree[tip].chain.round, elapsed, base.chain.encode(), bytes.fromhex(self._store.hashes[base.id]))
 
 
 # --- lineage ----------------------------------------------------------------------------------------------------------
@@ -360,17 +377,6 @@ class _Shown:
     shrunken: int  # of which fewer than half of the judges decided
 
 
-@dataclass
-class _Told:
-    """What a member told of the rounds since, by id; reveals by the commit that they open."""
-
-    rosters: dict[bytes, Said[Roster]] = field(default_factory=dict)
-    commits: dict[bytes, Said[Commit]] = field(default_factory=dict)
-    cuts: dict[bytes, Said[AvailabilityVote]] = field(default_factory=dict)
-    scores: dict[bytes, Said[Scores]] = field(default_factory=dict)
-    reveals: dict[bytes, Reveal] = field(default_factory=dict)
-
-
 async def prove_lineage(
     sync: ChainSync, rules: ChainRules, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState
 ) -> _Shown:
@@ -389,9 +395,10 @@ async def prove_lineage(
             raise OtherLineage(f"round {trusted.round} ended with another roster there")
         steps = list(zip(path.ids, path.empty, strict=True))[path.ids.index(trusted.id) :]
         told = await _ask(sync, peer, [id for id, is_empty in steps if not is_empty])
-        if trusted.id not in told.rosters:
+        roster = next((said for said in told if said.id == trusted.id), None)
+        if roster is None:
             raise Lost("it does not have that roster")
-        chain = lineage.begin(trusted, told.rosters[trusted.id], await sync.chain_before(peer, trusted.id))
+        chain = lineage.begin(trusted, roster, await sync.chain_before(peer, trusted.id))
         rosters = shrunken = 0
         for id, is_empty in steps:
             if lineage.leads_to(chain, base):
@@ -408,64 +415,35 @@ async def prove_lineage(
     return _Shown(rosters, shrunken)
 
 
-async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> _Told:
-    """These rosters and what they rest on, in few questions. Raises InvalidStatement."""
-    told = _Told()
-    for said in await _all(sync, peer, rosters):
-        if isinstance(said.what, Roster):
-            told.rosters[said.id] = said
-    made = [said.what for said in told.rosters.values()]
-    ids = [id for one in made for id in (*one.cuts, *one.scores, *(entry.commit for entry in one.entries))]
-    for said in await _all(sync, peer, ids):
-        match said.what:
-            case Commit():
-                told.commits[said.id] = said
-            case AvailabilityVote():
-                told.cuts[said.id] = said
-            case Scores():
-                told.scores[said.id] = said
-    accepted = [entry.commit for one in made for entry in one.accepted]
-    for said in await _all(sync, peer, (), reveals=accepted):
-        if isinstance(said.what, Reveal):
-            told.reveals[said.what.commit] = said.what
+async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
+    """These rosters and what they rest on, as far as a peer has them, in few questions. Raises InvalidStatement."""
+    told: list[Said[Any]] = []
+    while rosters:
+        said = [read(one) for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
+        got = {one.id for one in said}.intersection(rosters)
+        if not got:
+            break
+        told += [one for one in said if not isinstance(one.what, ForkChoiceVote)]
+        rosters = [id for id in rosters if id not in got]
     return told
 
 
-def _step(rules: ChainRules, chain: ChainState, told: _Told, id: bytes, is_empty: bool) -> ChainState:
+def _step(rules: ChainRules, chain: ChainState, told: list[Said[Any]], id: bytes, is_empty: bool) -> ChainState:
     """The chain after one more roster. Raises Lost, InvalidRoster or NotHeld."""
     if is_empty:
         if empty_id(chain) != id:
             raise InvalidRoster("an empty roster with another id")
         return lineage.empty(chain)
+    log = RoundLog(chain, rules)
+    for said in told:
+        if said.what.parent == chain.tip:
+            log.insert(said, b"", 0.0)
     try:
-        said = told.rosters[id]
-        cuts = tuple(told.cuts[cut] for cut in said.what.cuts)
-        scores = tuple(told.scores[scored] for scored in said.what.scores)
-        commits = {entry.commit: told.commits[entry.commit] for entry in said.what.entries}
-    except KeyError:
+        roster: Said[Roster] = next(said for said in told if said.id == id)
+        quoted = log.quoted(roster.what, {})
+    except (KeyError, StopIteration):
         raise Lost(f"it does not have a roster of round {chain.round}, or what that quotes") from None
-    reveals = {commit: told.reveals[commit] for commit in commits if commit in told.reveals}
-    return lineage.after(chain, rules, said, Quoted(cuts, scores, commits, reveals, {}))
-
-
-async def _all(
-    sync: ChainSync, peer: PeerId, ids: Iterable[bytes], *, reveals: Iterable[bytes] = ()
-) -> list[Said[Any]]:
-    """What a peer has of these statements, asked for in as many questions as it takes. Raises InvalidStatement."""
-    wanted, opened = list(ids), list(reveals)
-    found: list[Said[Any]] = []
-    while wanted or opened:
-        now = wanted[:MAX_ASKED]
-        theirs = opened[: MAX_ASKED - len(now)]
-        said = [read(one) for one in await sync.ask_records(peer, now, theirs) if isinstance(one, Record)]
-        got = {one.id for one in said if one.id in now}
-        shown = {one.what.commit for one in said if isinstance(one.what, Reveal) and one.what.commit in theirs}
-        if not got and not shown:
-            break
-        found += [one for one in said if one.id in got or (isinstance(one.what, Reveal) and one.what.commit in shown)]
-        wanted = [id for id in wanted if id not in got]
-        opened = [id for id in opened if id not in shown]
-    return found
+    return lineage.after(chain, rules, roster, quoted)
 
 
 # --- what the owner is told -------------------------------------------------------------------------------------------

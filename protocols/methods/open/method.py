@@ -5,7 +5,7 @@
     local.py      local training, error feedback, and the record of that work, where the run has audits
     judge.py      what a judge measures
     store.py      what is held: contributions, the logs of rounds, the tree of valid rosters, shared states
-    sync.py       hearing what is said, and getting what it rests on; wire.py: the questions and answers
+    sync.py       hearing what is said, and getting what it rests on
     join.py       joining: from where others stand, and how to get there; members on another history
     checks/       audits of others' work; whether it comes of the data that they were to work on; what rosters prove
 
@@ -24,8 +24,7 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
-from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.chain.lineage import settled
+from swarmnode.protocols.chain.forks import Block, settled
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import (
     Begin,

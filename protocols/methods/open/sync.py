@@ -14,8 +14,17 @@ replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of t
 
 Records usually come by themselves, with the replicated state; what did not come is asked for from whoever should have
 it: the leader that quotes it, validators that follow the roster, neighbours. Each source is asked once, one after the
-other. Every answer can be checked (`wire.py`), so a liar costs one call. A feed that was too fast for this node is made
-up for by reading the last rounds again.
+other. A feed that was too fast for this node is made up for by reading the last rounds again.
+
+What nodes ask one another about the chain; all else travels as records of the replicated state:
+
+    chain.path      how do I get to this roster?        Path: the ids of the rosters up to it
+    chain.records   what do these rosters rest on?      Records: they, what they quote, what opens what they accept
+    chain.before    what was the chain before this one? Before: the chain that a roster builds on
+    chain.tip       where do you stand?                 see `join.py`
+
+Every answer can be checked: rosters by their rules, a chain by its digest in the roster that follows, records by their
+signatures. So a liar costs its caller one call.
 """
 
 from __future__ import annotations
@@ -23,6 +32,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -33,7 +43,7 @@ from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
+from swarmnode.protocols.chain.statements import HASH, AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import (
     AWAY,
@@ -44,23 +54,9 @@ from swarmnode.protocols.methods.open.store import (
     MissingContribution,
     NoState,
 )
-from swarmnode.protocols.methods.open.wire import (
-    BEFORE,
-    MAX_ASKED,
-    MAX_BYTES,
-    MAX_PATH,
-    PATH,
-    RECORDS,
-    TIMEOUT,
-    Before,
-    BeforeQuery,
-    Path,
-    PathQuery,
-    Records,
-    RecordsQuery,
-)
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.wire import WireError
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)
@@ -73,6 +69,70 @@ PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; th
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
 GIVE_UP = 3  # tries in vain at what a validator leads or follows after which a node may be too far away to replay
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
+
+PATH, RECORDS, BEFORE = "chain.path", "chain.records", "chain.before"
+MAX_PATH = 160  # rosters in one path, or asked about at once; more than the rounds that can be gone back
+MAX_BYTES = 900_000  # of records in one answer
+TIMEOUT = 5.0  # seconds for an answer
+
+
+def check_id(id: bytes) -> None:
+    """Raise WireError for what is no id of a roster."""
+    if len(id) != HASH:
+        raise WireError(f"an id of {len(id)} bytes")
+
+
+@dataclass(frozen=True)
+class PathQuery:
+    run_id: str
+    tip: bytes
+
+
+@dataclass(frozen=True)
+class Path:
+    """Ids of rosters, each on the one before, the last being the one asked for; `empty` says which are empty."""
+
+    ids: tuple[bytes, ...]
+    empty: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.empty) or len(self.ids) > MAX_PATH:
+            raise WireError(f"a path of {len(self.ids)} rosters with {len(self.empty)} marks")
+        for id in self.ids:
+            check_id(id)
+
+
+@dataclass(frozen=True)
+class RecordsQuery:
+    run_id: str
+    rosters: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rosters) > MAX_PATH:
+            raise WireError(f"more than {MAX_PATH} rosters asked about")
+
+
+@dataclass(frozen=True)
+class Records:
+    """The first of the rosters asked about, as many as there is room for, each with what is held of its quotes."""
+
+    sealed: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class BeforeQuery:
+    run_id: str
+    roster: bytes
+
+    def __post_init__(self) -> None:
+        check_id(self.roster)
+
+
+@dataclass(frozen=True)
+class Before:
+    """An encoded ChainState; the roster that was asked about has its digest."""
+
+    chain: bytes
 
 
 class Lost(Exception):
@@ -262,9 +322,8 @@ class ChainSync:
         """Have all that a roster rests on, check it, and put it into the tree. Raises Lost."""
         store, roster, quotes = self.store, said.what, (said.what.cuts, said.what.scores)
         while (log := store.logs.get(roster.parent)) is not None:  # not let go of meanwhile
-            if lacking := log.lacking(roster):
-                await self._obtain_records(log, said, lacking)
-                continue
+            if log.lacking(roster):
+                await self._obtain_records(log, said)
             quoted, known = log.quoted(roster, store.norms(log)), log.derived.get(quotes)
             try:
                 state = bytes.fromhex(await store.hash_at(log.chain.tip))
@@ -296,12 +355,8 @@ class ChainSync:
 
     async def _obtain(self, log: RoundLog, said: Said[Roster], commit: bytes) -> None:
         """Have what a commit opens to: its reveal and its contribution. Raises Lost."""
-        if commit not in log.commits:
-            await self._obtain_records(log, said, [commit])
         if commit not in log.reveals:
-            await self._obtain_records(log, said, [], reveals=[entry.commit for entry in said.what.accepted])
-        if commit not in log.reveals:
-            raise Lost("a reveal is with nobody who was asked")
+            await self._obtain_records(log, said, reveal_of=commit)
         root = log.reveals[commit].what.root
         async with trio.open_nursery() as nursery:  # all of them at once: the others will be needed next
             for entry in said.what.accepted:
@@ -311,25 +366,27 @@ class ChainSync:
         if root not in self.store.contributions:
             raise Lost("a contribution is with nobody who was asked, or no encoder makes it")
 
-    async def _obtain_records(
-        self, log: RoundLog, said: Said[Roster], ids: list[bytes], *, reveals: Iterable[bytes] = ()
-    ) -> None:
-        """Have records by id. They usually come by themselves; else who should hold them is asked. Raises Lost."""
-        reveals = [id for id in reveals if id not in log.reveals]
+    async def _obtain_records(self, log: RoundLog, said: Said[Roster], *, reveal_of: bytes = b"") -> None:
+        """Have the records that a roster quotes, or what opens a commit that it accepts. Raises Lost.
+
+        They usually come by themselves; else who should hold them is asked.
+        """
 
         def here() -> bool:
-            return all(id in log.sealed for id in ids) and all(id in log.reveals for id in reveals)
+            return reveal_of in log.reveals if reveal_of else not log.lacking(said.what)
 
         if await self.store.until(here, deadline=trio.current_time() + PUSH_TAKES):
             return
         for peer in self._who_holds(said):
-            wanted = [id for id in ids if id not in log.sealed][:MAX_ASKED]
-            opened = [id for id in reveals if id not in log.reveals][: MAX_ASKED - len(wanted)]
-            for element in await self.ask_records(peer, wanted, opened):
-                self.insert(element)
+            await self._insert_from(peer, said.id)
             if here():
                 return
-        raise Lost(f"{len(ids)} records and {len(reveals)} reveals are with nobody who was asked")
+        raise Lost("a reveal" if reveal_of else f"{len(log.lacking(said.what))} records are with nobody who was asked")
+
+    async def _insert_from(self, peer: PeerId, roster: bytes) -> None:
+        """Insert what a peer has of a roster and of what that rests on."""
+        for element in await self.ask_records(peer, [roster]):
+            self.insert(element)
 
     # --- the way to a roster that somebody follows --------------------------------------------------------------------
 
@@ -371,8 +428,7 @@ class ChainSync:
             return
         if not any(id in log.rosters for log in store.logs.values()):
             for peer in self._others([author, *self._neighbours()])[:SOURCES]:
-                for element in await self.ask_records(peer, (id,)):
-                    self.insert(element)
+                await self._insert_from(peer, id)
                 if any(id in log.rosters for log in store.logs.values()):
                     break
         for log in list(store.logs.values()):
@@ -448,9 +504,12 @@ class ChainSync:
     def _neighbours(self) -> list[PeerId]:
         return [view.peer for view in self._network.peers()]
 
-    async def ask_records(self, peer: PeerId, ids: Iterable[bytes], reveals: Iterable[bytes] = ()) -> list[Element]:
-        """Records of this run that a peer holds of these, signatures checked; nothing where it does not answer."""
-        query = RecordsQuery(self._run_id, tuple(ids), tuple(reveals))
+    async def ask_records(self, peer: PeerId, rosters: Iterable[bytes]) -> list[Element]:
+        """Records of this run on which these rosters rest, as far as a peer holds them, signatures checked.
+
+        It gives them roster by roster, and perhaps not all at once; nothing where it does not answer.
+        """
+        query = RecordsQuery(self._run_id, tuple(rosters))
         try:
             answer = await self._rpc.call(peer, RECORDS, query, Records, timeout=TIMEOUT)
             elements = [open_element(raw, self._network.verify) for raw in answer.sealed]
@@ -516,10 +575,10 @@ class ChainSync:
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
         self.admit(query.run_id)
         found: list[bytes] = []
-        wanted, opened = set(query.ids), set(query.reveals)
-        for log in self.store.logs.values():
-            found += [log.sealed[id] for id in wanted & log.sealed.keys()]
-            found += [log.sealed[log.reveals[id].id] for id in opened & log.reveals.keys()]
-        while sum(map(len, found)) > MAX_BYTES:
-            found.pop()
+        for id in query.rosters:
+            log = next((log for log in self.store.logs.values() if id in log.rosters), None)
+            more = log.records_of(log.rosters[id]) if log is not None else []
+            if sum(map(len, (*found, *more))) > MAX_BYTES:
+                break
+            found += more
         return Records(tuple(found))

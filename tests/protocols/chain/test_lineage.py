@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols.chain import lineage
-from swarmnode.protocols.chain.forks import Block, empty_block
-from swarmnode.protocols.chain.lineage import TrustedRoster
+from swarmnode.protocols.chain.forks import Block, TrustedRoster, empty_block, settled
 from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, derive
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Roster, Said
@@ -100,7 +99,7 @@ def test_join_strings_name_the_newest_roster_with_enough_rounds_on_it() -> None:
         Block(roster.id, before.tip, advance(before, RULES, roster, quoted, derive(before, RULES, quoted)), roster.what)
         for before, roster, quoted in HISTORY[:6]
     ]
-    assert lineage.settled(path, 4) == TrustedRoster(FIVE.round + 1, path[1].id)
-    assert lineage.settled(path[:4], 4) is None
+    assert settled(path, 4) == TrustedRoster(FIVE.round + 1, path[1].id)
+    assert settled(path[:4], 4) is None
     path.append(empty_block(path[-1].chain))
-    assert lineage.settled(path, 0) == TrustedRoster(FIVE.round + 5, path[5].id)
+    assert settled(path, 0) == TrustedRoster(FIVE.round + 5, path[5].id)

@@ -10,8 +10,8 @@ import trio
 
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.state import ChainState, Worked, genesis
-from swarmnode.protocols.methods.open.join import Splits
-from swarmnode.protocols.methods.open.wire import Path, Tip
+from swarmnode.protocols.methods.open.join import Splits, Tip
+from swarmnode.protocols.methods.open.sync import Path
 
 RUN, ME, OTHER = "ab" * 32, "me", "other"
 WORK = SimpleNamespace()  # a roster, of which only matters that there is one
@@ -51,5 +51,5 @@ def test_what_counted_before_the_histories_parted_makes_nobody_stay(since: str |
         SimpleNamespace(me=ME, observer=SimpleNamespace(warn=lambda key, text: None)),  # type: ignore[arg-type]
         Told(),  # type: ignore[arg-type]
     )
-    told = Tip(theirs[-1], 140, 0.0, b"", "00" * 32)
+    told = Tip(theirs[-1], 140, 0.0, b"", bytes(32))
     assert len(theirs) > DEPTH and trio.run(splits.has_diverged, OTHER, told) is apart
