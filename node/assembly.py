@@ -44,7 +44,7 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Place
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
-from swarmnode.protocols.network import Address, PeerId
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership, RunListing, admits, work_of
@@ -267,10 +267,6 @@ class Node:
             return self.trainer.layout.parameters if self.trainer is not None else None
         except RuntimeError:
             return None
-
-    def join_failures(self) -> dict[Address, str]:
-        """Why join addresses could not be reached, for those that are not connected now."""
-        return self.discovery.join_failures()
 
     def join_line(self) -> str:
         """A command for another machine."""

@@ -31,14 +31,15 @@ from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs
 from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, rest_what_stays
 from swarmnode.node.provenance import parent_state
+from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.datasets import publish, release_forgotten
-from swarmnode.node.storage.runs import ChosenRun, RunFinder
+from swarmnode.node.storage.datasets import release_forgotten
+from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.receipts import PromiseChecks
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.membership import RunListing, serve_runs
+from swarmnode.protocols.state.membership import serve_runs
 from swarmnode.training.golden import check_golden
 
 logger = logging.getLogger(__name__)
@@ -79,17 +80,6 @@ def run_daemon(
             raise reason_of(group) from group
     finally:
         datadir.close()
-
-
-def _ask_which_run(listings: list[RunListing]) -> RunListing:
-    """Let the person at the terminal choose. Blocking."""
-    print("The nodes that answered take part in several runs:")
-    for number, listing in enumerate(listings, 1):
-        print(f"  {number}  {listing.name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
-    while True:
-        answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
-        if answer.isdigit() and 1 <= int(answer) <= len(listings):
-            return listings[int(answer) - 1]
 
 
 @asynccontextmanager
@@ -228,21 +218,7 @@ class Daemon:
         node, options = self._node, self._node.options
         if options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
             node.discovery.set_rendezvous(bytes.fromhex(options.run_id))
-        finder = RunFinder(
-            store=node.store,
-            network=node.network,
-            rpc=node.rpc,
-            runner=in_thread,
-            publish=lambda spec: in_thread(lambda: publish(spec, node.config.corpus, node.shard_store)),
-        )
-        return await finder.choose(
-            file=options.runspec,
-            run_id=options.run_id,
-            joining=bool(node.config.join),
-            failures=node.discovery.join_failures,
-            custom_task=bool(node.config.task),
-            ask=_ask_which_run if sys.stdin.isatty() and not options.json_events else None,
-        )
+        return await RunFinder(node).choose()
 
     def _forget_state(self) -> None:
         """The state closes next: from now on nobody can ask for it."""

@@ -352,7 +352,7 @@ def warnings_of(node: Node) -> list[str]:
     told += [AS_ROOT] if runs_as_root() else []
     told += _of_scoring(node.network.scoring)
     if not node.network.peers():
-        told += [f"{why} (join address {address})" for address, why in node.join_failures().items()]
+        told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures().items()]
     return told
 
 

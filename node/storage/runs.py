@@ -1,52 +1,29 @@
-"""Which run a node takes part in, and what it keeps of each: `runs/<run id>/` in the data directory.
+"""What a node keeps of each run: `runs/<run id>/` in the data directory.
 
     run.spec          the RunSpec in canonical encoding, checked against the run id whenever it is read
     checkpoints/      see `checkpoints.py`
 
 A run's data are shards (`datasets.py`); `data-sets/<index>` beside `runs/` marks those that are pinned for a run.
-
-A run comes from a TOML file on this machine, from this directory, or from peers: a specification that a peer sends
-must hash to the run id, and contains numbers and names only, never code.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import trio
-
-from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
-from swarmnode.protocols.calls.rpc import CallError, Rpc
-from swarmnode.protocols.network import Network, NetworkError, PeerId
-from swarmnode.protocols.peers.hello import Incompatible, greet
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import ROLLOUT_TASKS, RunSpec, decode, encode, load_runspec
+from swarmnode.training.runspec import RunSpec, decode, encode
 
 logger = logging.getLogger(__name__)
-
-ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
-ASK_EVERY = 1.0  # seconds
-NONCE = 16  # random bytes that tell a run from another one by the same file
-BUILT_IN_TASKS = ("byte-lm", *ROLLOUT_TASKS)
 
 
 class RunUnavailable(ExpectedError):
     """The run cannot be had: nobody answers, nobody knows it, or what they sent is not it."""
 
     exit_code = RUN_UNAVAILABLE
-
-
-class NoRun(ExpectedError):
-    """The command line does not say which run, and it cannot be guessed."""
-
-    exit_code = CONFIG
 
 
 @dataclass(frozen=True)
@@ -122,204 +99,6 @@ class RunStore:
     @property
     def _marks(self) -> Path:
         return self._datadir.path / "data-sets"
-
-
-class RunFinder:
-    """Finds the run that the command line means, on disk or among peers."""
-
-    def __init__(
-        self,
-        *,
-        store: RunStore,
-        network: Network,
-        rpc: Rpc,
-        runner: Runner,
-        publish: Callable[[RunSpec], Awaitable[RunSpec]],
-    ) -> None:
-        """`publish` makes shards of the data of a run that begins here, and fills in what follows from them."""
-        self._store = store
-        self._network = network
-        self._rpc = rpc
-        self._runner = runner
-        self._publish = publish
-
-    async def choose(
-        self,
-        *,
-        file: Path | None,
-        run_id: str | None,
-        joining: bool,
-        failures: Callable[[], dict[str, str]],
-        custom_task: bool,
-        ask: Callable[[list[RunListing]], RunListing] | None = None,
-    ) -> ChosenRun:
-        """`ask` lets a person choose where peers have several runs; without it that is an error which lists them.
-
-        Raises SettingError, RunUnavailable or NoRun, or what `publish` raises, each with what to do.
-        """
-        creator = False
-        if file is not None:
-            spec = await self._runner(lambda: load_runspec(file))
-            creator = True
-        elif run_id is not None:
-            known = await self._runner(lambda: self._store.load(run_id))
-            spec = known if known is not None else await self._from_peers(run_id, failures)
-        elif joining:
-            listing = await self._run_of_peers(failures, ask)
-            spec = await self._from_peers(listing.run_id, failures)
-        else:
-            spec = await self._only_known_run()
-        if custom_task:
-            _refuse_built_in(spec)  # such a task reads its own data
-        elif not spec.needs_data:
-            pass
-        elif creator:
-            spec = await self._publish(spec)
-        elif not spec.data.index:
-            raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
-        if creator:
-            spec = await self._runner(lambda: self._begun_here(spec, joining))
-        chosen = ChosenRun(spec, spec.run_id, creator)
-        await self._runner(lambda: self._store.keep(chosen.spec))
-        return chosen
-
-    def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
-        """The run that this node began by the file, or else a new one. Blocking.
-
-        Where the file does not say so, a new run's nonce is drawn and its creator judges it: nobody else's run is it.
-        A node that joins others by such a file would begin a run of its own, which nobody wants. Raises NoRun.
-        """
-        begun = spec.begun_by(self._network.me)
-        before = {run.run_id: run for run in self._store.specs() if _is_by(run, begun)}
-        if len(before) > 1:
-            listed = "\n".join(f"  swarmnode run --run {run_id}" for run_id in before)
-            raise NoRun(f"{len(before)} runs by this file are known here; say which:\n{listed}")
-        if before:
-            (known,) = before.values()
-            return known
-        nonce = spec.run.nonce or secrets.token_hex(NONCE)
-        if joining and begun != spec:
-            raise NoRun(
-                "the run file does not say who judges the run ([trust] validators), so its run id depends on who "
-                "begins it: join with the run id in place of the file (swarmnode id --join prints the command there), "
-                "or list the validators' peer ids in the file"
-            )
-        if joining and not spec.run.nonce:
-            raise NoRun(
-                "the run file has no nonce, so it begins a run of its own wherever it is used, and this node is to "
-                "join others: join with the run id in place of the file (swarmnode id --join prints the command "
-                "there). To begin a run all the same, or one run from this file on several machines, write "
-                f'nonce = "{nonce}" below [run] in the file.'
-            )
-        return begun.updated(run={"nonce": nonce})
-
-    async def _only_known_run(self) -> RunSpec:
-        known = self._store.known()
-        if not known:
-            raise NoRun(
-                "no run is named and none is known here: give a run file (swarmnode run examples/byte-lm.toml), or the "
-                "address of a node to join (swarmnode run --join MULTIADDR)"
-            )
-        if len(known) > 1:
-            listed = "\n".join(f"  swarmnode run --run {run_id}" for run_id in known)
-            raise NoRun(f"{len(known)} runs are known here; say which:\n{listed}")
-        spec = self._store.load(known[0])
-        if spec is None:
-            raise NoRun(f"run {known[0][:12]} lost its specification; name its file or a node to join")
-        logger.info("going on with run %s (%s)", spec.run.name, known[0][:12])
-        return spec
-
-    async def _peers(self, failures: Callable[[], dict[str, str]]) -> tuple[PeerId, ...]:
-        """Connected peers, as soon as there are any. Raises RunUnavailable."""
-        if not self._network.peers():
-            logger.info("waiting up to %.0f s for a node of the swarm to answer", ANSWER_WITHIN)
-        with trio.move_on_after(ANSWER_WITHIN), self._network.watch_peers() as events:
-            while not self._network.peers():
-                await events.receive()
-        peers = tuple(view.peer for view in self._network.peers())
-        if not peers:
-            tried = "\n".join(f"  {address}: {why}" for address, why in failures().items())
-            raise RunUnavailable(
-                f"nobody answered within {ANSWER_WITHIN:.0f} s, so the run cannot be fetched. Tried:\n"
-                f"{tried or '  no address'}\nCheck that the node is running and the address is complete "
-                "(swarmnode id --join prints it there), then start again."
-            )
-        return peers
-
-    async def _run_of_peers(
-        self, failures: Callable[[], dict[str, str]], ask: Callable[[list[RunListing]], RunListing] | None
-    ) -> RunListing:
-        found: dict[str, RunListing] = {}
-        peers = await self._peers(failures)
-        with trio.move_on_after(ANSWER_WITHIN):
-            while not found:
-                for peer in peers:
-                    for listing in await self._ask(peer):
-                        found[listing.run_id] = listing
-                if not found:
-                    await trio.sleep(ASK_EVERY)
-                    peers = tuple(view.peer for view in self._network.peers())
-        if not found:
-            raise RunUnavailable(
-                "the nodes that answered take part in no run: wait until they do, or begin one with a run file that "
-                "names a nonce (swarmnode run RUN.toml --join MULTIADDR)"
-            )
-        if len(found) > 1 and ask is not None:
-            listings = list(found.values())
-            return await self._runner(lambda: ask(listings))
-        if len(found) > 1:
-            listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
-            raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")
-        (only,) = found.values()
-        logger.warning("joining the only run there: %s (%s…), round %d", only.name, only.run_id[:12], only.round)
-        return only
-
-    async def _ask(self, peer: PeerId) -> Iterable[RunListing]:
-        try:
-            return await ask_runs(self._rpc, peer)
-        except CallError as error:
-            try:
-                await greet(self._network, peer, timeout=5.0)
-            except Incompatible as why:
-                raise RunUnavailable(str(why)) from error
-            except NetworkError:
-                pass  # it is gone, which is what the first error says
-            logger.info("%s does not tell its runs: %s", peer, error)
-            return ()
-
-    async def _from_peers(self, run_id: str, failures: Callable[[], dict[str, str]]) -> RunSpec:
-        refusals: dict[PeerId, str] = {}
-        peers = await self._peers(failures)
-        with trio.move_on_after(ANSWER_WITHIN):
-            while True:
-                for peer in peers:
-                    try:
-                        return decode(await ask_spec(self._rpc, peer, run_id), expected_run_id=run_id)
-                    except (CallError, SettingError) as error:
-                        if peer not in refusals:
-                            logger.info("%s does not give the run's specification: %s", peer, error)
-                        refusals[peer] = str(error)
-                await trio.sleep(ASK_EVERY)
-                peers = tuple(view.peer for view in self._network.peers())
-        said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())
-        raise RunUnavailable(
-            f"no peer gave the specification of run {run_id[:12]}… within {ANSWER_WITHIN:.0f} s:\n{said}\n"
-            "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
-        )
-
-
-def _is_by(run: RunSpec, file: RunSpec) -> bool:
-    """Whether a run is one by this file, which may name the nonce or leave it open."""
-    return run == file or (not file.run.nonce and run.updated(run={"nonce": ""}) == file)
-
-
-def _refuse_built_in(spec: RunSpec) -> None:
-    """A member without --task would train the built-in task of that name beside those who train the local one."""
-    if spec.task.name in BUILT_IN_TASKS:
-        raise SettingError(
-            f"--task: the run's task is {spec.task.name!r}, which is built in; give [task] name in the run file a name "
-            "of its own, or leave out --task"
-        )
 
 
 def _write(path: Path, content: bytes) -> None:

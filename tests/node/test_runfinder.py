@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import trio
 
+from swarmnode.node import runfinder
+from swarmnode.node.runfinder import NoRun, RunFinder
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, NoRun, RunFinder, RunStore
-from swarmnode.protocols.runner import inline
+from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.training.runspec import RunSpec
 
 KNOWN = '[run]\nname = "t"\n'
@@ -27,15 +29,19 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 
 def choose(store: RunStore, file: Path, *, me: str = "12D3me", joining: bool = False) -> ChosenRun:
-    async def publish(spec: RunSpec) -> RunSpec:
+    node = SimpleNamespace(
+        store=store,
+        network=SimpleNamespace(me=me),
+        shard_store=None,
+        config=SimpleNamespace(join=("/ip4/203.0.113.7/tcp/4077",) if joining else (), task="", corpus=""),
+        options=SimpleNamespace(runspec=file, run_id=None, json_events=True),
+    )
+
+    def publish(spec: RunSpec, corpus: str, shard_store: object) -> RunSpec:
         return spec.resolved(heldout_sha256="00", index="00" * 32)
 
-    async def main() -> ChosenRun:
-        network = cast(Any, SimpleNamespace(me=me))
-        finder = RunFinder(store=store, network=network, rpc=cast(Any, None), runner=inline, publish=publish)
-        return await finder.choose(file=file, run_id=None, joining=joining, failures=dict, custom_task=False)
-
-    return trio.run(main)
+    with mock.patch.object(runfinder, "publish", publish):
+        return trio.run(RunFinder(cast(Any, node)).choose)
 
 
 def test_who_begins_an_open_run_is_its_validator_and_begins_the_same_run_again(store: RunStore, tmp_path: Path) -> None:
