@@ -38,7 +38,7 @@ from swarmnode.node.storage.datasets import DataSet
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.node.trainer.confinement import SCRATCH, TrainerSettings
+from swarmnode.node.trainer.child import SCRATCH, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context

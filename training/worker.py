@@ -98,7 +98,7 @@ class Worker:
     def do_init(self, *, spec: bytes, run_id: str, peer_id: str, keep: bool, **settings: Any) -> dict[str, Any]:
         """Build the task and put its parameters into the shared memory, or take them from there.
 
-        `settings` are the TrainerSettings of node/trainer/confinement, by name.
+        `settings` are the TrainerSettings of node/trainer/child, by name.
         """
         if self._confined.falls_short:
             raise SandboxError(self._confined)

@@ -1,4 +1,8 @@
-"""One life of the trainer's process: its socket, the calls in flight on it, what it printed, and how it ended.
+"""One life of the trainer's process: what it may do, its socket, the calls in flight, what it printed, how it ended.
+
+The owner's settings make the rules of its sandbox, its environment and its one directory. The sandbox itself is
+`training/sandbox`, entered by the trainer. What has to be fetched from outside this machine is fetched here, before
+there is a trainer, in a process that hears nothing from peers.
 
 Commands and answers are msgpack maps, one behind the other; `training/worker.py` lists them. The child is started in
 the daemon's own thread and dies with it. Whatever happens to it, who waits for an answer learns that none will come;
@@ -11,22 +15,30 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import trio
 
 from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.training.rl import hub
+from swarmnode.training.runspec import hf_model
 from swarmnode.training.sandbox import Rules
 
 logger = logging.getLogger(__name__)
 
+# Words of the names of variables that hold what a trainer has no use for: SWARMNODE_PASSPHRASE, HF_TOKEN, ...
+SECRETS = frozenset({"CREDENTIALS", "KEY", "PASSPHRASE", "PASSWORD", "SECRET", "SOCK", "TOKEN"})
+SCRATCH = "trainer"  # in the data directory
 STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
 QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
 STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
@@ -36,6 +48,93 @@ SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 
 class TrainerFailed(Exception):
     """The trainer cannot work here. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How this node's trainer runs; none of it is part of the run."""
+
+    threads: int = 0  # of torch; 0 means one for each core
+    nice: int = 10
+    device: str = "auto"  # auto, cpu or cuda
+    corpus: str = ""  # file or folder; empty is the task's own default
+    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
+    texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    room: int = 0  # bytes of text that there will ever be, where `texts` are given
+    task: str = ""  # file.py:Class of a task that is not built in
+    policy: str = ""  # of this node in a run by rollouts; empty takes the run's
+    sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
+    sandbox: str = "auto"  # auto, require or off
+    scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
+    readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
+    memory: int = 0  # bytes of its own at the most; 0 is no cap
+
+
+def rules_of(settings: TrainerSettings) -> Rules:
+    """The sandbox of a trainer with these settings. Paths may begin with ~ and be relative to this process."""
+    files = [settings.corpus, settings.heldout, *settings.readable]
+    files.extend(str(Path(text).parent) for text in settings.texts)
+    if settings.task:
+        files.append(str(Path(settings.task.rpartition(":")[0]).expanduser().parent))
+    named = hf_model(settings.policy)
+    if named is not None and Path(named[1]).expanduser().is_dir():
+        files.append(named[1])
+    files.append(str(hub.cache()))  # a run file may name a model that is on this machine already
+    absolute = dict.fromkeys(str(Path(file).expanduser().absolute()) for file in files if file)
+    return Rules(mode=settings.sandbox, scratch=settings.scratch, readable=tuple(absolute), memory=settings.memory)
+
+
+def exposed(told: Rules, directory: Path) -> str:
+    """What the trainer may read that contains the node's own directory, and so its key; empty where nothing does."""
+    own = directory.absolute()
+    return next((path for path in told.readable if own == Path(path) or Path(path) in own.parents), "")
+
+
+def environment(settings: TrainerSettings) -> dict[str, str]:
+    """The trainer's: this process's without secrets, with its caches and temporary files in `scratch`."""
+    kept = {name: value for name, value in os.environ.items() if not SECRETS & set(name.upper().split("_"))}
+    if settings.threads:
+        kept["OMP_NUM_THREADS"] = str(settings.threads)
+    if scratch := settings.scratch:  # torch does not start without a place for temporary files
+        kept |= dict.fromkeys(("TMPDIR", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), scratch)
+    return kept | {"HF_HUB_OFFLINE": "1"}
+
+
+@contextmanager
+def scratch_directory(named: str) -> Iterator[str]:
+    """The one directory that the trainer may write to: `named`, or one that lasts as long as this block."""
+    if named:
+        yield named
+        return
+    with tempfile.TemporaryDirectory(prefix="swarmnode-trainer-") as made:
+        yield made
+
+
+def empty(scratch: str) -> None:
+    """Make the trainer's directory anew. Blocking. Raises TrainerFailed."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        Path(scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainerFailed(f"{scratch}: the trainer's own directory cannot be made: {error.strerror}") from error
+
+
+async def fetch_model(policy: str) -> None:
+    """Have the model of the owner's policy on this machine, where it is one. Raises TrainerFailed."""
+    named = hf_model(policy)
+    if named is None:
+        return
+    done = await trio.run_process(
+        [sys.executable, "-P", "-m", "swarmnode.training.rl.hub", named[1]],
+        stdin=subprocess.DEVNULL,
+        capture_stdout=True,
+        stderr=subprocess.STDOUT,
+        check=False,
+        env=dict(os.environ),
+    )
+    if done.returncode:
+        words = done.stdout.decode(errors="replace").strip().splitlines()
+        raise TrainerFailed(words[-1] if words else f"the model {named[1]!r} cannot be fetched")
 
 
 class TrainerChild:

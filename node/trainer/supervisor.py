@@ -21,9 +21,16 @@ from typing import Any
 import numpy as np
 import trio
 
-from swarmnode.node.trainer import confinement
-from swarmnode.node.trainer.child import TrainerChild, TrainerFailed
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import (
+    TrainerChild,
+    TrainerFailed,
+    TrainerSettings,
+    empty,
+    environment,
+    fetch_model,
+    rules_of,
+    scratch_directory,
+)
 from swarmnode.protocols.methods.trainer import (
     NOTHING,
     Answered,
@@ -101,7 +108,7 @@ class TrainerProcess(Trainer):
     @property
     def rules(self) -> Rules:
         """Those of its sandbox."""
-        return confinement.rules(self._settings)
+        return rules_of(self._settings)
 
     @property
     def pid(self) -> int | None:
@@ -217,11 +224,11 @@ class TrainerProcess(Trainer):
         """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
         if not hasattr(os, "memfd_create"):
             raise TrainerFailed("training needs Linux (memfd_create); on this system run with --role relay or watch")
-        with confinement.scratch_directory(self._settings.scratch) as scratch:
+        with scratch_directory(self._settings.scratch) as scratch:
             self._settings = replace(self._settings, scratch=scratch)
             memory_fd = os.memfd_create("swarmnode-parameters")
             try:
-                await self._fetch_model()
+                await fetch_model(self._settings.policy)
                 await self._keep_running(memory_fd, task_status)
             finally:
                 os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
@@ -231,8 +238,8 @@ class TrainerProcess(Trainer):
         while True:
             child = TrainerChild()
             failure: TrainerFailed | None = None
-            await self._empty_scratch()
-            async with child.running(memory_fd, self.rules, self._environment()):
+            await trio.to_thread.run_sync(empty, self._settings.scratch)
+            async with child.running(memory_fd, self.rules, environment(self._settings)):
                 try:
                     await self._introduce(child, memory_fd)
                     if not started:
@@ -274,23 +281,6 @@ class TrainerProcess(Trainer):
     def _may_take_vllm(self) -> bool:
         policy = self._settings.policy or self._spec.rollouts.policy
         return self._settings.sampling == "auto" and hf_model(policy) is not None and find_spec("vllm") is not None
-
-    def _environment(self) -> dict[str, str]:
-        settings = self._settings
-        return confinement.environment(os.environ, threads=settings.threads, scratch=settings.scratch)
-
-    async def _fetch_model(self) -> None:
-        try:
-            await confinement.fetch_model(self._settings.policy)
-        except confinement.NotFetched as error:
-            raise TrainerFailed(str(error)) from error
-
-    async def _empty_scratch(self) -> None:
-        scratch = self._settings.scratch
-        try:
-            await trio.to_thread.run_sync(confinement.empty, scratch)
-        except OSError as error:
-            raise TrainerFailed(f"{scratch}: the trainer's own directory cannot be made: {error.strerror}") from error
 
     def _tell_sandbox(self, told: dict[str, Any]) -> None:
         """Say what holds the trainer and what does not; once, unless it changes."""

@@ -25,7 +25,7 @@ from harness import Adversary, Outcome
 from realnodes import RUN_TOML, Node
 
 from swarmnode.node.control import server
-from swarmnode.node.trainer import confinement
+from swarmnode.node.trainer import child
 
 SUPPORT = Path(__file__).parents[1] / "support"
 BOMB = """
@@ -74,7 +74,7 @@ class Machine:
         """What came of these attempts in a process under the trainer's rules, by their name."""
         home, scratch = self.folder / "home", self.folder / "trainer"
         (scratch / "mine").write_text("x")
-        rules = confinement.rules(confinement.TrainerSettings(sandbox=self._mode, scratch=str(scratch)))
+        rules = child.rules_of(child.TrainerSettings(sandbox=self._mode, scratch=str(scratch)))
         with socket.create_server(("127.0.0.1", 0)) as server:
             given = {
                 "rules": asdict(rules),

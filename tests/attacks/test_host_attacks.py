@@ -13,7 +13,7 @@ from adversaries import host as adversaries
 from escapes import PERMITTED
 from harness import Adversary
 
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.sandbox import landlock

@@ -13,13 +13,12 @@ import pytest
 import trio
 
 from swarmnode.node.process import AS_ROOT, runs_as_root
-from swarmnode.node.trainer import confinement
-from swarmnode.node.trainer.confinement import (
-    NotFetched,
+from swarmnode.node.trainer import child
+from swarmnode.node.trainer.child import (
+    TrainerFailed,
     TrainerSettings,
     environment,
     fetch_model,
-    rules,
     scratch_directory,
 )
 from swarmnode.training.rl import hub
@@ -27,7 +26,7 @@ from swarmnode.training.sandbox import Rules
 
 
 def rules_of(**settings: Any) -> Rules:
-    return rules(TrainerSettings(**{"scratch": "/data/trainer", **settings}))
+    return child.rules_of(TrainerSettings(**{"scratch": "/data/trainer", **settings}))
 
 
 def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(tmp_path: Path) -> None:
@@ -56,12 +55,12 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
 
 def test_a_corpus_that_contains_the_key_is_noticed() -> None:
     told = rules_of(corpus="/home/me", readable=("/home/me/.local/share/swarmnode/shards",))
-    assert confinement.exposed(told, Path("/home/me/.local/share/swarmnode")) == "/home/me"
-    assert confinement.exposed(told, Path("/srv/swarmnode")) == ""
-    assert confinement.exposed(rules_of(corpus="/data/texts"), Path("/data")) == ""
+    assert child.exposed(told, Path("/home/me/.local/share/swarmnode")) == "/home/me"
+    assert child.exposed(told, Path("/srv/swarmnode")) == ""
+    assert child.exposed(rules_of(corpus="/data/texts"), Path("/data")) == ""
 
 
-def test_a_trainer_is_not_told_secrets() -> None:
+def test_a_trainer_is_not_told_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "SWARMNODE_PASSPHRASE": "x",
         "HF_TOKEN": "x",
@@ -70,7 +69,9 @@ def test_a_trainer_is_not_told_secrets() -> None:
         "PATH": "/bin",
         "TOKENIZERS_PARALLELISM": "true",
     }
-    told = environment(given, threads=2, scratch="/data/trainer")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    told = environment(TrainerSettings(threads=2, scratch="/data/trainer"))
     assert not {name for name, value in told.items() if value == "x"}
     assert told["PATH"] == "/bin" and told["TOKENIZERS_PARALLELISM"] == "true" and told["OMP_NUM_THREADS"] == "2"
     assert told["TMPDIR"] == "/data/trainer"
@@ -81,10 +82,10 @@ def test_its_directory_is_its_own_and_empty(tmp_path: Path) -> None:
     left.parent.mkdir()
     left.write_text("of the trainer before")
     with scratch_directory(str(left.parent)) as named:
-        confinement.empty(named)
+        child.empty(named)
         assert os.listdir(named) == [] and os.stat(named).st_mode & 0o777 == 0o700
     with scratch_directory("") as made:
-        confinement.empty(made)
+        child.empty(made)
         assert os.listdir(made) == []
     assert not Path(made).exists()
 
@@ -107,7 +108,7 @@ def test_a_model_that_cannot_be_fetched_is_named_with_the_reason(
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("HF_HOME", str(tmp_path))
-        with pytest.raises(NotFetched, match="nobody/no-such-model"):
+        with pytest.raises(TrainerFailed, match="nobody/no-such-model"):
             trio.run(fetch_model, "hf:nobody/no-such-model")
 
 

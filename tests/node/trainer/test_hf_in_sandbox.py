@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.sandbox import landlock

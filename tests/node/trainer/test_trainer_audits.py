@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import Batches, Marked, Slice
 from swarmnode.training.runspec import RunSpec, parse_runspec

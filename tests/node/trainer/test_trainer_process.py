@@ -19,8 +19,7 @@ import trio
 
 from swarmnode.node.trainer import child as trainerchild
 from swarmnode.node.trainer import supervisor as trainer_module
-from swarmnode.node.trainer.child import TrainerFailed
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.training.runspec import parse_runspec
@@ -309,7 +308,7 @@ def test_child_that_never_comes_up_fails_with_its_last_words(
 def test_trainer_dies_with_its_daemon(settings: TrainerSettings) -> None:
     daemon = f"""
 import trio
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 async def main():
@@ -321,7 +320,7 @@ async def main():
         await trainer.train(round=0, steps=10**9, seconds=1e9)
 trio.run(main)
 """
-    code = f"from swarmnode.node.trainer.confinement import TrainerSettings\n{daemon}"
+    code = f"from swarmnode.node.trainer.child import TrainerSettings\n{daemon}"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from swarmnode.node.trainer import supervisor as trainer_module
-from swarmnode.node.trainer.confinement import TrainerSettings
+from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 
