@@ -33,8 +33,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    pattern: str = ""  # that a text matches whole
-    expected: str = ""  # what the pattern asks for, in words
+    form: tuple[str, str] = ("", "")  # regular expression that a text matches whole, and what it asks for in words
     since: int = 1  # schema in which the key appeared; later keys are left out of the run id at their default
 
     def allowed(self) -> str:
@@ -57,12 +56,11 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
-    pattern: str = "",
-    expected: str = "",
+    form: tuple[str, str] = ("", ""),
     since: int = 1,
 ) -> Any:
     """A dataclass field with an `Option` in its metadata."""
-    described = Option(help, unit, minimum, maximum, choices, pattern, expected, since)
+    described = Option(help, unit, minimum, maximum, choices, form, since)
     return dataclasses.field(default=default, metadata={"option": described})
 
 
@@ -120,8 +118,9 @@ def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
             raise wrong("text")
         if described.choices and value not in described.choices:
             raise wrong(described.allowed())
-        if described.pattern and not re.fullmatch(described.pattern, value):
-            raise wrong(described.expected)
+        pattern, expected = described.form
+        if pattern and not re.fullmatch(pattern, value):
+            raise wrong(expected)
         return value
     if wanted == tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):

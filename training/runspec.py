@@ -42,8 +42,10 @@ ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
 class RunSection:
     name: str = option(
         help="name of the run: lower case letters, digits, '.', '_' and '-'",
-        pattern="[a-z0-9][a-z0-9._-]{0,63}",
-        expected="1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit",
+        form=(
+            "[a-z0-9][a-z0-9._-]{0,63}",
+            "1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit",
+        ),
     )
     seed: int = option(0, "seed of the initial parameters and of all sampling", minimum=0, maximum=2**53)
     trust: str = option(
@@ -63,8 +65,7 @@ class RunSection:
         "",
         "up to 64 lower case hex digits that tell this run from others with the same values; empty: drawn when the run "
         "is created, so that who else runs the file has another run",
-        pattern="[0-9a-f]{0,64}",
-        expected="1 to 64 lower case hex digits, or leave it out: one is drawn when the run is created",
+        form=("[0-9a-f]{0,64}", "1 to 64 lower case hex digits, or leave it out: one is drawn when the run is created"),
         since=2,
     )
 
@@ -87,8 +88,7 @@ class DataSection:
     index: str = option(
         "",
         "id of the shard that lists the others; filled in when the run is created",
-        pattern="([0-9a-f]{64})?",
-        expected="64 lower case hex digits; leave it out, it is filled in when the run is created",
+        form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
     )
 
 

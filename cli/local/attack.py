@@ -12,18 +12,18 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.identity import load_or_create
 from swarmnode.node.storage.datadir import DataDir
 
 if TYPE_CHECKING:
-    from swarmnode.cli.local.swarm import NodeProcess
     from swarmnode.training.runspec import RunSpec
 
 THROWAWAY = r"[a-z0-9._-]*-attacked-[0-9a-f]{8}"  # names of runs that are made for one local swarm
@@ -64,14 +64,6 @@ LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's be
 
 class AttackError(UsageMistake):
     """The attack cannot be shown. The message says what can."""
-
-
-@dataclass(frozen=True)
-class Attack:
-    """So many of the nodes, the last ones, tell this lie."""
-
-    lie: str
-    liars: int
 
 
 def listing() -> str:
@@ -124,17 +116,6 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
     if spec.exchange.method == "open" and not spec.trust.validators:
         spec = spec.updated(trust={"validators": tuple(peers)})
     return spec
-
-
-@dataclass
-class WorkTally:
-    """What became of one node's work so far."""
-
-    accepted: int = 0
-    refused: Counter[str] = field(default_factory=Counter)  # by reason
-    last: str = ""  # what the last round said of it
-    score: float | None = None  # median of what honest nodes say
-    weight: float | None = None
 
 
 class Onlooker:

@@ -21,13 +21,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
-
-from swarmnode.cli.local.attack import Attack, WorkTally
 
 NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
 LIAR = (sys.executable, "-m", "swarmnode.testing.adversary")  # which only a swarm like this one starts
@@ -123,6 +122,25 @@ def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
 def _amount(value: Any) -> float:
     """A count or duration; what is missing or not finite counts as nothing."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """So many of the nodes, the last ones, tell this lie."""
+
+    lie: str
+    liars: int
+
+
+@dataclass
+class WorkTally:
+    """What became of one node's work so far."""
+
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # by reason
+    last: str = ""  # what the last round said of it
+    score: float | None = None  # median of what honest nodes say
+    weight: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmnode.cli.local.attack import LIES, Attack, AttackError, Onlooker, make_identities, parse_attack, under_attack
-from swarmnode.cli.local.swarm import NodeProcess
+from swarmnode.cli.local.attack import LIES, AttackError, Onlooker, make_identities, parse_attack, under_attack
+from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.main import app, main
 from swarmnode.node import exitcodes
 from swarmnode.node.config import load_config
