@@ -88,7 +88,7 @@ class Api:
             "join": node.join_line(),
             "data_dir": str(node.config.directory),
             "paused": node.session is not None and node.session.paused,
-            "reachability": node.nat.status().reachability,
+            "reachability": node.nat.how_reached,
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
@@ -196,7 +196,7 @@ class Api:
             "most_in": round(self._most_in, 1),
             "most_out": round(self._most_out, 1),
         }
-        return report(node.network, node.nat.status(), upnp=node.config.upnp, rates=rates)
+        return report(node.network, node.nat, rates)
 
     async def metrics(self, params: Mapping[str, Any]) -> dict[str, Any]:
         metrics = self._node.metrics

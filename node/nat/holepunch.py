@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -29,6 +28,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, places_in, receive, send
+from swarmnode.node.nat.reachability import Reachability
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)
@@ -50,14 +50,11 @@ class _Failure:
 
 
 class HolePuncher:
-    """Tries to replace relayed connections by direct ones.
+    """Tries to replace relayed connections by direct ones, at the places where the two may be met."""
 
-    `mine` gives the addresses where this node may be met, mapped ones first.
-    """
-
-    def __init__(self, network: Libp2pNetwork, mine: Callable[[], tuple[Address, ...]]) -> None:
+    def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
         self._network = network
-        self._mine = mine
+        self._reachability = reachability
         self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
@@ -171,7 +168,8 @@ class HolePuncher:
         return self._network.is_direct(peer)
 
     def _packed(self) -> list[bytes]:
-        return [Multiaddr(address.partition("/p2p/")[0]).to_bytes() for address in self._mine()[:MAX_ADDRESSES]]
+        places = self._reachability.places(self._network.own_addresses)
+        return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in places[:MAX_ADDRESSES]]
 
     def _remember(self, peer: PeerId) -> None:
         before = self._failures.pop(peer, None)

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.nat.reachability import is_local
+from swarmnode.node.nat.reachability import Reachability, is_local
 
 if TYPE_CHECKING:
     from swarmnode.node.host.network import Libp2pNetwork
-    from swarmnode.node.nat.traversal import NatStatus
+    from swarmnode.node.nat.traversal import NatTraversal
 
 NO_NAT, INDEPENDENT, DEPENDENT, UNKNOWN = "none", "endpoint-independent", "address-dependent", "unknown"
-
-
 OPEN, CLOSED = "open", "port-dependent"
 
 
@@ -30,57 +28,63 @@ class Problem:
     do: str
 
 
-def report(network: Libp2pNetwork, nat: NatStatus, *, upnp: bool, rates: Mapping[str, float]) -> dict[str, Any]:
+def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]) -> dict[str, Any]:
     """The answer of the control socket; docs/cli.md documents it. `rates` in bytes/s."""
-    views = network.peers()
+    views, reach = network.peers(), nat.reachability
     relayed = sum(view.path == "relayed" for view in views)
-    mapping = nat.mapping
+    reached_by, failed_for = reach.counts()
+    mapping = reach.mapping
     answer: dict[str, Any] = {
-        "reachability": nat.reachability,
-        "reached_by": nat.reached_by,
-        "failed_for": nat.failed_for,
+        "reachability": nat.how_reached,
+        "reached_by": reached_by,
+        "failed_for": failed_for,
         "listens": list(network.own_addresses),
         "announces": list(network.addresses),
-        "observed": list(nat.observed),
-        "nat": kind_of_nat(network.own_addresses, nat),
-        "filtering": filtering(nat),
+        "observed": list(reach.observed()),
+        "nat": kind_of_nat(network.own_addresses, reach),
+        "filtering": filtering(nat.how_reached),
         "port_mapping": {
-            "asked": upnp,
+            "asked": nat.asks_router,
             "way": mapping.way if mapping is not None else None,
             "address": mapping.address if mapping is not None else None,
-            "state": nat.mapping_state,
+            "state": nat.ports.state if nat.asks_router else "switched off (upnp = false)",
         },
         "relays": [
             {"peer_id": relay, "rtt_ms": round(1000 * rtt, 2) if (rtt := network.rtt(relay)) else None}
-            for relay in nat.relays
+            for relay in network.relay_client.relays
         ],
         "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
-        "punched": nat.punched,
-        "not_punched": nat.not_punched,
+        "punched": nat.puncher.succeeded,
+        "not_punched": nat.puncher.failed,
         "rates": dict(rates),
-        "serves": {"reservations": nat.reservations, "circuits": nat.circuits, "bytes": nat.bytes_relayed},
+        "serves": {
+            "reservations": len(nat.relay.reservations),
+            "circuits": nat.relay.open_circuits,
+            "bytes": nat.relay.bytes_relayed,
+        },
     }
     return answer | {"problems": [{"problem": p.what, "advice": p.do} for p in problems(answer)]}
 
 
-def kind_of_nat(own: tuple[str, ...], nat: NatStatus) -> str:
+def kind_of_nat(own: tuple[str, ...], reach: Reachability) -> str:
     """Whether there is a NAT in front of this node and how it maps (RFC 4787, section 4.1)."""
-    if {_host(address) for address in own} & {_host(place) for place in nat.observed}:
+    if {_host(address) for address in own} & {_host(place) for place in reach.observed()}:
         return NO_NAT
-    if nat.endpoint_independent is None:
+    independent = reach.endpoint_independent()
+    if independent is None:
         return UNKNOWN
-    return INDEPENDENT if nat.endpoint_independent else DEPENDENT
+    return INDEPENDENT if independent else DEPENDENT
 
 
-def filtering(nat: NatStatus) -> str:
+def filtering(reachability: str) -> str:
     """Which packets from outside come in (RFC 4787, section 5), as peers that dialled back found out.
 
     They dial from another port than the one that this node knows of them: where they got through, the way is open;
     where they did not, only answers from where this node sent something come in.
     """
-    if nat.reachability == "public":
+    if reachability == "public":
         return OPEN
-    return CLOSED if nat.reachability in ("private", "relayed") else UNKNOWN
+    return CLOSED if reachability in ("private", "relayed") else UNKNOWN
 
 
 def problems(answer: Mapping[str, Any]) -> list[Problem]:

@@ -11,22 +11,20 @@ import errno
 import logging
 import socket
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import miniupnpc
 import trio
 
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.nat.reachability import Reach, Reachability, is_local
-from swarmnode.protocols.network import Address
+from swarmnode.node.nat.reachability import Mapping, Reach, Reachability, is_local
 
 logger = logging.getLogger(__name__)
 
 LEASE = 3600  # s asked for; a router that restarts has forgotten, and is asked again at half of it
 ASK_AGAIN = 600.0  # s after a router that did not answer or refused
 LOOK_EVERY = 10.0  # s between looks at whether a mapping is needed
+ROUTES = Path("/proc/net/route")  # Linux's table
 NAT_PMP_PORT = 5351
 NAT_PMP_WAITS = (0.25, 0.5, 1.0)  # s for an answer before asking again (RFC 6886, section 3.1, which goes on to 64 s)
 DISCOVER_MS = 2000  # ms in which UPnP gateways answer
@@ -35,50 +33,23 @@ GIVE_BACK_WITHIN = 1.5  # s at the end; what is not given back by then ends with
 OTHER_PORTS = 3  # tried where another machine has the port already
 
 
-@dataclass(frozen=True)
-class Mapping:
-    """A port of the gateway that leads here."""
-
-    way: str  # "NAT-PMP" or "UPnP"
-    host: str  # the gateway's outer address, as it says
-    port: int
-    inner_port: int
-    seconds: float  # for which it holds
-
-    @property
-    def address(self) -> Address:
-        return f"/ip4/{self.host}/tcp/{self.port}"
-
-
 class MappingRefused(Exception):
     """The gateway does not answer, or does not map. The text says what it said."""
 
 
 class PortMapping:
-    """Keeps one port mapping while `run` runs. `state` is a text for a person."""
+    """Keeps `reachability.mapping` while `run` runs. `state` is a text for a person."""
 
-    def __init__(
-        self,
-        network: Libp2pNetwork,
-        reachability: Reachability,
-        changed: Callable[[], None],
-        *,
-        pmp_port: int = NAT_PMP_PORT,
-    ) -> None:
-        """`changed()` is called when the mapping is another one."""
+    def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
         self._network = network
         self._reachability = reachability
-        self._changed = changed
-        self._pmp_port = pmp_port
         self._igd: miniupnpc.UPnP | None = None
         self._router: str | None = None  # who gave the mapping
         self._wake = trio.Event()
-        self.mapping: Mapping | None = None
         self.state = "not asked for yet"
 
-    def forget(self) -> None:
+    def ask_anew(self) -> None:
         """The network changed: whatever was mapped leads elsewhere, and another router may be there."""
-        self.mapping = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -87,7 +58,7 @@ class PortMapping:
             while True:
                 self._wake = trio.Event()
                 wait = LOOK_EVERY
-                if self.mapping is not None or self._reachability.state is not Reach.PUBLIC:
+                if self._reachability.mapping is not None or self._reachability.state is not Reach.PUBLIC:
                     wait = await self._keep()
                 else:
                     self.state = "not needed"
@@ -100,28 +71,28 @@ class PortMapping:
 
     async def _keep(self) -> float:
         """Map, or renew; how long to wait until the next time, in seconds."""
-        listens, gateway, before = self._network.dial_source(), default_gateway(), self.mapping
+        listens, gateway = self._network.dial_source(), default_gateway()
+        mapping, wait = None, LOOK_EVERY
         if listens is None or listens[0].startswith("127.") or gateway is None or not is_local(gateway):
-            self.mapping, self.state = None, "no router to ask"
-            wait = LOOK_EVERY
+            self.state = "no router to ask"
         else:
             try:
-                self.mapping = await self._map(gateway, listens[1])
+                mapping = await self._map(gateway, listens[1])
             except MappingRefused as error:
-                self.mapping, self.state = None, str(error)
+                self.state, wait = str(error), ASK_AGAIN
                 logger.debug("no port mapping: %s", error)
-                wait = ASK_AGAIN
             else:
                 self._router, self.state = gateway, "mapped"
-                wait = max(1.0, self.mapping.seconds / 2)
-        if (before and before.address) != (self.mapping and self.mapping.address):
-            if self.mapping is not None:
-                logger.info("the router maps %s to this node (%s)", self.mapping.address, self.mapping.way)
-            self._changed()
+                wait = max(1.0, mapping.seconds / 2)
+        before = self._reachability.mapping
+        if mapping is not None and (before is None or before.address != mapping.address):
+            logger.info("the router maps %s to this node (%s)", mapping.address, mapping.way)
+        self._reachability.map_to(mapping)
         return wait
 
     async def _map(self, gateway: str, port: int) -> Mapping:
-        wanted = self.mapping.port if self.mapping is not None else port
+        before = self._reachability.mapping
+        wanted = before.port if before is not None else port
         try:
             return await self._map_by_pmp(gateway, port, wanted)
         except MappingRefused as error:
@@ -131,7 +102,7 @@ class PortMapping:
         raise MappingRefused(f"{refusal}; UPnP: no answer in time")
 
     async def _give_back(self) -> None:
-        mapping, self.mapping = self.mapping, None
+        mapping, self._reachability.mapping = self._reachability.mapping, None
         if mapping is None:
             return
         try:
@@ -156,7 +127,7 @@ class PortMapping:
         """The answer to `request`, `size` bytes long."""
         with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             try:
-                await udp.connect((gateway, self._pmp_port))
+                await udp.connect((gateway, NAT_PMP_PORT))
                 for wait in NAT_PMP_WAITS:
                     await udp.send(request)
                     with trio.move_on_after(wait):
@@ -225,16 +196,12 @@ def _add(igd: miniupnpc.UPnP, outer: int, inner: int) -> bool:
     return False
 
 
-def default_gateway(routes: Iterable[str] | None = None) -> str | None:
-    """The IPv4 gateway of the default route; None where there is none, or where this cannot be found out.
-
-    `routes` are the lines of Linux's /proc/net/route.
-    """
-    if routes is None:
-        try:
-            routes = Path("/proc/net/route").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return None
+def default_gateway() -> str | None:
+    """The IPv4 gateway of the default route; None where there is none, or where this cannot be found out."""
+    try:
+        routes = ROUTES.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
     found: list[tuple[int, str]] = []
     for line in routes:
         fields = line.split()

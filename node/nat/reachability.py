@@ -11,7 +11,7 @@ The helper never answers from a connection that exists (py-libp2p's does, and ca
 address but the asker's own, so that it cannot be used to attack a third. Whether the one who answers there holds the
 asker's key is checked by the Noise handshake; then the connection is dropped.
 
-`Reachability` is a small state machine fed with these verdicts. It is pure: time is an argument, in seconds.
+`Reachability` is a small state machine fed with these verdicts. Time is an argument, in seconds.
 
     unknown --(most of those who tried got through)--> public
     unknown --(most did not)-------------------------> private
@@ -21,11 +21,11 @@ One peer never decides while others can be asked: `ENOUGH` verdicts are wanted, 
 left to ask. Peers of the local network prove nothing about the internet: they count only while there are no others.
 Verdicts age; a change of the network forgets them all.
 
-`ObservedAddresses` is where others see this node, as identify tells it. Only connections that left from the listening
-port say where that port is mapped to. Two observers at different addresses that see it at one place mean an
-endpoint-independent NAT ("cone"), which can be punched through; two that see it at different places mean an
-address-dependent NAT ("symmetric"), which cannot (RFC 4787, section 4.1). Observers may lie: one address counts once,
-most of them decide, and what they say is used for attempts to connect only.
+It also keeps where others see this node, as identify tells it. Only connections that left from the listening port say
+where that port is mapped to. Two observers at different addresses that see it at one place mean an endpoint-independent
+NAT ("cone"), which can be punched through; two that see it at different places mean an address-dependent NAT
+("symmetric"), which cannot (RFC 4787, section 4.1). Observers may lie: one address counts once, most of them decide,
+and what they say is used for attempts to connect only.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ logger = logging.getLogger(__name__)
 ENOUGH = 3  # verdicts from different hosts before the state is believed
 AGE = 900.0  # s after which a verdict no longer counts
 MAX_VERDICTS = 16  # the newest
+MAX_REACHED_AT = 4  # addresses at which helpers got through, announced beside this node's own
 
 LOCAL = tuple(  # RFC 1918, 6598, 3927, 4193, 4291: where a peer at the other side of a NAT is not
     ipaddress.ip_network(text)
@@ -97,14 +98,38 @@ class DialVerdict:
     host: str  # where the peer is; verdicts of one host count once
     reached: bool
     at: float  # s
+    place: Address | None = None  # where it got through
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A port of the gateway that leads here."""
+
+    way: str  # "NAT-PMP" or "UPnP"
+    host: str  # the gateway's outer address, as it says
+    port: int
+    inner_port: int
+    seconds: float  # for which it holds
+
+    @property
+    def address(self) -> Address:
+        return f"/ip4/{self.host}/tcp/{self.port}"
 
 
 class Reachability:
-    """The state and the verdicts behind it."""
+    """The state, the verdicts behind it, and every place at which this node may be met.
+
+    `changed` is set when what was found out no longer holds; who asks again puts a new event there.
+    """
 
     def __init__(self) -> None:
         self.state = Reach.UNKNOWN
-        self._verdicts: dict[str, DialVerdict] = {}  # by host
+        self.changed = trio.Event()
+        self.mapping: Mapping | None = None  # a port that the router opened
+        self._verdicts: dict[str, DialVerdict] = {}  # by host, the newest last
+        self._seen: OrderedDict[str, Address] = OrderedDict()  # where the listening port is, by host of the observer
+
+    # --- verdicts ---------------------------------------------------------------------------------------------------
 
     def record(self, verdict: DialVerdict) -> None:
         """Count a verdict in the next decision."""
@@ -135,8 +160,20 @@ class Reachability:
 
     def forget(self) -> None:
         """The network changed: nothing is known."""
+        self.mapping = None
+        self._seen.clear()
+        self._forget_verdicts()
+
+    def map_to(self, mapping: Mapping | None) -> None:
+        """The router maps so now. A new way in, or one less: earlier verdicts are about other places."""
+        before, self.mapping = self.mapping, mapping
+        if (before and before.address) != (mapping and mapping.address):
+            self._forget_verdicts()
+
+    def _forget_verdicts(self) -> None:
         self._verdicts.clear()
         self.state = Reach.UNKNOWN
+        self.changed.set()
 
     def counts(self) -> tuple[int, int]:
         """How many hosts got through to this node, and how many did not."""
@@ -151,6 +188,40 @@ class Reachability:
         if self.state is Reach.PRIVATE:
             return Reach.PUBLIC if reached >= 2 * failed else Reach.PRIVATE
         return Reach.PUBLIC if reached > failed else Reach.PRIVATE if failed > reached else Reach.UNKNOWN
+
+    # --- places -----------------------------------------------------------------------------------------------------
+
+    def reached_at(self, now: float) -> tuple[Address, ...]:
+        """Where helpers got through lately, the newest first."""
+        fresh = [v.place for v in reversed(self._verdicts.values()) if v.place is not None and v.at > now - AGE]
+        return tuple(dict.fromkeys(fresh))[:MAX_REACHED_AT]
+
+    def places(self, own: tuple[Address, ...]) -> tuple[Address, ...]:
+        """Where this node may be reached, the likeliest first; `own` is where it listens."""
+        mapped = (self.mapping.address,) if self.mapping is not None else ()
+        return tuple(dict.fromkeys((*mapped, *self.observed(), *own)))
+
+    def saw(self, observer: str, place: Address) -> None:
+        """The observer at the IP address `observer` sees the listening port at `place`, /ip4/…/tcp/…."""
+        self._seen.pop(observer, None)
+        self._seen[observer] = place
+        while len(self._seen) > MAX_OBSERVERS:
+            self._seen.popitem(last=False)
+
+    @property
+    def observers(self) -> frozenset[str]:
+        return frozenset(self._seen)
+
+    def observed(self) -> tuple[Address, ...]:
+        """Where the listening port is seen, the most often seen first."""
+        return tuple(place for place, _ in Counter(self._seen.values()).most_common())
+
+    def endpoint_independent(self) -> bool | None:
+        """Whether most see the listening port at one place; None where fewer than two observers know."""
+        if len(self._seen) < 2:
+            return None
+        (_, most), *_rest = Counter(self._seen.values()).most_common(1)
+        return most > len(self._seen) / 2
 
 
 def is_local(host: str) -> bool:
@@ -273,39 +344,6 @@ def _at(host: str, packed: list[bytes]) -> tuple[Address, ...]:
     return tuple(place for place, endpoint in endpoints if endpoint is not None and endpoint.host == host)[
         :MAX_ADDRESSES
     ]
-
-
-class ObservedAddresses:
-    """The views of several observers on this node's listening port."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[str, Address] = OrderedDict()  # by host of the observer
-
-    def record(self, observer: str, place: Address) -> None:
-        """The observer at the IP address `observer` sees the listening port at `place`, /ip4/…/tcp/…."""
-        self._seen.pop(observer, None)
-        self._seen[observer] = place
-        while len(self._seen) > MAX_OBSERVERS:
-            self._seen.popitem(last=False)
-
-    def forget(self) -> None:
-        """The network changed: what was seen before says nothing."""
-        self._seen.clear()
-
-    @property
-    def observers(self) -> frozenset[str]:
-        return frozenset(self._seen)
-
-    def mappings(self) -> tuple[Address, ...]:
-        """Where the listening port is seen, the most often seen first."""
-        return tuple(place for place, _ in Counter(self._seen.values()).most_common())
-
-    def endpoint_independent(self) -> bool | None:
-        """Whether most see the listening port at one place; None where fewer than two observers know."""
-        if len(self._seen) < 2:
-            return None
-        (_, most), *_rest = Counter(self._seen.values()).most_common(1)
-        return most > len(self._seen) / 2
 
 
 async def seen_by(session: YamuxSession) -> Address | None:

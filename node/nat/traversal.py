@@ -19,8 +19,6 @@ from __future__ import annotations
 import ipaddress
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
@@ -29,22 +27,20 @@ from swarmnode.node.host.connections import Connection
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.holepunch import HolePuncher
-from swarmnode.node.nat.portmap import Mapping, PortMapping
+from swarmnode.node.nat.portmap import PortMapping
 from swarmnode.node.nat.reachability import (
-    AGE,
     AUTONAT,
     ENOUGH,
     AutoNat,
     DialBack,
     DialVerdict,
-    ObservedAddresses,
     Reach,
     Reachability,
     is_local,
     seen_by,
 )
 from swarmnode.node.nat.relay import RELAY_KEY, RelayServer
-from swarmnode.protocols.network import Address, NetworkError, PeerId
+from swarmnode.protocols.network import NetworkError, PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -54,29 +50,9 @@ CHECK_AGAIN = 10.0  # s between questions while it is not
 ASK_AT_MOST = 2 * ENOUGH  # peers asked in one check: some decline, having dialled too often lately
 WATCH_ADDRESSES_EVERY = 10.0  # s between looks at this machine's interfaces
 PUNCH_AGAIN_EVERY = 60.0  # s between looks for circuits whose time to be tried again has come
-MAX_REACHED_AT = 4  # addresses at which helpers got through, announced beside this node's own
 BOUND = 60.0  # s that a circuit may outlive the coming of a direct connection; a relay's bytes are somebody's gift
 UNUSED = 3.0  # s without a stream: many round trips through a relay
 LOOK = 1.0  # s between looks: streams have no event
-
-
-@dataclass(frozen=True)
-class NatStatus:
-    """What `status` and `netcheck` show."""
-
-    reachability: str  # unknown, public, private or relayed (private with a place at a relay)
-    mapping: Mapping | None  # a port that the router opened
-    mapping_state: str  # for a person
-    reached_by: int  # hosts that got through to this node
-    failed_for: int  # and that did not
-    observed: tuple[str, ...]  # where the listening port is seen from outside, the most often seen first
-    endpoint_independent: bool | None  # whether everybody sees it at one place
-    relays: tuple[PeerId, ...]
-    reservations: int  # places others hold here
-    circuits: int  # of others through here
-    bytes_relayed: int
-    punched: int
-    not_punched: int
 
 
 class NatTraversal:
@@ -92,40 +68,19 @@ class NatTraversal:
         """`upnp`: whether the router is asked for a port."""
         self._network = network
         self._random = random.Random(network.me)
-        self._reachability = Reachability()
+        self.reachability = Reachability()
+        self.puncher = HolePuncher(network, self.reachability)
+        self.relay = RelayServer(network, network.policy, limits)
+        self.ports = PortMapping(network, self.reachability)
+        self.asks_router = upnp
         self._autonat = AutoNat(network)
-        self._puncher = HolePuncher(network, self._places)
-        self._relay = RelayServer(network, network.policy, limits)
-        self._ports = PortMapping(network, self._reachability, self._mapping_changed)
-        self._asks_router = upnp
-        self._changed = trio.Event()
         self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does
         self._doing = trio.CancelScope()  # what runs because of it
-        self._reached_at: OrderedDict[Address, float] = OrderedDict()  # where helpers got through, and when
-        self.observed = ObservedAddresses()
 
     @property
-    def _state(self) -> Reach:
-        return self._reachability.state
-
-    def status(self) -> NatStatus:
-        reached, failed = self._reachability.counts()
-        relays = self._network.relay_client.relays
-        return NatStatus(
-            reachability="relayed" if relays else self._state.value,
-            mapping=self._ports.mapping,
-            mapping_state=self._ports.state if self._asks_router else "switched off (upnp = false)",
-            reached_by=reached,
-            failed_for=failed,
-            observed=self.observed.mappings(),
-            endpoint_independent=self.observed.endpoint_independent(),
-            relays=relays,
-            reservations=len(self._relay.reservations),
-            circuits=self._relay.open_circuits,
-            bytes_relayed=self._relay.bytes_relayed,
-            punched=self._puncher.succeeded,
-            not_punched=self._puncher.failed,
-        )
+    def how_reached(self) -> str:
+        """For people: unknown, public, private or relayed (private with a place at a relay)."""
+        return "relayed" if self._network.relay_client.relays else self.reachability.state.value
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; never raises for what peers do."""
@@ -134,52 +89,49 @@ class NatTraversal:
             nursery.start_soon(self._watch_interfaces)
             nursery.start_soon(let_go_of_circuits, self._network)
             nursery.start_soon(self._punch_again, nursery)
-            if self._asks_router:
-                nursery.start_soon(self._ports.run)
+            if self.asks_router:
+                nursery.start_soon(self.ports.run)
             task_status.started()
             while True:
-                self._changed = trio.Event()  # before asking: a change meanwhile is not missed
+                self.reachability.changed = changed = trio.Event()  # before asking: a change meanwhile is not missed
                 await self._check(nursery)
-                with trio.move_on_after(CHECK_AGAIN if self._state is Reach.UNKNOWN else CHECK_EVERY):
-                    await self._changed.wait()
+                with trio.move_on_after(CHECK_AGAIN if self.reachability.state is Reach.UNKNOWN else CHECK_EVERY):
+                    await changed.wait()
                     await trio.sleep(CHECK_AFTER)
 
     # --- reachability -----------------------------------------------------------------------------------------------
 
     async def _check(self, nursery: trio.Nursery) -> None:
         """Ask a few peers at different hosts to dial this node."""
-        before, by_host = self._state, self._helpers()
+        before, by_host = self.reachability.state, self._helpers()
         hosts = self._random.sample(sorted(by_host), len(by_host))
-        answers, asked = 0, 0
-        while hosts and answers < ENOUGH and asked < ASK_AT_MOST:
-            batch = [hosts.pop() for _ in range(min(ENOUGH - answers, len(hosts)))]
-            heard: list[DialBack] = []
+        verdicts, asked = 0, 0
+        while hosts and verdicts < ENOUGH and asked < ASK_AT_MOST:
+            batch = [hosts.pop() for _ in range(min(ENOUGH - verdicts, len(hosts)))]
+            answers: list[DialBack] = []
             async with trio.open_nursery() as asking:
                 for host in batch:
-                    asking.start_soon(self._ask, host, by_host[host], heard)
+                    asking.start_soon(self._ask, host, by_host[host], answers)
             asked += len(batch)
-            answers += sum(answer.reached is not None for answer in heard)
-        self._reachability.decide(trio.current_time(), others=len(hosts))
-        if self._state is not before:
-            logger.info("this node is %s", _TELL[self._state])
-        if self._state not in (Reach.UNKNOWN, self._entered):
+            verdicts += sum(answer.reached is not None for answer in answers)
+        self.reachability.decide(trio.current_time(), others=len(hosts))
+        if self.reachability.state is not before:
+            logger.info("this node is %s", _TELL[self.reachability.state])
+        if self.reachability.state not in (Reach.UNKNOWN, self._entered):
             self._enter(nursery)
         self._announce()
 
-    async def _ask(self, host: str, helper: PeerId, heard: list[DialBack]) -> None:
+    async def _ask(self, host: str, helper: PeerId, answers: list[DialBack]) -> None:
         try:
             await self._look_from_outside(host, helper)
-            answer = await self._autonat.ask(helper, self._places())
+            places = self.reachability.places(self._network.own_addresses)
+            answer = await self._autonat.ask(helper, places)
         except NetworkError as error:
             logger.debug("%s does not help to find out about NATs: %s", helper, error)
             return
-        heard.append(answer)
-        now = trio.current_time()
+        answers.append(answer)
         if answer.reached is not None:
-            self._reachability.record(DialVerdict(host, answer.reached, now))
-        if answer.place is not None:
-            self._reached_at[answer.place] = now
-            self._reached_at.move_to_end(answer.place)
+            self.reachability.record(DialVerdict(host, answer.reached, trio.current_time(), answer.place))
 
     def _helpers(self) -> dict[str, PeerId]:
         """The peers to ask, by host: those of the local network only where there are no others."""
@@ -191,38 +143,27 @@ class NatTraversal:
         }
         outside = {host: peer for host, peer in by_host.items() if not is_local(host)}
         if outside:
-            self._reachability.disregard_local()
+            self.reachability.disregard_local()
         return outside or by_host
-
-    def _places(self) -> tuple[Address, ...]:
-        """Where this node may be reached, the likeliest first."""
-        mapping = self._ports.mapping
-        mapped = (mapping.address,) if mapping is not None else ()
-        return tuple(dict.fromkeys((*mapped, *self.observed.mappings(), *self._network.own_addresses)))
-
-    def _mapping_changed(self) -> None:
-        """There is a new way in, or one less: earlier verdicts are about other places."""
-        self._reachability.forget()
-        self._changed.set()
 
     async def _look_from_outside(self, host: str, peer: PeerId) -> None:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
-        if host not in self.observed.observers and not ipaddress.ip_address(host).is_loopback:
+        if host not in self.reachability.observers and not ipaddress.ip_address(host).is_loopback:
             session = await self._network.connect_from_listening_port(peer)
             place = await seen_by(session) if session is not None else None
             if place is not None:
-                self.observed.record(host, place)
+                self.reachability.saw(host, place)
 
     def _enter(self, nursery: trio.Nursery) -> None:
         """End what the old state did, and start what the new one asks for."""
         self._doing.cancel()
         self._doing = trio.CancelScope()
-        self._entered = self._state
-        nursery.start_soon(self._do, self._doing, self._network.relay_client.run if self._is_private else self._offer)
+        self._entered = self.reachability.state
+        nursery.start_soon(self._act, self._doing)
 
-    async def _do(self, scope: trio.CancelScope, what: Callable[[], Awaitable[None]]) -> None:
+    async def _act(self, scope: trio.CancelScope) -> None:
         with scope:
-            await what()
+            await (self._network.relay_client.run() if self._is_private else self._offer())
 
     @property
     def _is_private(self) -> bool:
@@ -232,7 +173,7 @@ class NatTraversal:
         """Relay, and say so in the DHT; `RelayServer` admits nobody once the state is another."""
         try:
             await self._network.provide(RELAY_KEY)
-            await self._relay.run()
+            await self.relay.run()
         finally:
             self._network.withdraw(RELAY_KEY)
 
@@ -241,11 +182,8 @@ class NatTraversal:
         if self._is_private:
             self._network.announce_instead(self._network.relay_client.addresses)
             return
-        oldest = trio.current_time() - AGE
-        while self._reached_at and (len(self._reached_at) > MAX_REACHED_AT or min(self._reached_at.values()) < oldest):
-            self._reached_at.popitem(last=False)
         me, own = self._network.me, self._network.own_addresses
-        further = [f"{place}/p2p/{me}" for place in reversed(self._reached_at)]
+        further = [f"{place}/p2p/{me}" for place in self.reachability.reached_at(trio.current_time())]
         found_out = self._entered is Reach.PUBLIC and not set(further) <= set(own)
         self._network.announce_instead(tuple(dict.fromkeys((*further, *own))) if found_out else None)
 
@@ -256,12 +194,9 @@ class NatTraversal:
             if self._network.own_addresses != known:
                 known = self._network.own_addresses
                 logger.info("this machine's addresses changed; finding out again how it can be reached")
-                self._reachability.forget()
-                self.observed.forget()
-                self._reached_at.clear()
-                self._ports.forget()
-                self._puncher.forget_failures()
-                self._changed.set()
+                self.reachability.forget()
+                self.ports.ask_anew()
+                self.puncher.forget_failures()
 
     # --- circuits ---------------------------------------------------------------------------------------------------
 
@@ -269,7 +204,7 @@ class NatTraversal:
         with self._network.watch_peers() as events:
             async for event in events:
                 if event.up and self._is_worth_asking(event.peer):
-                    self._changed.set()
+                    self.reachability.changed.set()
                 if event.up and self._network.dialled_through_relay(event.peer):
                     nursery.start_soon(self._get_direct, event.peer)
 
@@ -277,7 +212,7 @@ class NatTraversal:
         """Nothing is known yet, or only from the local network while this peer is outside of it."""
         host = self._network.host_of(peer)
         outside = host is not None and not is_local(host)
-        return self._state is Reach.UNKNOWN or (outside and self._reachability.only_local)
+        return self.reachability.state is Reach.UNKNOWN or (outside and self.reachability.only_local)
 
     async def _punch_again(self, nursery: trio.Nursery) -> None:
         """Circuits that outlived a failure are tried again when its time is over."""
@@ -288,12 +223,12 @@ class NatTraversal:
                     nursery.start_soon(self._get_direct, view.peer)
 
     async def _get_direct(self, peer: PeerId) -> None:
-        if self._puncher.worth_trying(peer):
-            await self._puncher.punch(peer)
+        if self.puncher.worth_trying(peer):
+            await self.puncher.punch(peer)
 
     async def go_direct(self, peer: PeerId) -> bool:
         """Try now to replace a circuit to `peer`, whatever failed before; whether there is a direct connection."""
-        return self._network.is_direct(peer) or await self._puncher.punch(peer)
+        return self._network.is_direct(peer) or await self.puncher.punch(peer)
 
 
 _TELL = {
@@ -311,10 +246,8 @@ class _Replaced:
     used: float
 
 
-async def let_go_of_circuits(
-    network: Libp2pNetwork, *, bound: float = BOUND, unused: float = UNUSED, look: float = LOOK
-) -> None:
-    """Until cancelled: close each replaced circuit after `unused` s without a stream, or `bound` s."""
+async def let_go_of_circuits(network: Libp2pNetwork) -> None:
+    """Until cancelled: close each replaced circuit after `UNUSED` s without a stream, or `BOUND` s."""
     known: dict[Connection, _Replaced] = {}
     while True:
         now = trio.current_time()
@@ -322,10 +255,10 @@ async def let_go_of_circuits(
         for circuit, seen in known.items():
             if circuit.session.open_streams:
                 seen.used = now
-            if now - seen.used >= unused or now - seen.since >= bound:
+            if now - seen.used >= UNUSED or now - seen.since >= BOUND:
                 logger.info("a direct connection to %s takes the place of a relayed one", circuit.session.peer_id)
                 await circuit.conn.close()
-        await trio.sleep(look)
+        await trio.sleep(LOOK)
 
 
 def _replaced(network: Libp2pNetwork) -> list[Connection]:

@@ -78,7 +78,7 @@ class Node:
     # --- commands; each returns what is answered --------------------------------------------------------------------
 
     async def status(self) -> Command:
-        nat = self.nat.status()
+        nat, reach = self.nat, self.nat.reachability
         traffic = self.network.traffic()
         return {
             "peer": self.network.me,
@@ -86,8 +86,12 @@ class Node:
             "peers": {view.peer: view.path for view in self.network.peers()},
             "bytes_in": traffic.bytes_in,
             "bytes_out": traffic.bytes_out,
-            **{key: getattr(nat, key) for key in ("reachability", "observed", "endpoint_independent", "punched")},
-            **{key: getattr(nat, key) for key in ("not_punched", "relays")},
+            "reachability": nat.how_reached,
+            "observed": reach.observed(),
+            "endpoint_independent": reach.endpoint_independent(),
+            "punched": nat.puncher.succeeded,
+            "not_punched": nat.puncher.failed,
+            "relays": self.network.relay_client.relays,
         }
 
     async def join(self, to: list[str]) -> Command:
@@ -102,8 +106,8 @@ class Node:
         began = trio.current_time()
 
         def settled() -> bool:
-            now = self.nat.status()
-            return now.reachability in states and len(now.relays) >= relays and without not in now.relays
+            now = self.network.relay_client.relays
+            return self.nat.how_reached in states and len(now) >= relays and without not in now
 
         await _seen(settled, within)
         return {"seconds": trio.current_time() - began, **await self.status()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from swarmnode.node.nat.holepunch import (
     RETRY_AT_MOST,
     HolePuncher,
 )
+from swarmnode.node.nat.reachability import Reachability
 from swarmnode.node.nat.relay import RelayServer
 from swarmnode.protocols.network import NetworkError, Stream
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
@@ -75,6 +77,8 @@ class Punching:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
+    own_addresses: tuple[str, ...] = ()
+
     def dial_source(self) -> tuple[str, int]:
         return "0.0.0.0", 4077
 
@@ -85,7 +89,8 @@ class Punching:
 def side(network: SimNetwork, place: str, **how: Any) -> Side:
     dials = Dials(**how)
     punching: Any = Punching(network, dials)
-    return Side(network, dials, HolePuncher(punching, lambda: (f"{place}/p2p/{network.me}",)))
+    reachability: Any = SimpleNamespace(places=lambda own: (f"{place}/p2p/{network.me}",))
+    return Side(network, dials, HolePuncher(punching, reachability))
 
 
 @asynccontextmanager
@@ -263,7 +268,7 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
                 for network in (at, a, b):
                     await nursery.start(network.run)
                 await nursery.start(RelayServer(at, at.policy).run)
-                punchers = [HolePuncher(n, lambda n=n: n.own_addresses) for n in (a, b)]
+                punchers = [HolePuncher(node, Reachability()) for node in (a, b)]
                 for network in (a, b):
                     await network.connect(at.addresses[0])
                 await b.relay_client.reserve(at.me)

@@ -6,10 +6,10 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.peer.id import ID
@@ -18,8 +18,8 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat import traversal
 from swarmnode.node.nat.relay import RelayServer
-from swarmnode.node.nat.traversal import let_go_of_circuits
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc, RpcLimits
 from swarmnode.protocols.runner import in_thread
@@ -293,11 +293,14 @@ def test_a_shard_is_drawn_over_the_direct_path_after_a_move(tmp_path: Path) -> N
     trio.run(main)
 
 
-def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays() -> None:
+def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traversal, "LOOK", 0.02)
+
     async def main() -> None:
         async with relayed_pair() as pair, trio.open_nursery() as nursery:
             near, far = pair.near.network, pair.far.network
-            nursery.start_soon(partial(let_go_of_circuits, near, unused=0.1, look=0.02))
+            monkeypatch.setattr(traversal, "UNUSED", 0.1)
+            nursery.start_soon(traversal.let_go_of_circuits, near)
             await trio.sleep(0.2)
             assert pair.relay.open_circuits == 1  # there is no other way yet
             await pair.get_direct()
@@ -313,7 +316,9 @@ def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays() 
     trio.run(main)
 
 
-def test_a_circuit_in_use_is_closed_after_the_bound_only() -> None:
+def test_a_circuit_in_use_is_closed_after_the_bound_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traversal, "LOOK", 0.02)
+
     async def main() -> None:
         async with relayed_pair() as pair, trio.open_nursery() as nursery:
             near, far = pair.near.network, pair.far.network
@@ -321,7 +326,9 @@ def test_a_circuit_in_use_is_closed_after_the_bound_only() -> None:
             stream = await near.open_stream(far.me, "/test/hold/1")
             await pair.get_direct()
             began = trio.current_time()
-            nursery.start_soon(partial(let_go_of_circuits, near, unused=0.05, bound=0.5, look=0.02))
+            monkeypatch.setattr(traversal, "UNUSED", 0.05)
+            monkeypatch.setattr(traversal, "BOUND", 0.5)
+            nursery.start_soon(traversal.let_go_of_circuits, near)
             await trio.sleep(0.2)
             await stream.send_all(b"still open")
             await until(lambda: pair.relay.open_circuits == 0)

@@ -11,15 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.reachability import MAX_OBSERVERS, ObservedAddresses, seen_by
+from swarmnode.node.nat.reachability import MAX_OBSERVERS, Reachability, seen_by
 
 HERE, THERE = "/ip4/45.80.10.3/tcp/4077", "/ip4/45.80.10.3/tcp/61044"
 
 
-def seen(*places: str) -> ObservedAddresses:
-    observed = ObservedAddresses()
+def seen(*places: str) -> Reachability:
+    observed = Reachability()
     for number, place in enumerate(places):
-        observed.record(f"45.0.0.{number + 1}", place)
+        observed.saw(f"45.0.0.{number + 1}", place)
     return observed
 
 
@@ -40,13 +40,13 @@ def test_the_kind_of_nat_follows_from_what_most_observers_see(places: tuple[str,
 
 
 def test_the_place_that_most_see_comes_first() -> None:
-    assert seen(THERE, HERE, HERE).mappings() == (HERE, THERE)
+    assert seen(THERE, HERE, HERE).observed() == (HERE, THERE)
 
 
 def test_an_observer_counts_once_by_its_last_word() -> None:
     observed = seen(HERE, HERE)
-    observed.record("45.0.0.1", THERE)
-    observed.record("45.0.0.1", THERE)
+    observed.saw("45.0.0.1", THERE)
+    observed.saw("45.0.0.1", THERE)
     assert observed.observers == {"45.0.0.1", "45.0.0.2"} and observed.endpoint_independent() is False
 
 
@@ -58,7 +58,7 @@ def test_the_number_of_observers_is_bounded_and_the_oldest_go() -> None:
 def test_a_changed_network_forgets_what_was_seen() -> None:
     observed = seen(HERE, HERE)
     observed.forget()
-    assert observed.mappings() == () and observed.endpoint_independent() is None
+    assert observed.observed() == () and observed.endpoint_independent() is None
 
 
 def network() -> Libp2pNetwork:

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +20,11 @@ from swarmnode.node.nat.portmap import (
     ASK_AGAIN,
     GIVE_BACK_WITHIN,
     LEASE,
-    Mapping,
     MappingRefused,
     PortMapping,
     default_gateway,
 )
-from swarmnode.node.nat.reachability import Reach, Reachability
+from swarmnode.node.nat.reachability import Mapping, Reach, Reachability
 
 FIND_IGD = portmap._find_igd  # the real one; tests put another in its place
 OUTER = "45.80.10.3"
@@ -93,21 +93,26 @@ class Igd:
         return self.mapped.pop(outer, None) is not None
 
 
+class Counted(Reachability):
+    """Counts how often the mapping became another one."""
+
+    changes = 0
+
+    def _forget_verdicts(self) -> None:
+        self.changes += 1
+
+
 class Lab:
-    """`listens` is where the node does, `reachability` whether it needs a port; `changes` counts."""
+    """`listens` is where the node does, `reachability` whether it needs a port, and which one it has."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self.reachability = Reachability()
+        self.reachability = Counted()
         self.listens: tuple[str, int] | None = ("0.0.0.0", PORT)
-        self.changes = 0
         network: Any = SimpleNamespace(dial_source=lambda: self.listens)
-        self.ports = PortMapping(network, self.reachability, self._changed, pmp_port=router.port)
+        self.ports = PortMapping(network, self.reachability)
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
-
-    def _changed(self) -> None:
-        self.changes += 1
 
     async def run(self) -> None:
         with self.scope:
@@ -118,7 +123,7 @@ class Lab:
         """The mapping once the first attempt is over."""
         while self.ports.state == "not asked for yet":  # noqa: ASYNC110 (the clock jumps)
             await trio.sleep(0.25)
-        return self.ports.mapping
+        return self.reachability.mapping
 
 
 @pytest.fixture(autouse=True)
@@ -144,9 +149,11 @@ async def lab(**how: Any) -> AsyncIterator[Lab]:
             for name, value in how.items():
                 setattr(router, name, value)
             await nursery.start(router.run)
-            made = Lab(router)
-            nursery.start_soon(made.run)
-            yield made
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(portmap, "NAT_PMP_PORT", router.port)
+                made = Lab(router)
+                nursery.start_soon(made.run)
+                yield made
             nursery.cancel_scope.cancel()
 
 
@@ -159,8 +166,8 @@ def test_a_router_with_nat_pmp_maps_the_listening_port() -> None:
     async def main() -> None:
         async with lab() as it:
             assert await it.settled() == Mapping("NAT-PMP", OUTER, PORT, PORT, LEASE)
-            assert it.ports.mapping is not None and it.ports.mapping.address == f"/ip4/{OUTER}/tcp/{PORT}"
-            assert it.changes == 1 and it.router.mapped == {PORT: PORT}
+            assert it.reachability.mapping is not None and it.reachability.mapping.address == f"/ip4/{OUTER}/tcp/{PORT}"
+            assert it.reachability.changes == 1 and it.router.mapped == {PORT: PORT}
 
     under_jumping_clock(main)
 
@@ -172,7 +179,7 @@ def test_a_port_that_is_taken_gives_another_one_and_it_is_kept() -> None:
             assert mapping is not None and mapping.port == PORT + 1
             it.router.taken.clear()
             await trio.sleep(LEASE)
-            assert it.ports.mapping == mapping and it.changes == 1
+            assert it.reachability.mapping == mapping and it.reachability.changes == 1
 
     under_jumping_clock(main)
 
@@ -184,7 +191,7 @@ def test_a_mapping_is_renewed_at_half_its_lease() -> None:
             await trio.sleep(48)
             assert len(it.router.lifetimes) == 1
             await trio.sleep(4)
-            assert it.router.lifetimes == [LEASE, LEASE] and it.changes == 1
+            assert it.router.lifetimes == [LEASE, LEASE] and it.reachability.changes == 1
 
     under_jumping_clock(main)
 
@@ -195,7 +202,7 @@ def test_a_mapping_is_renewed_while_the_node_is_public_by_it() -> None:
             await it.settled()
             it.reachability.state = Reach.PUBLIC
             await trio.sleep(52)
-            assert len(it.router.lifetimes) == 2 and it.ports.mapping is not None
+            assert len(it.router.lifetimes) == 2 and it.reachability.mapping is not None
 
     under_jumping_clock(main)
 
@@ -206,7 +213,7 @@ def test_the_mapping_is_given_back_at_the_end() -> None:
             await it.settled()
             it.scope.cancel()
             await it.ended.wait()
-            assert it.router.lifetimes == [LEASE, 0] and it.router.mapped == {} and it.ports.mapping is None
+            assert it.router.lifetimes == [LEASE, 0] and it.router.mapped == {} and it.reachability.mapping is None
 
     under_jumping_clock(main)
 
@@ -275,13 +282,13 @@ def test_a_network_without_any_upnp_is_told_in_words(monkeypatch: pytest.MonkeyP
 def test_refusals_of_both_kinds_are_told_and_the_router_is_left_alone_for_a_while() -> None:
     async def main() -> None:
         async with lab(result=2) as it:
-            assert await it.settled() is None and it.changes == 0
+            assert await it.settled() is None and it.reachability.changes == 0
             assert "NAT-PMP: the router refuses (result 2)" in it.ports.state and "no router answers" in it.ports.state
             it.router.result = 0
             await trio.sleep(ASK_AGAIN - 10)
-            assert it.ports.mapping is None
+            assert it.reachability.mapping is None
             await trio.sleep(20)
-            assert it.ports.mapping is not None and it.changes == 1
+            assert it.reachability.mapping is not None and it.reachability.changes == 1
 
     under_jumping_clock(main)
 
@@ -292,7 +299,7 @@ def test_a_mapping_that_is_not_renewed_is_no_more() -> None:
             await it.settled()
             it.router.silent = True
             await trio.sleep(LEASE)
-            assert it.ports.mapping is None and it.changes == 2
+            assert it.reachability.mapping is None and it.reachability.changes == 2
 
     under_jumping_clock(main)
 
@@ -334,14 +341,16 @@ def test_after_a_change_of_the_network_the_router_is_asked_anew() -> None:
     async def main() -> None:
         async with lab() as it:
             await it.settled()
-            it.ports.forget()
+            it.ports.ask_anew()
             await trio.testing.wait_all_tasks_blocked(0.02)
-            assert it.router.lifetimes == [LEASE, LEASE] and it.ports.mapping is not None
+            assert it.router.lifetimes == [LEASE, LEASE] and it.reachability.mapping is not None
 
     under_jumping_clock(main)
 
 
-def test_the_gateway_is_that_of_the_default_route_with_the_least_metric() -> None:
+def test_the_gateway_is_that_of_the_default_route_with_the_least_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
     routes = [
         head,
@@ -349,5 +358,8 @@ def test_the_gateway_is_that_of_the_default_route_with_the_least_metric() -> Non
         "eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0",
         "eth0\t0001A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0",
     ]
-    assert default_gateway(routes) == "192.168.1.1"
-    assert default_gateway([head, routes[3]]) is None
+    monkeypatch.setattr(portmap, "ROUTES", tmp_path / "route")
+    portmap.ROUTES.write_text("\n".join(routes))
+    assert default_gateway() == "192.168.1.1"
+    portmap.ROUTES.write_text("\n".join([head, routes[3]]))
+    assert default_gateway() is None

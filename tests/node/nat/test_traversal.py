@@ -15,8 +15,7 @@ from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import traversal
-from swarmnode.node.nat.portmap import Mapping
-from swarmnode.node.nat.reachability import AUTONAT, DialBack
+from swarmnode.node.nat.reachability import AUTONAT, DialBack, Mapping
 from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayClient, RelayRefused, Reservation
 from swarmnode.node.nat.traversal import CHECK_AGAIN, CHECK_EVERY, NatTraversal
 from swarmnode.protocols.network import Address, PeerEvent, PeerId, PeerView, StreamHandler
@@ -166,7 +165,7 @@ class Lab:
 
     @property
     def reachability(self) -> str:
-        return self.nat.status().reachability
+        return self.nat.how_reached
 
     @property
     def announced(self) -> set[Address]:
@@ -249,7 +248,7 @@ def test_a_node_that_is_public_at_its_own_address_announces_just_that() -> None:
 def test_a_private_node_announces_circuits_only_and_relays_nothing() -> None:
     async def main() -> None:
         async with running(None) as lab:
-            assert lab.reachability == "relayed" and len(lab.nat.status().relays) == 2
+            assert lab.reachability == "relayed" and len(lab.network.relay_client.relays) == 2
             assert len(lab.announced) == 2 and all("/p2p-circuit" in address for address in lab.announced)
             assert RELAY_KEY not in lab.network.provided and not await may_reserve(lab)
 
@@ -270,7 +269,7 @@ def test_a_private_node_without_relays_announces_nothing() -> None:
 def test_circuit_addresses_follow_the_relays() -> None:
     async def main() -> None:
         async with running(None) as lab:
-            lost, *_ = lab.nat.status().relays
+            lost, *_ = lab.network.relay_client.relays
             lab.network.goes(lost)
             await trio.sleep(10)
             assert len(lab.announced) == 2 and not any(lost in address for address in lab.announced)
@@ -281,7 +280,7 @@ def test_circuit_addresses_follow_the_relays() -> None:
 def test_a_relay_that_gives_the_place_to_another_is_replaced() -> None:
     async def main() -> None:
         async with running(None) as lab:
-            gave_up, *_ = lab.nat.status().relays
+            gave_up, *_ = lab.network.relay_client.relays
             lab.network.relay_client.lose("h7")  # where this node has no place
             assert len(lab.announced) == 2
             lab.network.relay_client.lose(gave_up)
@@ -312,7 +311,7 @@ def test_helpers_that_say_nothing_do_not_keep_the_others_from_deciding() -> None
             for number in range(3):
                 lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
             await trio.sleep(5)
-            assert lab.reachability == "public" and lab.nat.status().reached_by == 1
+            assert lab.reachability == "public" and lab.nat.reachability.counts()[0] == 1
 
     run_simulation(main)
 
@@ -324,7 +323,7 @@ def test_helpers_are_asked_at_once_since_each_may_dial_in_vain_for_long() -> Non
             for number in range(3):
                 lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
             await trio.sleep(6)
-            assert lab.reachability == "relayed" and lab.nat.status().failed_for == 3
+            assert lab.reachability == "relayed" and lab.nat.reachability.counts()[1] == 3
 
     run_simulation(main)
 
@@ -367,7 +366,7 @@ def test_the_local_network_is_not_asked_where_others_can_be() -> None:
             assert lab.reachability == "public"
             lab.network.comes("h0", "45.0.0.1")
             await trio.sleep(5)
-            assert lab.reachability == "relayed" and lab.nat.status().reached_by == 0
+            assert lab.reachability == "relayed" and lab.nat.reachability.counts()[0] == 0
 
     run_simulation(main)
 
@@ -377,7 +376,7 @@ def test_a_node_that_becomes_public_gives_up_circuits_and_relays_itself() -> Non
         async with running(None) as lab:
             lab.helpers.place = OUTSIDE
             await trio.sleep(CHECK_EVERY + 5)
-            assert lab.reachability == "public" and lab.nat.status().relays == ()
+            assert lab.reachability == "public" and lab.network.relay_client.relays == ()
             assert lab.announced == {OUTSIDE, OWN} and await may_reserve(lab)
 
     run_simulation(main)
@@ -400,7 +399,7 @@ def test_after_a_change_of_the_network_it_goes_on_as_before_until_it_is_known_an
             lab.helpers.decline = set(lab.network.hosts)
             lab.network.own = (f"/ip4/192.168.7.2/tcp/4077/p2p/{ME}",)
             await trio.sleep(30)
-            assert lab.nat.status().reached_by == lab.nat.status().failed_for == 0
+            assert lab.nat.reachability.counts() == (0, 0)
             assert all("/p2p-circuit" in address for address in lab.announced)
             lab.helpers.decline, lab.helpers.place = set(), OUTSIDE
             await trio.sleep(CHECK_AGAIN + 5)
@@ -415,9 +414,8 @@ def test_a_port_that_the_router_opened_is_asked_about_and_announced_once_it_work
     async def main() -> None:
         async with running(None, helpers=12) as lab:  # others may be asked than those that failed
             assert lab.reachability == "relayed"
-            lab.nat._ports.mapping = Mapping("UPnP", "45.80.10.3", 50123, 4077, 3600.0)
             lab.helpers.place = mapped
-            lab.nat._mapping_changed()
+            lab.nat.reachability.map_to(Mapping("UPnP", "45.80.10.3", 50123, 4077, 3600.0))
             await trio.sleep(5)
             assert lab.helpers.asked[-1][1][0] == mapped
             assert lab.reachability == "public" and lab.network.addresses[0] == f"{mapped}/p2p/{ME}"
@@ -433,10 +431,10 @@ def test_who_dials_through_a_relay_is_punched_to_at_once_and_again_much_later() 
 
             async def fail(peer: PeerId) -> bool:
                 tried.append(trio.current_time())
-                lab.nat._puncher._remember(peer)
+                lab.nat.puncher._remember(peer)
                 return False
 
-            lab.nat._puncher.punch = fail  # type: ignore[method-assign]
+            lab.nat.puncher.punch = fail  # type: ignore[method-assign]
             began = trio.current_time()
             lab.network.dials_through("a", "h0")
             await trio.sleep(1)
