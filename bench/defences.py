@@ -90,7 +90,7 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
-    from swarmnode.training.judging import control_variate, gain_of, plan_for, trial
+    from swarmnode.training.open_step import control_variate, gain_of, plan_for, trial
     from swarmnode.training.runspec import ModelSection
 
     spent = [0.0]  # CPU seconds of all judges together
@@ -274,7 +274,7 @@ def judged(nodes: int) -> tuple[int, int]:
 
 def growth() -> Iterator[dict[str, Any]]:
     """Verification's share of a node's compute."""
-    from swarmnode.training.judging import SEQUENCES, plan_for
+    from swarmnode.training.open_step import SEQUENCES, plan_for
 
     steps = {batch: step_seconds(batch) for batch in BATCHES}
     trainer = InProcess(BATCHES[0])
@@ -320,7 +320,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
 
     from swarmnode.testing.simnet import run_simulation
     from swarmnode.testing.toytrainer import SimTrainer
-    from swarmnode.training.judging import BACKWARD, plan_for
+    from swarmnode.training.open_step import BACKWARD, plan_for
 
     counted, trained = [0], [0]
     usual_heldout, usual_gradient = SimTrainer.heldout, SimTrainer.gradient

@@ -10,7 +10,7 @@ What each is worth is its gain on `--windows` held-out windows. Judges draw few 
 
     exact k        the loss before and after an eighth of the contribution, on k windows
     first order m  the product of that step and the gradient of the loss, on m windows: one gradient for all
-    both m, k      that gradient's, and on k windows what it does not see (training/judging.py)
+    both m, k      that gradient's, and on k windows what it does not see (training/open_step.py)
 
 `right` is how often one judge has the sign right; `counted` how often a contribution counts where all sixteen peers
 judge, nine votes are needed but for the author's, and seven liars call what is honest worthless and what is a lie good.
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from swarmnode.training.codecs import codec
 from swarmnode.training.gpt import VOCABULARY
 from swarmnode.training.inner import InnerLoop, flatten_into
-from swarmnode.training.judging import TRIAL, SamplePlan, gain_of
+from swarmnode.training.open_step import TRIAL, SamplePlan, gain_of
 from swarmnode.training.runspec import ModelSection, load_runspec
 
 ROOT = Path(__file__).parents[1]

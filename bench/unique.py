@@ -26,8 +26,7 @@ from learned.workers import Size, Vector, Workers
 from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.judging import trial
-from swarmnode.training.open_step import Factor, apply_contributions, clip_units, exact_norm
+from swarmnode.training.open_step import Factor, apply_contributions, clip_units, exact_norm, trial
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import ModelSection
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.judging import SEQUENCES
+from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import Layout
 
 Vector = NDArray[np.float32]

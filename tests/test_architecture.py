@@ -28,7 +28,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.protocols",
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
-        "swarmnode.training.judging",
         "swarmnode.training.open_step",
         "swarmnode.training.options",
         "swarmnode.training.outer",

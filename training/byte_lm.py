@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swarmnode.training.corpus import CorpusError, corpus_for_run, read_heldout
 from swarmnode.training.gpt import GPT
-from swarmnode.training.judging import SEQUENCES
+from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment
 

@@ -76,7 +76,7 @@ class Task(Protocol):
         """
 
     def heldout(self, seed: int) -> torch.Tensor:
-        """SEQUENCES (`training.judging`) held-out samples that `seed` draws, for `loss`; along the first dimension.
+        """SEQUENCES (`training.open_step`) held-out samples that `seed` draws, for `loss`; along the first dimension.
 
         The same on every machine. A task without it is judged by `evaluate` alone, at several times the cost.
         """

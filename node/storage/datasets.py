@@ -30,6 +30,7 @@ from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, chunk_count, parse_id
@@ -81,7 +82,7 @@ class DataUnavailable(ExpectedError):
     exit_code = RUN_UNAVAILABLE
 
 
-class DataSet:
+class DataSet(Texts):
     """`run` gets what is wanted and keeps looking for what is missing; the other methods may be called meanwhile."""
 
     def __init__(
@@ -137,7 +138,7 @@ class DataSet:
         self._given = len(self._here)
         return tuple(str(self._store.path(shard)) for shard in fresh)
 
-    # -- what who looks at others' work asks for (`texts.Texts`)
+    # -- what who looks at others' work asks for (`Texts`)
 
     @property
     def shared(self) -> bool:

@@ -70,7 +70,7 @@ refuse the attackers. The undefended node keeps what it is sent with the latest 
 
 Gradient: 16 peers learn to tell ten clusters apart, on IID data or on shares of the classes drawn by Dirichlet(0.3),
 all of them validators. Training is numpy, the rounds are the open chain's own functions without a network; liars also
-lie as judges and as leaders (`openrounds.py`). Judges measure as in `training/judging.py`, with 64 samples for a
+lie as judges and as leaders (`openrounds.py`). Judges measure as in `training/open_step.py`, with 64 samples for a
 sequence. Figures are accuracy after 40 rounds, as a share of the same run's without liars and with the plain mean. A
 line passes with 95 % at IID 5/16, and 80 % at 7/16 and where data are not IID; a first strike passes where it takes
 the parameters no further than twice the honest norm, and is undone if it harms. Where data are not IID, honest

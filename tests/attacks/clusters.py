@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.judging import SEQUENCES
+from swarmnode.training.open_step import SEQUENCES
 
 PEERS = 16
 CLASSES = 10

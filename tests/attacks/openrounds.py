@@ -34,8 +34,17 @@ from swarmnode.protocols.methods.open.local import DECAY
 from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.judging import TRIAL, TrialStep, control_variate, gain_of, plan_for
-from swarmnode.training.open_step import Factor, apply_contributions, exact_norm, norm_of
+from swarmnode.training.open_step import (
+    TRIAL,
+    Factor,
+    TrialStep,
+    apply_contributions,
+    control_variate,
+    exact_norm,
+    gain_of,
+    norm_of,
+    plan_for,
+)
 from swarmnode.training.outer import OuterState
 
 RULES = ChainRules()

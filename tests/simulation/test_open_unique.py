@@ -12,7 +12,7 @@ from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.open.checks import unique as open_unique
-from swarmnode.protocols.methods.open.checks.texts import NoTexts
+from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.registry import METHODS
@@ -89,7 +89,7 @@ def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_b
     run_simulation(main)
 
 
-class Withheld(NoTexts):
+class Withheld(Texts):
     """Text of which its holders send nothing."""
 
     shared = True

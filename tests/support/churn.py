@@ -31,8 +31,7 @@ from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.simnode import SimNetwork
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs.topk import Places, TopK, Vector
-from swarmnode.training.judging import SEQUENCES
-from swarmnode.training.open_step import exact_norm
+from swarmnode.training.open_step import SEQUENCES, exact_norm
 from swarmnode.training.outer import Layout
 
 REMEMBERED = 1 << 16  # verified signatures, and parsed elements

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swarmnode.training.codecs import codec
-from swarmnode.training.judging import (
+from swarmnode.training.open_step import (
     BACKWARD,
     JUDGE_SHARE,
     SEQUENCES,

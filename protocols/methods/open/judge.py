@@ -8,7 +8,7 @@ by Dirichlet(0.3), steps taken whole had over 90 % of the honest work refused. O
 apply (`derive.longest_norm`), what it would be clipped to is tried.
 
 How many sequences it takes is the judge's own business: as many as cost a twenty-fifth of what it trained in the round,
-and how they are used is told in `training/judging.py`. Scores are one judge's statements, and differ between honest
+and how they are used is told in `training/open_step.py`. Scores are one judge's statements, and differ between honest
 ones anyway.
 """
 
@@ -25,8 +25,9 @@ from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Trainer, Vector
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.judging import SEQUENCES, SamplePlan, control_variate, gain_of, plan_for, trial
+from swarmnode.training.open_step import SEQUENCES, SamplePlan, TrialStep, control_variate, gain_of, plan_for, trial
 from swarmnode.training.outer import OuterState
+from swarmnode.training.runspec import RunSpec
 
 MICRO = 1_000_000  # of gains
 
@@ -118,11 +119,9 @@ class Evaluator:
 
     async def _gain(self, trainer: Trainer, baseline: Baseline, contribution: Contribution) -> float:
         """Held-out loss that an eighth of a contribution takes off, bits per byte."""
-        spec, elements, norm = self._parts.spec, self._state.parameters.size, contribution.norm
-        shrink = min(1.0, self._longest / norm) if norm > 0 else 1.0
 
         def try_out() -> tuple[Vector, float, float]:
-            step = trial(contribution.raw, elements, lr=spec.outer.lr, codec_name=spec.exchange.codec, shrink=shrink)
+            step = trial_of(contribution, self._state.parameters.size, self._parts.spec, self._longest)
             slopes = [0.0 if each is None else step.derivative(each) for each in (baseline.few, baseline.correction)]
             return step.taken_from(self._state.parameters), slopes[0], slopes[1]
 
@@ -135,6 +134,12 @@ class Evaluator:
         if trainer.capabilities.judges:
             return await trainer.heldout(seed=self._seed, sequences=sequences)
         return await trainer.evaluate(thorough=False, seed=self._seed)
+
+
+def trial_of(contribution: Contribution, elements: int, spec: RunSpec, longest: float) -> TrialStep:
+    """The step by which a contribution is tried, clipped to the longest norm that a roster applies."""
+    shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
+    return trial(contribution.raw, elements, lr=spec.outer.lr, codec_name=spec.exchange.codec, shrink=shrink)
 
 
 def _micro(bits: float, unknown: int) -> int:

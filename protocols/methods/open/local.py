@@ -360,7 +360,6 @@ class TracedTrainer(LocalTrainer):
         self._trained = False  # by this trainer, ever
         self._start = self._start_before = trainer.parameters()  # of what is being written down, and of the offer
         self._offered: Trace | None = None
-        self.trained_seconds, self.trained_steps = 0.0, 0  # that were offered
         self._shown: OrderedDict[bytes, _Shown] = OrderedDict()
 
     # --- what others may ask for --------------------------------------------------------------------------------------
@@ -423,8 +422,6 @@ class TracedTrainer(LocalTrainer):
             self.unlink()
             return None
         local = self.offer.local
-        self.trained_seconds += self.offer.worked.seconds
-        self.trained_steps += self.offer.worked.steps
         start, end, left = await self._runner(lambda: [vector_id(vector) for vector in (self._start, local, residual)])
         legs = tuple(self._legs)
         trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts.given())
@@ -440,9 +437,6 @@ class TracedTrainer(LocalTrainer):
 
     def take_back(self) -> None:
         before = self._offered if self.offer is not None else None
-        if self.offer is not None:
-            self.trained_seconds -= self.offer.worked.seconds
-            self.trained_steps -= self.offer.worked.steps
         super().take_back()
         self._offered = None
         if before is not None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +35,7 @@ from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import ACCEPTED, ONE, Entry, Reveal
 from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.open.checks.check import WorkCheck
 from swarmnode.protocols.methods.open.checks.texts import TrainingText
 from swarmnode.protocols.methods.open.local import TracedTrainer
 from swarmnode.protocols.methods.open.store import ChainStore
@@ -49,7 +50,6 @@ from swarmnode.training.verify.recorder import stretch_steps
 from swarmnode.training.verify.replay import (
     NEAR,
     Audit,
-    AuditBudget,
     Distance,
     Offered,
     Verdict,
@@ -93,13 +93,6 @@ SECONDS = Metric(
 SHOWN = Metric("swarmnode_audit_shown_bytes_total", COUNTER, "bytes of this node's own work that auditors could fetch")
 
 
-def show(metrics: Metrics, counts: Counter[Verdict], seconds: Callable[[], float], shown: Callable[[], int]) -> None:
-    """Declare the metrics of audits."""
-    metrics.show(AUDITS, lambda: {verdict.name.lower(): counts[verdict] for verdict in Verdict})
-    metrics.show(SECONDS, seconds)
-    metrics.show(SHOWN, shown)
-
-
 class NotShown(Exception):
     """The author does not show what it should. The message says what."""
 
@@ -140,28 +133,25 @@ class _Work:
         return ShowQuery(run_id, self.block.id, self.reveal.trace, ())
 
 
-class Audits:
+class Audits(WorkCheck):
     """One node's audits of others, and its answers to theirs."""
 
     def __init__(self, parts: Context, store: ChainStore, local: TracedTrainer) -> None:
-        self._parts, self._store, self._local, self._trainer = parts, store, local, local.audited
-        spec = parts.spec
-        self._longest = stretch_steps(spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
-        self.budget = AuditBudget(spec.trust.audit_share)
+        super().__init__(parts, store, local, parts.spec.trust.audit_share)
+        self._local: TracedTrainer = local
+        self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
         self.counts: Counter[Verdict] = Counter()
-        self._earned = 0.0
-        self._followed: trio.MemorySendChannel[Block]
-        self._followed, self._blocks = trio.open_memory_channel[Block](1)
         self._until: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()  # auditor, roster: until when it is shown
         self._asked: Counter[tuple[PeerId, bytes]] = Counter()  # ids
         self._shown_bytes = 0
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
 
     def measure(self, metrics: Metrics) -> None:
-        """Show what came of audits, and what they took."""
-        show(metrics, self.counts, lambda: self.budget.spent, lambda: self._shown_bytes)
+        metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
+        metrics.show(SECONDS, lambda: self.budget.spent)
+        metrics.show(SHOWN, lambda: self._shown_bytes)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -214,38 +204,19 @@ class Audits:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def consider(self, block: Block) -> None:
-        """A roster was followed: somebody in it may be audited. Returns at once."""
-        try:
-            self._followed.send_nowait(block)
-        except trio.WouldBlock:
-            logger.debug("round %d: the audit before is not over", block.chain.round)
+        self._tidy(trio.current_time())
+        super().consider(block)
 
-    async def run(self) -> None:
-        """Audit until cancelled."""
-        async for block in self._blocks:
-            self._tidy(trio.current_time())
-            self.budget.earn(max(0.0, self._local.trained_seconds - self._earned))
-            self._earned = max(self._earned, self._local.trained_seconds)
-            found = self._draw(block)
-            if found is None or not self.budget.affords(self._cost(self._longest)):
-                continue
-            try:
-                self._conclude(await self._audit(found))
-            except (Unknown, TrainerDied) as reason:
-                logger.info("round %d: the work of %s is not audited: %s", block.chain.round, found.author, reason)
-
-    def _cost(self, steps: int) -> float:
-        """Seconds that a replay of so many steps takes here."""
-        return steps * self._local.trained_seconds / max(1, self._local.trained_steps)
-
-    def _draw(self, block: Block) -> _Work | None:
-        """The contribution that this node may audit after a roster."""
-        measured = self._store.measured(block)
-        author = whom(block.chain.seed, self._parts.me, measured)
-        if author is None or self._parts.me not in measured:  # who takes part audits: others' names cost nothing
-            return None
+    async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
+        trained = self._local.trained
+        if not self.budget.affords(self._longest * trained.seconds / max(1, trained.steps)):
+            return
         commit = measured[author]
-        return _Work(block, author, commit, self._store.logs[block.parent].reveals[commit].what)
+        work = _Work(block, author, commit, self._store.logs[block.parent].reveals[commit].what)
+        try:
+            self._conclude(await self._audit(work))
+        except (Unknown, TrainerDied) as reason:
+            logger.info("round %d: the work of %s is not audited: %s", block.chain.round, author, reason)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""

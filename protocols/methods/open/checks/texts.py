@@ -12,51 +12,37 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.shard_wire import ShardError
 
 
-class Texts(Protocol):
-    """The run's data."""
+class Texts:
+    """The run's data; as they stand here, those of a task that reads none."""
 
     @property
     def shared(self) -> bool:
         """Whether nodes train on shards that everybody can have; False where a task reads none."""
+        return False
 
     def given(self) -> tuple[bytes, ...]:
         """Shards that the trainer was given, in that order; none where it trains on text of its own."""
+        return ()
 
     def assigned(self, author: PeerId) -> tuple[bytes, ...]:
         """Shards that a node is to train on; none where everybody brings text of its own, or before they are known."""
+        return ()
 
     def size(self, shard: bytes) -> int | None:
         """Bytes of a shard of the run's data; None for any other."""
-
-    async def read(self, holder: PeerId, shard: bytes, start: int, stop: int) -> bytes:
-        """A part of a shard, verified: from here, or from who must hold it. Raises ShardError."""
-
-
-class NoTexts:
-    """For tasks that read none."""
-
-    shared = False
-
-    def given(self) -> tuple[bytes, ...]:
-        return ()
-
-    def assigned(self, author: PeerId) -> tuple[bytes, ...]:
-        return ()
-
-    def size(self, shard: bytes) -> int | None:
         return None
 
     async def read(self, holder: PeerId, shard: bytes, start: int, stop: int) -> bytes:
+        """A part of a shard, verified: from here, or from who must hold it. Raises ShardError."""
         raise ShardError("this run has no text")
 
 
-NO_TEXTS = NoTexts()
+NO_TEXTS = Texts()
 
 
 class TrainingText:

@@ -25,7 +25,7 @@ import logging
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 
 import trio
@@ -33,7 +33,9 @@ import trio
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import longest_norm
 from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.open.checks.check import WorkCheck
 from swarmnode.protocols.methods.open.checks.texts import TrainingText
+from swarmnode.protocols.methods.open.judge import trial_of
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.methods.trainer import Batches, TrainerDied, Vector
@@ -41,8 +43,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.transfer.shard_wire import ShardError
-from swarmnode.training.judging import BACKWARD, trial
-from swarmnode.training.verify.replay import AuditBudget, whom
+from swarmnode.training.open_step import BACKWARD
 
 logger = logging.getLogger(__name__)
 
@@ -57,63 +58,42 @@ TESTS = Metric("swarmnode_unique_work_total", COUNTER, "contributions held again
 SECONDS = Metric("swarmnode_unique_work_seconds_total", COUNTER, "seconds that this took")
 
 
-def show(metrics: Metrics, counts: Counter[str], seconds: Callable[[], float]) -> None:
-    """Declare the metrics of these tests."""
-    metrics.show(TESTS, lambda: {outcome: counts[outcome] for outcome in OUTCOMES})
-    metrics.show(SECONDS, seconds)
-
-
-class UniqueWork:
+class UniqueWork(WorkCheck):
     """One node's tests of others."""
 
     def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, ledger: Ledger) -> None:
-        self._parts, self._store, self._local, self._trainer, self._ledger = parts, store, local, parts.trainer, ledger
+        super().__init__(parts, store, local, SHARE)
+        self._ledger = ledger
         self._able = True  # the trainer draws batches of others
         self._own: deque[bool] = deque(maxlen=OWN)
-        self.budget = AuditBudget(SHARE)
         self.counts: Counter[str] = Counter()
-        self._earned = 0.0
-        self._followed: trio.MemorySendChannel[Block]
-        self._followed, self._blocks = trio.open_memory_channel[Block](1)
+        self._tests = 0
 
     def measure(self, metrics: Metrics) -> None:
-        """Show what came of tests, and what they took."""
-        show(metrics, self.counts, lambda: self.budget.spent)
-
-    def consider(self, block: Block) -> None:
-        """A roster was followed: somebody in it may be tested. Returns at once."""
-        try:
-            self._followed.send_nowait(block)
-        except trio.WouldBlock:
-            logger.debug("round %d: the test before is not over", block.chain.round)
+        metrics.show(TESTS, lambda: {outcome: self.counts[outcome] for outcome in OUTCOMES})
+        metrics.show(SECONDS, lambda: self.budget.spent)
 
     @property
     def telling(self) -> bool:
         """Whether tests tell something: this node's own contributions pass."""
         return 2 * len(self._own) >= OWN and sum(self._own) >= TELLING * len(self._own)
 
-    async def run(self) -> None:
-        """Test until cancelled."""
-        turn, inner = 0, self._parts.spec.inner
-        async for block in self._blocks:
-            trained = self._local.trained
-            self.budget.earn(trained.seconds - self._earned)
-            self._earned = trained.seconds
-            measured = self._store.measured(block)
-            other = whom(block.chain.seed, self._parts.me, measured)
-            count = min(inner.steps, -(-SAMPLES // inner.batch))
-            passes = 4 * count * inner.batch  # own and control, before and after
-            cost = passes * trained.seconds / max(1, trained.samples) / BACKWARD
-            if other is None or self._parts.me not in measured or not self._able or not self.budget.affords(cost):
-                continue  # who takes part tests others: their names cost nothing
-            author = other if self.telling and turn % 2 else self._parts.me
-            turn += 1
-            try:
-                passed = await self._test(block, author, measured[author], count, cost)
-            except (ShardError, TrainerDied, ValueError) as reason:  # ValueError: shards that the run does not name
-                logger.info("round %d: the data of %s cannot be looked at: %s", block.chain.round, author, reason)
-                passed = None
-            self._conclude(author, measured[author], passed)
+    async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
+        inner, trained = self._parts.spec.inner, self._local.trained
+        count = min(inner.steps, -(-SAMPLES // inner.batch))
+        passes = 4 * count * inner.batch  # own and control, before and after
+        cost = passes * trained.seconds / max(1, trained.samples) / BACKWARD
+        if not self._able or not self.budget.affords(cost):
+            return
+        self._tests += 1
+        if not self.telling or self._tests % 2:
+            author = self._parts.me
+        try:
+            passed = await self._test(block, author, measured[author], count, cost)
+        except (ShardError, TrainerDied, ValueError) as reason:  # ValueError: shards that the run does not name
+            logger.info("round %d: the data of %s cannot be looked at: %s", block.chain.round, author, reason)
+            passed = None
+        self._conclude(author, measured[author], passed)
 
     def _conclude(self, author: PeerId, commit: bytes, passed: bool | None) -> None:
         outcome = "untold" if passed is None else "passed" if passed else "failed"
@@ -142,15 +122,9 @@ class UniqueWork:
         own, control = [
             await self._with_text(Batches(author, block.chain.round - 1, each), text) for each in (steps, never)
         ]
-        shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
-
-        def taken() -> Vector:
-            step = trial(
-                contribution.raw, state.parameters.size, lr=spec.outer.lr, codec_name=spec.exchange.codec, shrink=shrink
-            )
-            return step.taken_from(state.parameters)
-
-        after = await self._parts.runner(taken)
+        after = await self._parts.runner(
+            lambda: trial_of(contribution, state.parameters.size, spec, longest).taken_from(state.parameters)
+        )
         async with self._local.lent():
             began = trio.current_time()
             gains = [

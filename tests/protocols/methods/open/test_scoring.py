@@ -17,8 +17,7 @@ from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
-from swarmnode.training.judging import BACKWARD, JUDGE_SHARE, SEQUENCES
-from swarmnode.training.open_step import norm_of
+from swarmnode.training.open_step import BACKWARD, JUDGE_SHARE, SEQUENCES, norm_of
 from swarmnode.training.outer import OuterState
 
 ROUND = 320  # sequences that a node trains on

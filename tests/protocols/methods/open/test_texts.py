@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 
-from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, NoTexts, TrainingText
+from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts, TrainingText
 from swarmnode.protocols.network import PeerId
 
 SHARDS = {b"b": b"0123456789", b"a": b"abcde", b"c": b"XYZ"}
 
 
-class Three(NoTexts):
+class Three(Texts):
     """Three shards, of which reads are remembered."""
 
     def __init__(self) -> None:

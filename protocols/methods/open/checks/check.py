@@ -1,0 +1,63 @@
+"""How a node looks at others' work: at one author after each roster, within a share of what it computes itself."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import trio
+
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.store import ChainStore
+from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.training.verify.replay import AuditBudget, whom
+
+logger = logging.getLogger(__name__)
+
+
+class WorkCheck(ABC):
+    """One node's looks at others' work. A roster that comes while it looks at one of the roster before is passed over.
+
+    A node that takes part looks at others, and nobody else: others' names cost nothing.
+    """
+
+    def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, share: float) -> None:
+        """`share`: of the seconds that this node trains, for this."""
+        self._parts, self._store, self._local, self._trainer = parts, store, local, parts.trainer
+        self.budget = AuditBudget(share)
+        self._earned = 0.0  # seconds of training that the budget knows of
+        self._followed, self._blocks = trio.open_memory_channel[Block](1)
+
+    def consider(self, block: Block) -> None:
+        """A roster was followed: somebody in it may be looked at. Returns at once."""
+        try:
+            self._followed.send_nowait(block)
+        except trio.WouldBlock:
+            logger.debug("round %d: the look before is not over", block.chain.round)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        me = self._parts.me
+        async for block in self._blocks:
+            seconds = self._local.trained.seconds
+            self.budget.earn(seconds - self._earned)
+            self._earned = seconds
+            measured = self._store.measured(block)
+            author = whom(block.chain.seed, me, measured)
+            if author is not None and me in measured:
+                await self._look(block, author, measured)
+
+    @abstractmethod
+    def measure(self, metrics: Metrics) -> None:
+        """Show what came of it, and what it took."""
+
+    @abstractmethod
+    async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
+        """Look at the work of `author` in the round that a block ended, if the budget allows it.
+
+        `measured`: the commits of that round whose contributions were measured, by author.
+        """
