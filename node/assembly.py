@@ -31,7 +31,7 @@ from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
-from swarmnode.node.session import RunSession, SessionSettings
+from swarmnode.node.session import RunSession
 from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.datasets import DataSet
@@ -42,7 +42,7 @@ from swarmnode.node.trainer.child import SCRATCH, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Place
+from swarmnode.protocols.methods.method import Begin, Place
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
@@ -201,16 +201,17 @@ class Node:
         )
         self.session = RunSession(
             context,
-            SessionSettings(
-                rounds=self.options.rounds,
+            Begin(
                 creator=chosen.creator,
+                expect_members=bool(config.join) or bool(self.book.entries()),
                 wait_peers=config.wait_peers,
                 wait_seconds=config.wait_seconds,
-                checkpoint_every=config.checkpoint_every,
+                last_round=self.options.rounds,
                 roster=self.options.roster,
-                samples=samples,
             ),
             emit=self.emit,
+            samples=samples,
+            checkpoint_every=config.checkpoint_every,
             checkpoints=None
             if samples  # what it has is its trainer's
             else Checkpoints(

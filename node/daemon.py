@@ -207,7 +207,7 @@ class Daemon:
                 trainer.load(parent.state.parameters)
             session = node.take_part()
             self._ready()
-            await session.run(expect_members=bool(node.config.join) or bool(node.book.entries()))
+            await session.run()
             node.emit({"event": "finished", "rounds": node.rounds_done()})
             node.left.set()
             if node.options.stay:

@@ -99,7 +99,7 @@ def export(
     spec, folder = store.load(run_id), store.folder(run_id)
     if spec is None:
         raise NoModel(f"{folder}: has no specification of the run, so nothing can be said about its model")
-    found = newest_whole(folder / "checkpoints", lambda manifest: manifest.run_id == spec.run_id)
+    found = newest_whole(folder / "checkpoints", spec.run_id)
     if found is None:
         raise NoModel(
             f"{folder}: holds no whole checkpoint of run {spec.run.name} yet; one is written every few rounds "
@@ -407,11 +407,8 @@ def parent_state(store: RunStore, chosen: ChosenRun, layout: Layout) -> Saved | 
     if kept is not None:
         return _as_first_checkpoint(store, spec, layout, kept)
 
-    def is_it(manifest: Any) -> bool:
-        named = (manifest.run_id, manifest.state_hash, manifest.table)
-        return bool(named == (spec.run.parent, spec.run.parent_state, layout))
-
-    found = newest_whole(store.folder(spec.run.parent) / "checkpoints", is_it)
+    of_parent = store.folder(spec.run.parent) / "checkpoints"
+    found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
     if found is not None:
         keep_parent(store, spec, layout, found[1])
         return parent_state(store, chosen, layout)
@@ -427,7 +424,7 @@ def parent_state(store: RunStore, chosen: ChosenRun, layout: Layout) -> Saved | 
 def _as_first_checkpoint(store: RunStore, spec: RunSpec, layout: Layout, parent: Saved) -> Saved:
     """A node that has no checkpoint of the run yet finds its place as one that comes back to round 0."""
     folder = store.folder(spec.run_id) / "checkpoints"
-    if newest_whole(folder, lambda manifest: manifest.run_id == spec.run_id) is None:
+    if newest_whole(folder, spec.run_id) is None:
         Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec)).save(parent)
     return parent
 

@@ -12,8 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 import trio
@@ -46,19 +45,6 @@ LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is t
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 
 
-@dataclass(frozen=True)
-class SessionSettings:
-    """How this node takes part; see NodeConfig."""
-
-    rounds: int | None  # stop training after this many rounds of the run; None: go on
-    creator: bool  # may begin the run where nobody has it
-    wait_peers: int  # a creator begins when this many others asked to join …
-    wait_seconds: float  # … or after this long
-    checkpoint_every: int
-    roster: str = ""  # of the run's history that was to be joined; see TrustedRoster
-    samples: bool = False  # it does nothing but sample answers for another node's policy
-
-
 class NoRole(ExpectedError):
     """The role that was asked for has no meaning in the run."""
 
@@ -74,26 +60,29 @@ class RunSession(Observer):
     def __init__(
         self,
         context: Context,
-        settings: SessionSettings,
+        begin: Begin,
         *,
         emit: Callable[[dict[str, Any]], None],
-        checkpoints: Checkpoints | None,
+        samples: bool = False,
+        checkpoints: Checkpoints | None = None,
         history: History | None = None,
+        checkpoint_every: int = 5,
     ) -> None:
         """Builds the exchange method of the run, which answers its peers from then on. `emit` is told what happens.
 
+        `samples`: it does nothing but sample answers for another node's policy. `checkpoint_every`: so many rounds.
         Raises NoRole where the run has nothing to sample for.
         """
         self._context = context
-        self._settings = settings
+        self._begin = begin
+        self._checkpoint_every = checkpoint_every
         self._emit = emit
         self._checkpoints = checkpoints
         self._history = history
-        self.method = method_of(replace(context, observer=self), samples=settings.samples)
+        self.method = method_of(replace(context, observer=self), samples=samples)
         self._writer: CheckpointWriter | None = None
         if checkpoints is not None:
-            warn = partial(self.warn, "checkpoint")
-            self._writer = CheckpointWriter(checkpoints, runner=context.runner, warn=warn)
+            self._writer = CheckpointWriter(checkpoints, runner=context.runner, observer=self)
         self._saved_at = -1
         self._traffic = context.network.traffic()
         self._stopping = trio.Event()
@@ -112,17 +101,13 @@ class RunSession(Observer):
 
     # --- the life of a node in a run --------------------------------------------------------------------------------
 
-    async def run(self, *, expect_members: bool) -> None:
-        """Take part until `stop` or the last round.
-
-        `expect_members`: others are believed to be in the run (a join address, an address book), so they are looked
-        for before this node goes on alone.
-        """
+    async def run(self) -> None:
+        """Take part until `stop` or the last round."""
         async with trio.open_nursery() as nursery:
             if self._writer is not None:
                 nursery.start_soon(self._writer.run)
             await self._context.membership.announce()
-            await self._find_place(expect_members)
+            await self._find_place()
             await self._take_part()
             if self._stopping.is_set():
                 await self._hand_over()
@@ -185,21 +170,11 @@ class RunSession(Observer):
         """Where this node stands; None until it knows."""
         return self.method.place
 
-    async def _find_place(self, expect_members: bool) -> None:
-        settings = self._settings
+    async def _find_place(self) -> None:
         newest = await self._context.runner(self._checkpoints.newest) if self._checkpoints is not None else None
-        begin = Begin(
-            creator=settings.creator,
-            expect_members=expect_members,
-            wait_peers=settings.wait_peers,
-            wait_seconds=settings.wait_seconds,
-            last_round=settings.rounds,
-            saved=newest,
-            roster=settings.roster,
-        )
         with self._search:
             try:
-                await self.method.find_place(begin)
+                await self.method.find_place(replace(self._begin, saved=newest))
             except OtherHistory as error:
                 raise RunUnavailable(str(error)) from error
 
@@ -253,7 +228,7 @@ class RunSession(Observer):
         self._save()
 
     def _is_over(self) -> bool:
-        rounds = self._settings.rounds
+        rounds = self._begin.last_round
         return rounds is not None and self.place is not None and self.place.round >= rounds
 
     # --- what is kept and told --------------------------------------------------------------------------------------
@@ -273,7 +248,7 @@ class RunSession(Observer):
 
     def _save_if_due(self) -> None:
         place = self.place
-        if place is not None and (place.round - self._saved_at >= self._settings.checkpoint_every or self._is_over()):
+        if place is not None and (place.round - self._saved_at >= self._checkpoint_every or self._is_over()):
             self._save()
 
     def _save(self) -> None:

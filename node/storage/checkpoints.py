@@ -37,7 +37,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ from numpy.typing import NDArray
 
 from swarmnode.node.storage.datadir import DataDirError, explain, write_atomic
 from swarmnode.node.storage.tensorfile import discard_unfinished, read_tensors, write_tensors
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
@@ -93,16 +93,14 @@ class Checkpoints:
         keep: int,
         hours: float = 0.0,
         spec: bytes = b"",
-        now: Callable[[], float] = time.time,
     ) -> None:
-        """`spec` is the run's canonical encoding; `now` gives seconds since 1970."""
+        """`spec` is the run's canonical encoding."""
         self._folder = folder
         self._run_id = run_id
         self._layout = layout
         self._keep = keep
         self._hours = hours
         self._spec = spec
-        self._now = now
 
     def save(self, saved: Saved) -> Path:
         """Write one and drop what is too old. Raises NoSpace or DataDirError; older ones are then intact."""
@@ -130,7 +128,7 @@ class Checkpoints:
             sha256,
             saved.members,
             saved.method,
-            self._now(),
+            time.time(),
         )
         write_atomic(path.with_suffix(".json"), json.dumps(asdict(manifest), indent=1).encode())
         try:
@@ -141,9 +139,9 @@ class Checkpoints:
 
     def _drop_others_than(self, newest: Path) -> None:
         """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""
-        history = [m for m in self._manifests() if m.name <= newest.name]
+        history = [m for m in _manifests(self._folder) if m.name <= newest.name]
         kept = {*history[: self._keep], *self._by_age(history[self._keep :])}
-        for manifest in self._manifests():
+        for manifest in _manifests(self._folder):
             if manifest not in kept:
                 manifest.unlink(missing_ok=True)
         stems = {manifest.stem for manifest in kept}
@@ -153,41 +151,40 @@ class Checkpoints:
 
     def _by_age(self, manifests: list[Path]) -> set[Path]:
         """The first in each of the last two spans of 1, 2, 4, … hours: what begins a long span begins shorter ones."""
-        written = sorted((min(m.stat().st_mtime, self._now()), m) for m in manifests)
+        written = sorted((min(m.stat().st_mtime, time.time()), m) for m in manifests)
         kept: set[Path] = set()
         span = HOUR
         while span <= self._hours * HOUR:
             first: dict[int, Path] = {}
             for at, manifest in written:
                 first.setdefault(int(at // span), manifest)
-            kept |= {manifest for number, manifest in first.items() if number >= self._now() // span - 1}
+            kept |= {manifest for number, manifest in first.items() if number >= time.time() // span - 1}
             span *= 2
         return kept
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole; its arrays are read-only. One that is not is skipped with a warning."""
-
-        def mine(manifest: CheckpointManifest) -> bool:
-            return manifest.run_id == self._run_id and manifest.table == self._layout
-
-        found = newest_whole(self._folder, mine)
-        if found is None and self._manifests():
+        found = newest_whole(self._folder, self._run_id, layout=self._layout)
+        if found is None and _manifests(self._folder):
             logger.warning(
                 "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",
                 self._folder,
             )
         return None if found is None else found[1]
 
-    def _manifests(self) -> list[Path]:
-        return _manifests(self._folder)
 
+def newest_whole(
+    folder: Path, run_id: str, *, layout: Layout | None = None, state_hash: str | None = None
+) -> tuple[CheckpointManifest, Saved] | None:
+    """The newest checkpoint in `folder` that is whole and of that run, and of that layout and state where one is given.
 
-def newest_whole(folder: Path, fits: Callable[[CheckpointManifest], bool]) -> tuple[CheckpointManifest, Saved] | None:
-    """The newest checkpoint in `folder` that is whole and fits. Blocking. One that is not is skipped with a warning."""
+    Blocking. One that is not is skipped with a warning.
+    """
     for path in _manifests(folder):
         try:
             manifest = read_manifest(path)
-            if not fits(manifest):
+            same_model = layout is None or manifest.table == layout
+            if manifest.run_id != run_id or not same_model or state_hash not in (None, manifest.state_hash):
                 raise ValueError("it belongs to another run or model")
             return manifest, load(path, manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -260,11 +257,11 @@ def _all_zero(vector: NDArray[Any]) -> bool:
 class CheckpointWriter:
     """Writes checkpoints beside training, one at a time: of those that come while one is written, the last follows."""
 
-    def __init__(self, checkpoints: Checkpoints, *, runner: Runner, warn: Callable[[str | None], None]) -> None:
-        """`warn` is told why a checkpoint could not be written, and None as soon as one could."""
+    def __init__(self, checkpoints: Checkpoints, *, runner: Runner, observer: Observer) -> None:
+        """`observer` is warned that a checkpoint could not be written, until one could."""
         self._checkpoints = checkpoints
         self._runner = runner
-        self._warn = warn
+        self._observer = observer
         self.failure: DataDirError | None = None  # why the last one could not be written; None where it could
         self._next: Saved | None = None
         self._writing = False
@@ -293,11 +290,11 @@ class CheckpointWriter:
                 await self._runner(lambda saved=saved: self._checkpoints.save(saved))  # type: ignore[misc]
             except DataDirError as error:
                 self.failure = error
-                self._warn(f"no checkpoint could be written: {error}")
+                self._observer.warn("checkpoint", f"no checkpoint could be written: {error}")
                 logger.error("no checkpoint of round %d: %s Training goes on.", saved.round, error)
             else:
                 self.failure = None
-                self._warn(None)
+                self._observer.warn("checkpoint", None)
             finally:
                 self._writing = False
                 self._settled.unpark_all()

@@ -72,8 +72,8 @@ class Begin:
     expect_members: bool  # others are believed to be in the run: look for them before going on alone
     wait_peers: int  # a creator begins when this many others asked to join …
     wait_seconds: float  # … or after this long
-    last_round: int | None  # a swarm that has done so many rounds names nobody any more
-    saved: Saved | None  # from the newest checkpoint
+    last_round: int | None  # this node stops after so many rounds of the run; a swarm that did them names nobody more
+    saved: Saved | None = None  # from the newest checkpoint
     roster: str = ""  # of the run's history, which the join string named: only what contains it is joined
 
 

@@ -15,7 +15,7 @@ import trio
 from memoryshards import UnboundedShards
 
 from swarmnode.crdt.record import Element
-from swarmnode.node.session import RunSession, SessionSettings
+from swarmnode.node.session import RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
@@ -24,7 +24,7 @@ from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import parts
 from swarmnode.protocols.methods.known.method import Diloco, DilocoPlace
 from swarmnode.protocols.methods.known.round import DilocoRounds
-from swarmnode.protocols.methods.method import Method
+from swarmnode.protocols.methods.method import Begin, Method
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
@@ -210,16 +210,16 @@ class SimSwarm:
         )
         session = RunSession(
             context,
-            SessionSettings(
-                rounds=rounds,
+            Begin(
                 creator=join is None if creator is None else creator,
+                expect_members=join is not None,
                 wait_peers=wait_peers,
                 wait_seconds=60.0,
-                checkpoint_every=5,
+                last_round=rounds,
                 roster=roster,
-                samples=samples,
             ),
             emit=emit,
+            samples=samples,
             checkpoints=self._checkpoints_of(name, trainer.layout),
         )
         node = SimNode(name, network, session, trainer, bulk, events=events)
@@ -248,7 +248,7 @@ class SimSwarm:
                 for part in then:
                     await stack.enter_async_context(_running(part))
                 task_status.started()
-                await node.session.run(expect_members=join is not None)
+                await node.session.run()
                 await node.session.serve_forever()
 
     @cached_property

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import trio
 from swarmnode.node.storage import checkpoints as module
 from swarmnode.node.storage.checkpoints import HOUR, Checkpoints, CheckpointWriter, newest_round, read_manifest
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -73,11 +75,10 @@ def test_zeros_take_no_room_and_negative_zeros_stay_what_they_are(tmp_path: Path
     assert found.state.momentum.tobytes() == found.residual.tobytes() == zeros.tobytes()
 
 
-def test_a_manifest_says_of_which_run_model_and_round_it_is(tmp_path: Path) -> None:
+def test_a_manifest_says_of_which_run_model_and_round_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RunSpec(RunSection(name="test"))
-    kept = Checkpoints(
-        tmp_path, run_id=spec.run_id, layout=LAYOUT, keep=1, spec=encode(spec), now=lambda: 1_700_000_000.0
-    )
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
+    kept = Checkpoints(tmp_path, run_id=spec.run_id, layout=LAYOUT, keep=1, spec=encode(spec))
     saved = a_checkpoint(7)
     manifest = read_manifest(kept.save(saved).with_suffix(".json"))
     assert decode(module.base64.b64decode(manifest.spec), expected_run_id=manifest.run_id) == spec
@@ -96,9 +97,12 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
     assert rounds(tmp_path) == [15, 20]
 
 
-def test_older_ones_stay_at_growing_distances_as_far_back_as_asked(tmp_path: Path) -> None:
+def test_older_ones_stay_at_growing_distances_as_far_back_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = 1_700_000_000.0
-    kept = Checkpoints(tmp_path / "checkpoints", run_id=RUN, layout=LAYOUT, keep=2, hours=8, now=lambda: clock)
+    monkeypatch.setattr(time, "time", lambda: clock)
+    kept = Checkpoints(tmp_path / "checkpoints", run_id=RUN, layout=LAYOUT, keep=2, hours=8)
     for round in range(240):  # one every 6 minutes, for a day
         clock += HOUR / 10
         manifest = kept.save(a_checkpoint(round)).with_suffix(".json")
@@ -191,6 +195,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.outer import Layout
 from swarmnode.training.outer import OuterState
@@ -221,14 +226,22 @@ def test_a_process_killed_while_it_writes_leaves_whole_checkpoints_and_no_rubbis
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
 
 
+class Told(Observer):
+    def __init__(self) -> None:
+        self.warnings: list[str | None] = []
+
+    def warn(self, cause: str, text: str | None) -> None:
+        self.warnings.append(text)
+
+
 def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
     kept = store(tmp_path)
     kept.save(a_checkpoint(5))
     small = resource.getrlimit(resource.RLIMIT_FSIZE)
-    told: list[str | None] = []
+    told = Told()
 
     async def main() -> None:
-        writer = CheckpointWriter(kept, runner=in_thread, warn=told.append)
+        writer = CheckpointWriter(kept, runner=in_thread, observer=told)
         async with trio.open_nursery() as nursery:
             await nursery.start(writer.run)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, small[1]))
@@ -237,7 +250,7 @@ def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
                 await writer.settled()
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, small)
-            assert told[-1] is not None and rounds(tmp_path) == [5]
+            assert told.warnings[-1] is not None and rounds(tmp_path) == [5]
             assert writer.failure is not None and newest_round(tmp_path / "checkpoints") == 5
             writer.put(a_checkpoint(15))
             await writer.settled()
@@ -249,7 +262,7 @@ def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
         trio.run(main)
     finally:
         signal.signal(signal.SIGXFSZ, handled)
-    assert told[-1] is None and rounds(tmp_path) == [5, 15]
+    assert told.warnings[-1] is None and rounds(tmp_path) == [5, 15]
 
 
 def test_the_newest_round_on_the_disk_is_of_a_checkpoint_that_is_there(tmp_path: Path) -> None:
@@ -295,7 +308,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_last_one_put_is_
 
     async def main() -> None:
         kept = Slow(tmp_path / "checkpoints", run_id=RUN, layout=LAYOUT, keep=3)
-        writer = CheckpointWriter(kept, runner=in_thread, warn=lambda why: None)
+        writer = CheckpointWriter(kept, runner=in_thread, observer=Told())
         async with trio.open_nursery() as nursery:
             await nursery.start(writer.run)
             writer.put(a_checkpoint(1))
