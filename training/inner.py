@@ -11,19 +11,24 @@ flat vector too: so whoever has the state before some steps can repeat them (`tr
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Task
 from swarmnode.training.verify.trace import State
+
+BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -72,31 +77,24 @@ class InnerLoop:
         self._vector = vector
         self._moments = torch.zeros(2 * vector.numel(), dtype=torch.float32, device=vector.device)  # (2 P,)
         self._updates = 0
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": spec.inner.weight_decay},
-                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-            ],
-            lr=spec.inner.lr,
-            betas=(0.9, 0.95),
-            fused=True,
-        )
-        self._lay_out_moments(parameters)
+        self._groups = self._lay_out(parameters)
         self._round = -1
         self._step_in_round = 0
         self._generator = torch.Generator()
 
-    def _lay_out_moments(self, parameters: list[nn.Parameter]) -> None:
-        """Make the optimizer's moments views of one vector, which AdamW would otherwise make at its first step."""
-        count, offset = self._vector.numel(), 0
+    def _lay_out(self, parameters: list[nn.Parameter]) -> dict[float, list[tuple[Tensor, ...]]]:
+        """By weight decay, what AdamW updates: each parameter, its gradient, its moments, how often it was updated."""
+        groups: dict[float, list[tuple[Tensor, ...]]] = defaultdict(list)
+        offset = 0
         for parameter in parameters:
-            size = parameter.numel()
-            self._optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": self._moments[offset : offset + size].view(parameter.shape),
-                "exp_avg_sq": self._moments[count + offset : count + offset + size].view(parameter.shape),
-            }
-            offset += size
+            assert parameter.grad is not None
+            part = slice(offset, offset + parameter.numel())
+            moments = [half[part].view(parameter.shape) for half in self._moments.chunk(2)]
+            updates = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            decay = self._spec.inner.weight_decay if parameter.dim() >= 2 else 0.0
+            groups[decay].append((parameter, parameter.grad, *moments, updates))
+            offset = part.stop
+        return groups
 
     @property
     def place(self) -> tuple[int, int]:
@@ -119,8 +117,8 @@ class InnerLoop:
         self._vector.copy_(torch.from_numpy(state.parameters.copy()))
         self._moments.copy_(torch.from_numpy(state.moments.copy()))
         self._updates = state.updates
-        for kept in self._optimizer.state.values():
-            kept["step"].fill_(float(state.updates))
+        for *_, updates in itertools.chain.from_iterable(self._groups.values()):
+            updates.fill_(float(state.updates))
 
     def replay(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> State:
         """Where a node's steps from `state` lead, on the task's present text; this loop is then what it was before."""
@@ -192,8 +190,6 @@ class InnerLoop:
         """One inner step; returns its loss, a scalar without gradient."""
         inner = self._spec.inner
         warmth = (self._round * inner.steps + self._step_in_round + 1) / max(1, inner.warmup)
-        for group in self._optimizer.param_groups:
-            group["lr"] = inner.lr * min(1.0, warmth)
         self._gradients.zero_()
         self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, self._round, self._step_in_round))
         loss = self._task.loss(self._task.draw(inner.batch, self._generator))
@@ -201,10 +197,32 @@ class InnerLoop:
         if inner.clip > 0:
             norm = torch.linalg.vector_norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
-        self._optimizer.step()
+        self._update(inner.lr * min(1.0, warmth))
         self._updates += 1
         self._step_in_round += 1
         return loss.detach()
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> None:
+        """AdamW by its function, not its class: that imports torch's compiler, a second and 70 MB of each start."""
+        for decay, tensors in self._groups.items():
+            parameters, gradients, first, second, updates = map(list, zip(*tensors, strict=True))
+            adamw(
+                parameters,
+                gradients,
+                first,
+                second,
+                [],
+                updates,
+                fused=True,
+                amsgrad=False,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                lr=lr,
+                weight_decay=decay,
+                eps=1e-8,
+                maximize=False,
+            )
 
 
 def seed_of(run_seed: int, peer_id: str, round: int, step: int) -> int:
