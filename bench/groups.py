@@ -25,6 +25,7 @@ from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.runspec import ExchangeSection
 
@@ -38,15 +39,9 @@ class Member:
         self.network = network
         self.rpc = Rpc(network)
         self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
-        self.allreduce = AllReduce(
-            me=network.me,
-            run_id=RUN,
-            bulk=self.bulk,
-            liveness=self.liveness,
-            runner=inline,
-            exchange=ExchangeSection(codec="int8", group_size=group_size),
-            parameters=parameters,
-        )
+        exchange = ExchangeSection(codec="int8", group_size=group_size)
+        parts = context_of(RUN, network, self.rpc, self.liveness, exchange, bulk=self.bulk, parameters=parameters)
+        self.allreduce = AllReduce(parts)
         self.values = np.random.default_rng(number).standard_normal(parameters, np.float32)
         self.peers: set[str] = set()
         self.calls = 0

@@ -23,6 +23,7 @@ import pair
 
 from swarmnode.node.process import rest_what_stays
 from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
@@ -30,6 +31,7 @@ from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.parts import context_of
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum
 from swarmnode.training.runspec import ExchangeSection
@@ -76,16 +78,21 @@ class Member:
         self.members = members
         self.values = contribution(self.index, parameters)
         self.codec = codec(codec_name)
-        self.allreduce = AllReduce(
-            me=self.network.me,
-            run_id=RUN,
+        exchange = ExchangeSection(codec=codec_name, group_size=GROUP, deadline_ceiling=PATIENCE)
+        self.allreduce = AllReduce(self._parts(exchange, parameters))
+        return {"prepared": True}
+
+    def _parts(self, exchange: ExchangeSection, parameters: int = 0) -> Context:
+        return context_of(
+            RUN,
+            self.network,
+            self.rpc,
+            self.liveness,
+            exchange,
             bulk=self.bulk,
-            liveness=self.liveness,
             runner=in_thread,
-            exchange=ExchangeSection(codec=codec_name, group_size=GROUP, deadline_ceiling=PATIENCE),
             parameters=parameters,
         )
-        return {"prepared": True}
 
     async def group(self, **_: Any) -> dict[str, Any]:
         self.sent_before = self.network.traffic().bytes_out
@@ -104,15 +111,13 @@ class Member:
         """Stand before round 0 of a run of all members."""
         floor, ceiling = DEADLINES
         exchange = ExchangeSection(weight_cap=4.0, deadline_floor=floor, deadline_ceiling=ceiling)
-        self.agreement = Agreement(
-            me=self.network.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, exchange=exchange
-        )
-        self.agreement.advance(Position(0, PARENT, tuple(self.members), (), 1.0))
+        self.agreement = Agreement(self._parts(exchange))
+        self.agreement.acceptor.advance(Position(0, PARENT, tuple(self.members), (), 1.0))
         return {"begun": True}
 
-    async def reduce(self, roster: RoundRoster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         self.attempts.append(round(time.perf_counter() - self.began, 3))
-        self.mean = mean = await self.allreduce.reduce(roster, self.values, within=within)
+        self.mean = mean = await self.allreduce.reduce(roster, self.values, within=within, silence=silence)
         self.held = await in_thread(lambda: hashlib.sha256(mean).hexdigest())
         return self.held
 
@@ -127,7 +132,9 @@ class Member:
         )
         seconds = time.perf_counter() - began
         self.allreduce.commit(decision.roster)
-        self.agreement.advance(Position(decision.round + 1, decision.state_hash, decision.roster.peers, (), 1.0))
+        self.agreement.acceptor.advance(
+            Position(decision.round + 1, decision.state_hash, decision.roster.peers, (), 1.0)
+        )
         seated = [self.members.index(peer) for peer in decision.roster.peers]
         computed = decision.state_hash == self.held
         return {

@@ -160,12 +160,12 @@ def lie_in_diloco(method: Diloco, lie: Lie) -> None:
     reduce = allreduce.reduce
     stood: list[np.ndarray] = []  # the parameters of the rounds' starts, the last two
 
-    async def lying_reduce(roster: Any, values: Any, *, within: float | None = None) -> Any:
+    async def lying_reduce(roster: Any, values: Any, **how: Any) -> Any:
         now = rounds.state.parameters
         if not stood or stood[-1] is not now:
             stood[:] = [*stood[-1:], now]
         moved = stood[0] - stood[1] if len(stood) == 2 else None
-        return await reduce(roster, np.nan_to_num(lie(Seen(values, moved, rng))), within=within)
+        return await reduce(roster, np.nan_to_num(lie(Seen(values, moved, rng))), **how)
 
     allreduce.reduce = lying_reduce  # type: ignore[method-assign]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from undefended import Lacking
@@ -31,8 +32,8 @@ class _Whatever:
 _fetch_part = BtardReduce._fetch_part
 
 
-async def _fetch_what_comes(self: BtardReduce, attempt: Any, number: int, commitments: Any) -> None:
-    await _fetch_part(self, attempt, number, _Whatever())  # type: ignore[arg-type]
+async def _fetch_what_comes(self: BtardReduce, attempt: Any, number: int) -> None:
+    await _fetch_part(self, replace(attempt, commitments=_Whatever()), number)
 
 
 async def _condemn(self: BtardReduce, attempt: Any, number: int, *given: Any) -> None:
@@ -43,7 +44,7 @@ UNWATCHED = Lacking(
     "no checksums and no audits",
     (
         (btard_method, "auditor", lambda seed, members, parts: ("", 0)),
-        (BtardReduce, "_suspects", lambda self, attempt, sums: []),
+        (BtardReduce, "_suspects", lambda self, attempt: []),
     ),
 )
 UNCOMMITTED = Lacking(

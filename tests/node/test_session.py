@@ -110,10 +110,10 @@ def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
         node.trainer.load(node.diloco_rounds.state.parameters + np.float32(0.1))  # work in hand
         swarm.world.partition([[swarm.peer("c")]])
         before = residual(swarm, "c")
-        here = node.agreement.position
+        here = node.agreement.acceptor.position
         for _ in range(5):
             lie = RoundHead(RUN, here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), (), 0.0, 1.0, False)
-            assert not await node.places.go_to(lie, swarm.peer("a"))
+            assert not await node.diloco.go_to(lie, swarm.peer("a"))
         assert residual(swarm, "c") == before
 
     simulate(body)
@@ -144,7 +144,7 @@ def test_a_whole_swarm_restarts_from_its_checkpoints(tmp_path: Path) -> None:
         for name in ("a", "b", "c"):
             await swarm.leave(name)
         saved = {name: residual(swarm, name) for name in ("a", "b", "c")}
-        stood = swarm.nodes["a"].agreement.position.round
+        stood = swarm.nodes["a"].agreement.acceptor.position.round
         for name, join in (("a", None), ("b", "a"), ("c", "a")):
             await swarm.start(name, join=join)
         assert all(saved.values())
@@ -194,7 +194,7 @@ def test_a_joiner_holds_what_members_hold_long_before_it_is_named() -> None:
         asked = trio.current_time()
         await swarm.until(lambda: any(e["event"] == "caught_up" for e in late.events), within=5.0)
         assert trio.current_time() - asked < 3.0  # rounds take 40 s here
-        assert late.agreement.position.parent == swarm.nodes["a"].agreement.position.parent
+        assert late.agreement.acceptor.position.parent == swarm.nodes["a"].agreement.acceptor.position.parent
         await swarm.until(lambda: bool(late.rounds))
         (first, *_) = late.rounds
         await swarm.round_done(first, "a", "b", "c", "late")

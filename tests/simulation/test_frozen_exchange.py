@@ -21,6 +21,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.runspec import ExchangeSection
 
@@ -38,24 +39,17 @@ class Member:
         self.rpc = Rpc(network)
         self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
         exchange = ExchangeSection(codec="int8", deadline_floor=2.0, deadline_ceiling=60.0)
-        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, exchange=exchange)
-        self.allreduce = AllReduce(
-            me=self.me,
-            run_id=RUN,
-            bulk=self.bulk,
-            liveness=self.liveness,
-            runner=inline,
-            exchange=exchange,
-            parameters=P,
-        )
+        parts = context_of(RUN, network, self.rpc, self.liveness, exchange, bulk=self.bulk, parameters=P)
+        self.agreement, self.allreduce = Agreement(parts), AllReduce(parts)
         self.values = np.random.default_rng(number).normal(size=P).astype("f4")
         self.attempts: list[float] = []  # trio times at which those of the present round began
         self.held = ""
         self.decision: Decision | None = None
 
-    async def reduce(self, roster: RoundRoster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         self.attempts.append(trio.current_time())
-        self.held = hashlib.sha256(await self.allreduce.reduce(roster, self.values, within=within)).hexdigest()
+        mean = await self.allreduce.reduce(roster, self.values, within=within, silence=silence)
+        self.held = hashlib.sha256(mean).hexdigest()
         return self.held
 
     async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
@@ -66,7 +60,7 @@ class Member:
         self.decision = await self.agreement.agree(samples=8, train_seconds=1.0, rates={}, exchange=self)
         self.allreduce.commit(self.decision.roster)
         roster = self.decision.roster
-        self.agreement.advance(Position(roster.round + 1, self.decision.state_hash, roster.peers, (), 1.0))
+        self.agreement.acceptor.advance(Position(roster.round + 1, self.decision.state_hash, roster.peers, (), 1.0))
 
 
 async def swarm_of(world: SimWorld, nursery: trio.Nursery, count: int) -> list[Member]:
@@ -75,7 +69,7 @@ async def swarm_of(world: SimWorld, nursery: trio.Nursery, count: int) -> list[M
         for part in (member.network.run, member.rpc.run, member.bulk.run, member.liveness.run):
             await nursery.start(part)
     for member in members:
-        member.agreement.advance(Position(0, PARENT, tuple(m.me for m in members), (), 1.0))
+        member.agreement.acceptor.advance(Position(0, PARENT, tuple(m.me for m in members), (), 1.0))
     return members
 
 
@@ -133,7 +127,7 @@ def test_after_a_late_freeze_the_others_go_on_from_what_they_have(moment: float,
         members = await swarm_of(world, nursery, 4)
         usual = min([await round_of(members) for _ in range(WARM)])
         victim, *rest = members
-        known = [(m.allreduce._pace.usual, m.agreement._reducing.usual) for m in rest]
+        known = [m.agreement._reducing.usual for m in rest]
         nursery.start_soon(victim.round)
 
         async def freeze() -> None:
@@ -148,7 +142,7 @@ def test_after_a_late_freeze_the_others_go_on_from_what_they_have(moment: float,
             assert {owner.peer for owner in roster.cut_by} == {m.me for m in members}
             assert set(roster.peers) == {m.me for m in rest}
         assert trio.current_time() - rest[0].attempts[-1] < most * usual
-        assert known == [(m.allreduce._pace.usual, m.agreement._reducing.usual) for m in rest]  # it was not usual
+        assert known == [m.agreement._reducing.usual for m in rest]  # it was not usual
 
     simulate(body)
 

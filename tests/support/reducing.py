@@ -6,11 +6,13 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.known.allreduce import AllReduce, Vector
+from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Owner, PartsMissing, RoundRoster, Seat
+from swarmnode.protocols.methods.known.reduction import Vector
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.runspec import ExchangeSection
 
@@ -31,15 +33,9 @@ class Peer:
         """As a process that remembers nothing."""
         codec_name, size, group_size = self._made
         self.bulk.withdraw(("parts",))
-        self.allreduce = AllReduce(
-            me=self.me,
-            run_id=RUN,
-            bulk=self.bulk,
-            liveness=self.liveness,
-            runner=inline,
-            exchange=ExchangeSection(codec=codec_name, group_size=group_size, deadline_ceiling=30.0),
-            parameters=size,
-        )
+        exchange = ExchangeSection(codec=codec_name, group_size=group_size, deadline_ceiling=30.0)
+        parts = context_of(RUN, self.network, self.rpc, self.liveness, exchange, bulk=self.bulk, parameters=size)
+        self.allreduce = AllReduce(parts)
 
 
 async def peers(

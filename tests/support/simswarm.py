@@ -22,7 +22,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import parts
-from swarmnode.protocols.methods.known.method import Diloco, DilocoPlace
+from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Begin, Method
 from swarmnode.protocols.methods.trainer import Trainer
@@ -91,10 +91,6 @@ class SimNode:
         """The method, where it is that one; what follows are its parts."""
         assert isinstance(self.session.method, Diloco)
         return self.session.method
-
-    @property
-    def places(self) -> DilocoPlace:
-        return self.diloco.places
 
     @property
     def diloco_rounds(self) -> DilocoRounds:

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -61,8 +62,8 @@ from swarmnode.protocols.methods.btard.statements import (
     Seen,
     Sent,
     Signed,
+    SignedReducer,
     Sums,
-    Talk,
     attempt_of,
     auditor,
     compare,
@@ -74,13 +75,11 @@ from swarmnode.protocols.methods.btard.statements import (
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, RoundRoster, parts
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded
+from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded, shares_in
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual
-from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.outer import shares_of
+from swarmnode.training.codecs import CodecError
 
 logger = logging.getLogger(__name__)
 
@@ -96,32 +95,27 @@ class Lies(Exception):
         self.convicted, self.evidence = dict(convicted), tuple(evidence)
 
 
-class BtardReduce:
-    """One node's reductions in one run; a `Reducer`, as `AllReduce` is."""
+class BtardReduce(SignedReducer):
+    """One node's reductions in one run. Parts are of equal size: no rates are measured."""
 
     def __init__(self, parts: Context, bans: Bans) -> None:
-        self._me, self._run_id, self._runner = parts.me, parts.run_id, parts.runner
-        self._talk = Talk(parts)
+        super().__init__(parts)
         self._bans = bans
-        self._verify = parts.network.verify
-        self._codec, self._parameters = codec(parts.spec.exchange.codec), parts.trainer.layout.parameters
-        self._patience = parts.spec.exchange.deadline_ceiling  # seconds for a member that keeps answering pings
-        self.sent = ErrorFeedback(self._codec, self._parameters)  # what this node's own encoded parts left out
-        self.rates: dict[PeerId, float] = {}  # nothing is measured: parts are of equal size
-        self._attempt: str | None = None  # roster id of what is pending
         self._round = -1
         self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
         self._work = trio.CancelScope()
         self._found: list[PeerId] = []  # who was convicted while an attempt was under way
 
-    async def reduce(self, roster: RoundRoster, values: Vector, *, within: float | None = None) -> Vector:
+    async def reduce(
+        self, roster: RoundRoster, values: Vector, *, within: float = math.inf, silence: float | None = None
+    ) -> Vector:
         """The clipped centre of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
 
         Raises PartsMissing, with those who were silent or were convicted. Until `commit(roster)`, the attempt has left
-        no trace but offers to others, and bans.
+        no trace but offers to others, and bans. Who is silent has as long as who is slow: a step takes no time to tell.
         """
         self.rollback()
-        self._talk.withdraw(lambda old: old.round >= roster.round)
+        self._withdraw(old for old in self._offered if old.round >= roster.round)
         if banned := [peer for peer in roster.peers if peer in self._bans]:
             await trio.sleep(AGAIN)
             raise PartsMissing(tuple(banned))
@@ -130,77 +124,69 @@ class BtardReduce:
         if roster.roster_id in self._signed:  # a call that was cancelled: saying other things now would be a lie
             await trio.sleep(AGAIN)
             raise PartsMissing(())
-        self._attempt = roster.roster_id
-        self._talk.offered.append(roster)
-        working = [seat for seat in roster.seats if seat.weight > 0]
-        if not working:
+        self._pending = roster.roster_id
+        self._offered.append(roster)
+        shares = shares_in(roster)
+        if not shares:
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
         self._signed.add(roster.roster_id)
-        shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
-        allowed = min(self._patience, within if within is not None else self._patience)
+        allowed = min(self._parts.spec.exchange.deadline_ceiling, within)
         attempt = BtardAttempt(
             roster,
-            attempt_of(self._run_id, roster.roster_id),
+            attempt_of(self._parts.run_id, roster.roster_id),
             parts(roster, self._parameters),
             shares,
             allowed,
             trio.current_time() + allowed,
         )
         self._found = []
-        mean: Vector | None = None
-        lies: Lies | None = None
-        with trio.CancelScope() as self._work:
-            try:
-                mean = await self._run(attempt, values)
-            except Lies as found:
-                lies = found
-        if lies is not None:
+        try:
+            with trio.CancelScope() as self._work:
+                return await self._run(attempt, values)
+        except Lies as lies:
             for peer, why in lies.convicted.items():
                 self._bans.convict(peer, why)
             others = tuple(peer for peer in roster.peers if peer != self._me)
             for evidence in lies.evidence:
                 await self._bans.publish(evidence, others)
-            raise PartsMissing(tuple(sorted(lies.convicted)))
-        if mean is None:
-            raise PartsMissing(tuple(self._found))
-        return mean
+            raise PartsMissing(tuple(sorted(lies.convicted))) from lies
+        raise PartsMissing(tuple(self._found))
 
     def stop_with(self, peer: PeerId) -> None:
         """Somebody was convicted elsewhere: an attempt with it leads nowhere."""
-        if self._attempt is not None and any(peer in roster.peers for roster in self._talk.offered):
+        if self._pending is not None and any(peer in roster.peers for roster in self._offered):
             self._found.append(peer)
             self._work.cancel()
 
     async def _run(self, attempt: BtardAttempt, values: Vector) -> Vector:
         """Lines 1 to 7 of the module's text. Raises PartsMissing or Lies."""
-        own = await self._runner(partial(self._encode, attempt, values)) if self._me in attempt.shares else []
+        own = await self._parts.runner(partial(self._encode, attempt, values)) if self._me in attempt.shares else []
         nonce = secrets.token_bytes(32)
         hashes = tuple(hashlib.sha256(raw).digest() for raw in own)
-        commitments = await self._talk.tell(attempt, Commitment(hashes, hashlib.sha256(nonce).digest()), Commitment)
-        self._check_commitments(attempt, commitments)
-        for number, raw in enumerate(own):
-            self._talk.offer(
-                attempt, ("part", number), self._talk.with_bytes(attempt, Sent(number, hashes[number]), raw)
-            )
-        mean = await self._centres(attempt, commitments)
+        commitment = Commitment(hashes, hashlib.sha256(nonce).digest())
+        attempt.commitments = await self.exchange(attempt, commitment, Commitment)
+        self._check_commitments(attempt)
+        for number, (raw, hash) in enumerate(zip(own, hashes, strict=True)):
+            self.offer(attempt, ("part", number), self.with_bytes(attempt, Sent(number, hash), raw))
+        mean = await self._centres(attempt)
         await self._compare(attempt, 0, "commitment", "centre")
-        openings = await self._talk.tell(attempt, Opening(nonce), Opening)
-        self._check_openings(attempt, commitments, openings)
-        seed = seed_of({peer: opening.nonce for peer, opening in openings.items()})
-        mine = await self._runner(partial(self._sums, attempt, own, mean, seed))
-        sums = await self._talk.tell(attempt, mine, Sums)
-        self._check_sums(attempt, sums)
+        openings = await self.exchange(attempt, Opening(nonce), Opening)
+        self._check_openings(attempt, openings)
+        attempt.seed = seed_of({peer: opening.nonce for peer, opening in openings.items()})
+        sums = await self._parts.runner(partial(self._sums, attempt, own, mean))
+        attempt.sums = await self.exchange(attempt, sums, Sums)
+        self._check_sums(attempt)
         await self._compare(attempt, 1, "opening", "sums")
-        suspects = await self._runner(partial(self._suspects, attempt, sums))
+        suspects = await self._parts.runner(partial(self._suspects, attempt))
         wrong: tuple[int, ...] = ()
-        who, which = auditor(seed, attempt.roster.peers, len(attempt.parts))
-        if who == self._me and not await self._is_right(attempt, which, commitments):
+        who, which = auditor(attempt.seed, attempt.roster.peers, len(attempt.parts))
+        if who == self._me and not await self._is_right(attempt, which):
             wrong = (which,)
         attempt.until += attempt.allowed  # the auditor fetched a part of everybody's
-        audits = await self._talk.tell(attempt, PartAudit(wrong), PartAudit)
+        audits = await self.exchange(attempt, PartAudit(wrong), PartAudit)
         accused = {part for audit in audits.values() for part in audit.wrong if 0 <= part < len(attempt.parts)}
         for part in sorted(accused | set(suspects)):
-            await self._try(attempt, part, commitments, sums, seed, audits)
+            await self._try(attempt, part, [peer for peer, audit in audits.items() if part in audit.wrong])
         return mean
 
     # -- what this node contributes, owns and tells
@@ -215,39 +201,39 @@ class BtardReduce:
             own.append(bytes(raw))
         return own
 
-    async def _centres(self, attempt: BtardAttempt, commitments: Mapping[PeerId, Commitment]) -> Vector:
+    async def _centres(self, attempt: BtardAttempt) -> Vector:
         """Compute the part that this node owns; fetch all; the whole vector, (P,)."""
         mean = np.empty(self._parameters, np.float32)
         attempt.later()
         for number, part in enumerate(attempt.parts):
             if part.owner == self._me:
-                await self._fetch_part(attempt, number, commitments)
-                centre, raw = await self._runner(partial(self._centre, attempt, number))
-                self._talk.offer(attempt, ("centre", number), self._talk.with_bytes(attempt, centre, raw))
-                self._keep_centre(attempt, number, self._talk.sealed(attempt, centre), raw, mean)
+                await self._fetch_part(attempt, number)
+                centre, raw = await self._parts.runner(partial(self._centre, attempt, number))
+                self.offer(attempt, ("centre", number), self.with_bytes(attempt, centre, raw))
+                self._keep_centre(attempt, number, self.sign(attempt, centre), raw, mean)
         attempt.later()
 
         async def fetch(number: int, part: Part) -> None:
             size = self._codec.encoded_size(part.stop - part.start)
-            signed, raw = await self._talk.fetch_with_bytes(attempt, part.owner, ("centre", number), size)
+            signed, raw = await self.fetch_with_bytes(attempt, part.owner, ("centre", number), size)
             self._keep_centre(attempt, number, signed, raw, mean)
 
-        async with all_or_missing() as start:
+        async with all_or_missing() as nursery:
             for number, part in enumerate(attempt.parts):
                 if part.owner != self._me:
-                    start(partial(fetch, number, part))
+                    nursery.start_soon(fetch, number, part)
         return mean
 
     def _keep_centre(self, attempt: BtardAttempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
         part = attempt.parts[number]
-        centre = self._talk.opened(attempt, signed, Centre, part.owner)
+        centre = self.opened(attempt, signed, Centre, part.owner)
         if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
             raise PartsMissing((part.owner,))
         try:
             self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
         except CodecError as error:
             raise PartsMissing((part.owner,)) from error
-        attempt.held.setdefault("centre", {})[part.owner] = signed
+        attempt.signed.setdefault("centre", {})[part.owner] = signed
         attempt.centres[number] = (centre, raw)
 
     def _centre(self, attempt: BtardAttempt, number: int) -> tuple[Centre, bytes]:
@@ -263,129 +249,115 @@ class BtardReduce:
         rounded = self._codec.decode(raw, size)
         return Centre(number, hashlib.sha256(raw).digest(), radius, residual(rows, shares, rounded, radius)), raw
 
-    def _sums(self, attempt: BtardAttempt, own: list[bytes], mean: Vector, seed: bytes) -> Sums:
+    def _sums(self, attempt: BtardAttempt, own: list[bytes], mean: Vector) -> Sums:
         sums: list[float] = []
         distances: list[float] = []
         for number, raw in enumerate(own):
-            told, distance = self._checksum(attempt, number, raw, mean, seed)
-            sums += told
+            part = attempt.parts[number]
+            of_part, distance = self._checksum(attempt, number, raw, mean[part.start : part.stop])
+            sums += of_part
             distances.append(distance)
         return Sums(tuple(sums), tuple(distances))
 
     def _checksum(
-        self, attempt: BtardAttempt, number: int, raw: bytes, mean: Vector, seed: bytes
+        self, attempt: BtardAttempt, number: int, raw: bytes, centre: Vector
     ) -> tuple[tuple[float, ...], float]:
-        part = attempt.parts[number]
-        row = self._codec.decode(raw, part.stop - part.start)
-        return checksum(row, mean[part.start : part.stop], attempt.centres[number][0].radius, seed, number)
+        """Of an encoded contribution to a part, with the part's decoded centre."""
+        row = self._codec.decode(raw, centre.size)
+        return checksum(row, centre, attempt.centres[number][0].radius, attempt.seed, number)
 
     # -- what others say
 
-    def _check_commitments(self, attempt: BtardAttempt, commitments: Mapping[PeerId, Commitment]) -> None:
+    def _check_commitments(self, attempt: BtardAttempt) -> None:
         count = len(attempt.parts)
-        wrong = [p for p, c in commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
+        wrong = [p for p, c in attempt.commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
         if wrong:
             raise PartsMissing(tuple(sorted(wrong)))
 
-    def _check_openings(
-        self, attempt: BtardAttempt, commitments: Mapping[PeerId, Commitment], openings: Mapping[PeerId, Opening]
-    ) -> None:
+    def _check_openings(self, attempt: BtardAttempt, openings: Mapping[PeerId, Opening]) -> None:
         evidence = [
-            LieEvidence(attempt.held["commitment"][peer], attempt.held["opening"][peer])
+            LieEvidence(attempt.signed["commitment"][peer], attempt.signed["opening"][peer])
             for peer, opening in openings.items()
-            if hashlib.sha256(opening.nonce).digest() != commitments[peer].nonce
+            if hashlib.sha256(opening.nonce).digest() != attempt.commitments[peer].nonce
         ]
         self._raise(evidence, "opened another nonce than it had committed to")
 
-    def _check_sums(self, attempt: BtardAttempt, sums: Mapping[PeerId, Sums]) -> None:
+    def _check_sums(self, attempt: BtardAttempt) -> None:
         count = len(attempt.parts)
-        wanted = {peer: count if peer in attempt.shares else 0 for peer in sums}
-        wrong = [p for p, s in sums.items() if (len(s.sums), len(s.distances)) != (DIRECTIONS * wanted[p], wanted[p])]
+        wanted = {peer: count if peer in attempt.shares else 0 for peer in attempt.sums}
+        lengths = {peer: (len(sums.sums), len(sums.distances)) for peer, sums in attempt.sums.items()}
+        wrong = [peer for peer, found in lengths.items() if found != (DIRECTIONS * wanted[peer], wanted[peer])]
         if wrong:
             raise PartsMissing(tuple(sorted(wrong)))
 
-    def _suspects(self, attempt: BtardAttempt, sums: Mapping[PeerId, Sums]) -> list[int]:
+    def _suspects(self, attempt: BtardAttempt) -> list[int]:
         shares, found = list(attempt.shares.values()), []
         for number in range(len(attempt.parts)):
-            told = [sums[peer].of(number) for peer in attempt.shares]
+            of_part = [attempt.sums[peer].of(number) for peer in attempt.shares]
+            sums, distances = [s for s, _ in of_part], [d for _, d in of_part]
             centre = attempt.centres[number][0]
-            if is_suspect(
-                [s for s, _ in told], [d for _, d in told], shares, radius=centre.radius, residual=centre.residual
-            ):
+            if is_suspect(sums, distances, shares, radius=centre.radius, residual=centre.residual):
                 found.append(number)
         return found
 
     async def _compare(self, attempt: BtardAttempt, step: int, *kinds: str) -> None:
         """Make sure that all hold the same statements of these kinds. Raises Lies or PartsMissing."""
-        mine = seen(step, attempt.said(*kinds))
-        told = await self._talk.tell(attempt, mine, Seen)
-        others = [peer for peer, said in told.items() if (said.step, said.hash) != (step, mine.hash)]
-        bundle = wire.encode(Bundle(tuple(attempt.said(*kinds))))
+        mine = seen(step, attempt.statements(*kinds))
+        hashes = await self.exchange(attempt, mine, Seen)
+        others = [peer for peer, theirs in hashes.items() if theirs != mine]
+        bundle = wire.encode(Bundle(tuple(attempt.statements(*kinds))))
         if not others:
             return
-        self._talk.offer(attempt, ("bundle", step), bundle)
+        self.offer(attempt, ("bundle", step), bundle)
         attempt.later()
         found: list[LieEvidence] = []
         unproved: set[PeerId] = set()
 
         async def look(peer: PeerId) -> None:
-            raw = await self._talk.fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
-            try:
-                theirs = wire.decode(Bundle, raw).held
-            except wire.WireError as error:
-                raise PartsMissing((peer,)) from error
-            if seen(step, theirs).hash != told[peer].hash:
+            raw = await self.fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
+            theirs = self._decoded(Bundle, raw, peer).held
+            if seen(step, theirs).hash != hashes[peer].hash:
                 raise PartsMissing((peer,))
-            proved, without = compare(attempt.said(*kinds), theirs, self._verify)
+            proved, without = compare(attempt.statements(*kinds), theirs, self._verify)
             found.extend(proved)
             unproved.update(without or (() if proved else (peer,)))
 
-        async with all_or_missing() as start:
+        async with all_or_missing() as nursery:
             for peer in others:
-                start(partial(look, peer))
+                nursery.start_soon(look, peer)
         self._raise(found, "told members different things")
         raise PartsMissing(tuple(sorted(unproved)))
 
     # -- trials
 
-    async def _is_right(self, attempt: BtardAttempt, number: int, commitments: Mapping[PeerId, Commitment]) -> bool:
+    async def _is_right(self, attempt: BtardAttempt, number: int) -> bool:
         """Whether the owner of a part told what its contributions give."""
-        await self._fetch_part(attempt, number, commitments)
-        again, _ = await self._runner(partial(self._centre, attempt, number))
+        await self._fetch_part(attempt, number)
+        again, _ = await self._parts.runner(partial(self._centre, attempt, number))
         return again == attempt.centres[number][0]
 
-    async def _try(
-        self,
-        attempt: BtardAttempt,
-        number: int,
-        commitments: Mapping[PeerId, Commitment],
-        sums: Mapping[PeerId, Sums],
-        seed: bytes,
-        audits: Mapping[PeerId, PartAudit],
-    ) -> None:
+    async def _try(self, attempt: BtardAttempt, number: int, accusers: Iterable[PeerId]) -> None:
         """Compute a part again, and everybody's sums about it. Raises Lies with whoever told something else."""
         attempt.later()
-        owner = attempt.parts[number].owner
-        logger.info("round %d: part %d of %s is tried", attempt.roster.round, number, owner)
-        if not await self._is_right(attempt, number, commitments):
-            raise Lies({owner: "the centre of its part is not what the contributions give"})
         part = attempt.parts[number]
-        mean = np.zeros(self._parameters, np.float32)
-        self._codec.decode(attempt.centres[number][1], part.stop - part.start, mean[part.start : part.stop])
+        logger.info("round %d: part %d of %s is tried", attempt.roster.round, number, part.owner)
+        if not await self._is_right(attempt, number):
+            raise Lies({part.owner: "the centre of its part is not what the contributions give"})
+        centre = self._codec.decode(attempt.centres[number][1], part.stop - part.start)
 
         def liars() -> list[PeerId]:
             return [
                 peer
                 for peer, raw in zip(attempt.shares, attempt.fetched[number], strict=True)
-                if self._checksum(attempt, number, raw, mean, seed) != sums[peer].of(number)
+                if self._checksum(attempt, number, raw, centre) != attempt.sums[peer].of(number)
             ]
 
-        if wrong := await self._runner(liars):
+        if wrong := await self._parts.runner(liars):
             raise Lies(dict.fromkeys(wrong, "its checksum is not that of what it contributed"))
-        if accusers := [peer for peer, audit in audits.items() if number in audit.wrong]:
-            raise Lies(dict.fromkeys(accusers, "it accused the owner of a part that is right"))
+        if wrong := list(accusers):
+            raise Lies(dict.fromkeys(wrong, "it accused the owner of a part that is right"))
 
-    async def _fetch_part(self, attempt: BtardAttempt, number: int, commitments: Mapping[PeerId, Commitment]) -> None:
+    async def _fetch_part(self, attempt: BtardAttempt, number: int) -> None:
         """Have all contributions to a part. Raises PartsMissing, or Lies about who sends what it did not commit to."""
         if number in attempt.fetched:
             return
@@ -394,12 +366,12 @@ class BtardReduce:
         evidence: list[LieEvidence] = []
 
         async def fetch(peer: PeerId) -> None:
-            signed, raw = await self._talk.fetch_with_bytes(attempt, peer, ("part", number), size)
-            sent = self._talk.opened(attempt, signed, Sent, peer)
+            signed, raw = await self.fetch_with_bytes(attempt, peer, ("part", number), size)
+            sent = self.opened(attempt, signed, Sent, peer)
             if sent.part != number or hashlib.sha256(raw).digest() != sent.hash:
                 raise PartsMissing((peer,))
-            if sent.hash != commitments[peer].hashes[number]:
-                evidence.append(LieEvidence(attempt.held["commitment"][peer], signed))
+            if sent.hash != attempt.commitments[peer].hashes[number]:
+                evidence.append(LieEvidence(attempt.signed["commitment"][peer], signed))
                 return
             try:
                 self._codec.decode(raw, part.stop - part.start)
@@ -407,9 +379,9 @@ class BtardReduce:
                 raise PartsMissing((peer,)) from error
             found[peer] = raw
 
-        async with all_or_missing() as start:
+        async with all_or_missing() as nursery:
             for peer in attempt.shares:
-                start(partial(fetch, peer))
+                nursery.start_soon(fetch, peer)
         self._raise(evidence, "sent something else than it had committed to")
         attempt.fetched[number] = [found[peer] for peer in attempt.shares]
 
@@ -421,27 +393,6 @@ class BtardReduce:
             raise Lies(convicted, [each for each in evidence if each.first.author in convicted])
         if doubtful:
             raise PartsMissing(tuple(sorted(doubtful)))
-
-    # -- how it ended
-
-    def commit(self, roster: RoundRoster) -> bool:
-        """The round of `roster` was decided: keep what this node's encodings left out.
-
-        False where its values are not in that result: its weight was 0, or its attempt was another one.
-        """
-        reduced = self._attempt == roster.roster_id
-        if reduced:
-            self.sent.commit()
-        else:
-            self.rollback()
-        self._attempt = None
-        self._talk.withdraw(lambda old: old.round != roster.round)
-        return reduced and any(seat.peer == self._me and seat.weight for seat in roster.seats)
-
-    def rollback(self) -> None:
-        """Forget the pending residual of an attempt that did not count."""
-        self.sent.rollback()
-        self._attempt = None
 
 
 PREFIX = "note/btard/"
@@ -522,12 +473,11 @@ class Btard(Diloco):
 
     def __init__(self, parts: Context) -> None:
         self.bans = Bans(parts)
-        self._parts = replace(parts, admits=lambda peer: parts.admits(peer) and peer not in self.bans)
-        super().__init__(self._parts)
+        super().__init__(replace(parts, admits=lambda peer: parts.admits(peer) and peer not in self.bans))
         parts.rpc.serve("btard.proof", Proof, self._take_proof)
 
-    def _reducer(self, parts: Context) -> BtardReduce:
-        self.reduction = BtardReduce(parts, self.bans)
+    def _reducer(self) -> BtardReduce:
+        self.reduction = BtardReduce(self._parts, self.bans)
         return self.reduction
 
     async def _take_proof(self, peer: PeerId, proof: Proof) -> Noted:
@@ -541,12 +491,12 @@ class Btard(Diloco):
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().watch)
-            nursery.start_soon(partial(self._watch_bans))
+            nursery.start_soon(self._watch_bans)
 
     async def _watch_bans(self) -> None:
         while True:
             try:
-                await self.bans.look(self.agreement.position.voters if self.rounds.stands else ())
+                await self.bans.look(self.agreement.acceptor.position.voters if self.rounds.stands else ())
             except StateError as error:
                 logger.warning("bans are neither written nor read: %s", error)
             await trio.sleep(LOOK_EVERY)

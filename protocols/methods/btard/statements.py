@@ -21,22 +21,18 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import trio
 
 from swarmnode.crdt.envelope import Domain, Envelope, Sign, Verify
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
-from swarmnode.protocols.methods.known.reduction import all_or_missing
-from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.peers.liveness import PeerGoneSilent
-from swarmnode.protocols.transfer.bulk import Key
+from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_missing
+from swarmnode.protocols.network import PeerId
 from swarmnode.training.btard import DIRECTIONS
 
 MAX_PARTS = 256
@@ -260,7 +256,7 @@ LATER = 0.15  # of the time allowed: a step may end so much after the one before
 
 @dataclass
 class BtardAttempt:
-    """One reduction under way."""
+    """One reduction under way, and what members told in it."""
 
     roster: RoundRoster
     id: bytes
@@ -268,20 +264,25 @@ class BtardAttempt:
     shares: dict[PeerId, np.float32]  # of those who contribute, in the roster's order
     allowed: float  # seconds for a step
     until: float  # trio time by which to give up on who is silent in the step at hand
-    held: dict[str, dict[PeerId, Signed]] = field(default_factory=dict)  # by kind and author
+    own: dict[Name, bytes] = field(default_factory=dict)  # what this node offers
+    signed: dict[str, dict[PeerId, Signed]] = field(default_factory=dict)  # by kind and author
+    commitments: dict[PeerId, Commitment] = field(default_factory=dict)
     centres: dict[int, tuple[Centre, bytes]] = field(default_factory=dict)
+    seed: bytes = b""  # what all nonces together drew
+    sums: dict[PeerId, Sums] = field(default_factory=dict)
     fetched: dict[int, list[bytes]] = field(default_factory=dict)  # contributions to a part, in the order of shares
 
     def later(self) -> None:
         """The next step has a little longer."""
         self.until += LATER * self.allowed
 
-    def said(self, *kinds: str) -> list[Signed]:
-        return [signed for kind in kinds for signed in self.held.get(kind, {}).values()]
+    def statements(self, *kinds: str) -> list[Signed]:
+        """All that were signed, of these kinds."""
+        return [signed for kind in kinds for signed in self.signed.get(kind, {}).values()]
 
 
-class Talk:
-    """One node's part in what is told, in one run. Its life is in all that it signs.
+class SignedReducer(Reducer):
+    """A reducer whose members tell one another signed statements. Its life is in all that it signs.
 
     Nobody pushes: each offers its statement, alone or with the bytes that it is about, under the name of its kind, and
     all others fetch it (`bulk.py`). Whoever has nothing there in time, or what is no statement of that kind, by that
@@ -289,37 +290,31 @@ class Talk:
     """
 
     def __init__(self, parts: Context) -> None:
-        self._me, self._run_id, self._bulk, self._liveness = parts.me, parts.run_id, parts.bulk, parts.liveness
-        self._sign, self._verify = parts.sign, parts.network.verify
+        super().__init__(parts)
+        self._verify = parts.network.verify
         self._life = secrets.token_bytes(16)
-        self.offered: list[RoundRoster] = []  # attempts whose offers stand
-        self._own: dict[Key, bytes] = {}  # what this node offers, by name
 
-    def sealed(self, attempt: BtardAttempt, what: Statement) -> Signed:
-        """What this node says in an attempt, signed."""
-        return seal(what, self._me, attempt.id, self._life, self._sign)
+    def sign(self, attempt: BtardAttempt, what: Statement) -> Signed:
+        """A statement of this node's in an attempt."""
+        return seal(what, self._me, attempt.id, self._life, self._parts.sign)
 
-    async def tell(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
-        """Tell all seats, and hear the same kind from each; by peer. Raises PartsMissing."""
+    async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
+        """Tell all seats, and get the same kind of statement from each; by peer. Raises PartsMissing."""
         name = NAMES[kind] + (str(what.step) if isinstance(what, Seen) else "")
-        signed = self.sealed(attempt, what)
+        signed = self.sign(attempt, what)
         self.offer(attempt, (name,), wire.encode(signed))
         attempt.later()
-        held = attempt.held.setdefault(name, {})
-        held[self._me] = signed
+        found = attempt.signed.setdefault(name, {})
+        found[self._me] = signed
 
-        async def hear(peer: PeerId) -> None:
-            raw = await self.fetch(attempt, peer, (name,), MAX_STATEMENT)
-            try:
-                held[peer] = wire.decode(Signed, raw, limit=MAX_STATEMENT)
-            except wire.WireError as error:
-                raise PartsMissing((peer,)) from error
+        async def fetch(peer: PeerId) -> None:
+            found[peer] = self._decoded(Signed, await self.fetch(attempt, peer, (name,), MAX_STATEMENT), peer)
 
-        async with all_or_missing() as start:
+        async with all_or_missing() as nursery:
             for peer in attempt.roster.peers:
                 if peer != self._me:
-                    start(partial(hear, peer))
-        return {peer: self.opened(attempt, held[peer], kind, peer) for peer in attempt.roster.peers}
+                    nursery.start_soon(fetch, peer)
+        return {peer: self.opened(attempt, found[peer], kind, peer) for peer in attempt.roster.peers}
 
     def opened(self, attempt: BtardAttempt, signed: Signed, kind: type[S], author: PeerId) -> S:
         """What a member said under this attempt. Raises PartsMissing."""
@@ -330,57 +325,34 @@ class Talk:
 
     def with_bytes(self, attempt: BtardAttempt, what: Statement, raw: bytes) -> bytes:
         """A statement of this node's with the bytes that it is about."""
-        signed = wire.encode(self.sealed(attempt, what))
+        signed = wire.encode(self.sign(attempt, what))
         return len(signed).to_bytes(4, "big") + signed + raw
 
     async def fetch_with_bytes(
-        self, attempt: BtardAttempt, peer: PeerId, name: tuple[str | int, ...], size: int
+        self, attempt: BtardAttempt, peer: PeerId, name: Name, size: int
     ) -> tuple[Signed, bytes]:
-        """A statement and the `size` bytes that it is about."""
+        """A statement and the `size` bytes that it is about. Raises PartsMissing."""
         whole = await self.fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
-        stated = int.from_bytes(whole[:4], "big")
-        if len(whole) != 4 + stated + size:
+        length = int.from_bytes(whole[:4], "big")
+        if len(whole) != 4 + length + size:
             raise PartsMissing((peer,))
+        return self._decoded(Signed, whole[4 : 4 + length], peer), whole[4 + length :]
+
+    async def fetch(self, attempt: BtardAttempt, peer: PeerId, name: Name, most: int) -> bytes:
+        """What a peer offers under a name, or what this node does. Raises PartsMissing."""
+        if peer == self._me:
+            return attempt.own[name]
+        raw, _ = await self._fetch(attempt.roster, peer, name, attempt.until, max_size=most)
+        return bytes(raw)
+
+    def offer(self, attempt: BtardAttempt, name: Name, raw: bytes) -> None:
+        """Let the other seats fetch this under a name."""
+        attempt.own[name] = raw
+        self._offer(attempt.roster, name, raw, attempt.roster.peers)
+
+    def _decoded(self, kind: type[S], raw: bytes, peer: PeerId) -> S:
+        """A message of a peer's. Raises PartsMissing where it is none."""
         try:
-            return wire.decode(Signed, whole[4 : 4 + stated], limit=MAX_STATEMENT), whole[4 + stated :]
+            return wire.decode(kind, raw)
         except wire.WireError as error:
             raise PartsMissing((peer,)) from error
-
-    async def fetch(self, attempt: BtardAttempt, peer: PeerId, name: tuple[str | int, ...], most: int) -> bytes:
-        """What a peer offers under a name, or what this node does. Raises PartsMissing."""
-        key = self._key(attempt.roster, *name)
-        if peer == self._me:
-            return self._own[key]
-        wait = max(0.0, attempt.until - trio.current_time())
-
-        async def fetch() -> bytes:
-            return bytes(await self._bulk.fetch(peer, key, max_size=most, wait=wait, stall=wait))
-
-        raw: bytes | None = None
-        failure: Exception | None = None
-        with trio.move_on_at(attempt.until):
-            try:
-                raw = await self._liveness.unless_gone(peer, fetch)
-            except (NetworkError, PeerGoneSilent) as error:
-                failure = error
-        if raw is None:
-            raise PartsMissing((peer,)) from failure
-        return raw
-
-    def offer(self, attempt: BtardAttempt, name: tuple[str | int, ...], raw: bytes) -> None:
-        """Let the other seats fetch this under a name."""
-        key = self._key(attempt.roster, *name)
-        self._own[key] = raw
-        peers = frozenset(attempt.roster.peers) - {self._me}
-        if peers:
-            self._bulk.offer(key, raw, to=peers)
-
-    def withdraw(self, which: Callable[[RoundRoster], bool]) -> None:
-        """Offer nothing more of these attempts."""
-        for old in [roster for roster in self.offered if which(roster)]:
-            self._bulk.withdraw(self._key(old))
-            self._own = {key: raw for key, raw in self._own.items() if key[: len(self._key(old))] != self._key(old)}
-            self.offered.remove(old)
-
-    def _key(self, roster: RoundRoster, *name: str | int) -> Key:
-        return ("btard", self._run_id, roster.roster_id, *name)

@@ -10,19 +10,18 @@ What a peer can make a node remember is bounded: it waits at one box at a time, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import trio
 
-from swarmnode.protocols.calls.rpc import Refuse, Rpc
+from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import (
     MAX_SEATS,
     Accepted,
     Decision,
     Goodbye,
     HeadQuery,
-    Join,
     Noted,
     Owner,
     Proposal,
@@ -36,7 +35,6 @@ from swarmnode.protocols.methods.known.messages import (
     leader_order,
 )
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.liveness import Liveness
 
 HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
 SHOWN_HISTORY = 16  # of them in a RoundHead
@@ -44,6 +42,9 @@ JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgot
 MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
 LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
 MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
+
+
+Link = tuple[PeerId, PeerId]  # who missed something, and from whom
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,16 @@ class BallotBox:
             self.ruled.set()
 
 
-def prefers(mine: RoundHead, theirs: RoundHead) -> bool:
-    """Whether a node at `mine` should give way to a node at `theirs` whose history differs.
+def rank(head: RoundHead) -> tuple[int, int, int]:
+    """Of several histories, the one of highest rank is to be followed: a total order, so that all nodes agree.
 
-    More seats in the last roster win, then the later round, then the lower hash: a total order, so both sides agree.
+    More seats in the last roster win, then the later round, then the lower hash.
     """
+    return len(head.voters), head.round, -int(head.state_hash, 16)
 
-    def rank(head: RoundHead) -> tuple[int, int, int]:
-        return len(head.voters), head.round, -int(head.state_hash, 16)
 
+def prefers(mine: RoundHead, theirs: RoundHead) -> bool:
+    """Whether a node at `mine` should give way to a node at `theirs` whose history differs."""
     return rank(theirs) > rank(mine)
 
 
@@ -106,19 +108,9 @@ def diverged(mine: RoundHead, theirs: RoundHead) -> bool:
 class Acceptor:
     """One node's memory of the round at hand in one run; serves the `round.*` calls."""
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        rpc: Rpc,
-        liveness: Liveness,
-        admits: Callable[[PeerId], bool],
-    ) -> None:
-        self.run_id = run_id
-        self._me = me
-        self._liveness = liveness
-        self._admits = admits
+    def __init__(self, parts: Context) -> None:
+        self._parts = parts
+        self.run_id = parts.run_id
         self._position: Position | None = None
         self._began = 0.0  # trio time at which this round began here
         self._moved = trio.Event()  # set, and replaced, when the position changes
@@ -127,6 +119,8 @@ class Acceptor:
         self.accepted: Accepted | None = None
         self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
         self.attempt = trio.CancelScope()  # of the ballot in hand
+        self.broken: set[Link] = set()  # links over which an exchange failed, as was reported to this node
+        self.failures = 0  # ballots of the round that this node led in vain
         self.boxes: dict[int, BallotBox] = {}  # by ballot, of this round
         self._waits_at: dict[PeerId, int] = {}  # the ballot at whose box a peer waits
         self._joining: dict[PeerId, float] = {}  # and when each asked last, trio time
@@ -135,24 +129,25 @@ class Acceptor:
         self._history: deque[RoundStep] = deque(maxlen=HISTORY)
         self.paused = False
         self.late_by = 0.0  # seconds that others were into the next round when this node learned how its own ended
-        liveness.on_suspicion(self.notify)
-        rpc.serve("round.head", HeadQuery, self._on_head)
-        rpc.serve("round.join", Join, self._on_join)
-        rpc.serve("round.ready", Ready, self._on_ready)
-        rpc.serve("round.report", Report, self._on_report)
-        rpc.serve("round.summon", Summon, self._on_summon)
-        rpc.serve("round.goodbye", Goodbye, self._on_goodbye)
+        parts.liveness.on_suspicion(self.notify)
+        parts.rpc.serve("round.head", HeadQuery, self._on_head)
+        parts.rpc.serve("round.ready", Ready, self._on_ready)
+        parts.rpc.serve("round.report", Report, self._on_report)
+        parts.rpc.serve("round.summon", Summon, self._on_summon)
+        parts.rpc.serve("round.goodbye", Goodbye, self._on_goodbye)
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
+        """Raises RuntimeError before the first `advance`."""
         if self._position is None:
-            raise RuntimeError("Agreement.advance was never called")
+            raise RuntimeError("Acceptor.advance was never called")
         return self._position
 
-    def advance(self, position: Position, *, elapsed: float) -> None:
-        """Go to a round that began `elapsed` seconds ago. What was promised and accepted in it before still holds."""
+    def advance(self, position: Position, *, elapsed: float = 0.0) -> None:
+        """Go to a round that the others began `elapsed` seconds ago. What was promised and accepted in it before still
+        holds; what went wrong is forgotten."""
         before, self._position = self._position, position
         self._began = trio.current_time() - elapsed
         if before is None or before.instance != position.instance:
@@ -169,6 +164,8 @@ class Acceptor:
             if before is not None and position.round != before.round + 1:
                 self._history.clear()  # rounds are missing in between, or another history was adopted
             self._history.append(RoundStep(position.round - 1, position.parent))
+        self.broken.clear()
+        self.failures = 0
         self._excused = {p: r for p, r in self._excused.items() if r >= position.round}
         self._moved.set()
         self._moved = trio.Event()
@@ -215,7 +212,7 @@ class Acceptor:
 
     def is_absent(self, peer: PeerId) -> bool:
         """Whether a candidate need not be waited for: suspected, or it said goodbye."""
-        return peer in self._excused or self._liveness.is_suspected(peer)
+        return peer in self._excused or self._parts.liveness.is_suspected(peer)
 
     def decided(self, decision: Decision) -> None:
         """Remember how the present round ended, for those who ask later."""
@@ -277,18 +274,15 @@ class Acceptor:
     def _check(self, run_id: str, peer: PeerId) -> None:
         if run_id != self.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._admits(peer):
+        if not self._parts.admits(peer):
             raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
         if self._position is None:
             raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
 
     async def _on_head(self, peer: PeerId, query: HeadQuery) -> RoundHead:
         self._check(query.run_id, peer)
-        return self.head()
-
-    async def _on_join(self, peer: PeerId, join: Join) -> RoundHead:
-        self._check(join.run_id, peer)
-        self._wishes_to_join(peer)
+        if query.join:
+            self._wishes_to_join(peer)
         return self.head()
 
     def _wishes_to_join(self, peer: PeerId) -> None:
@@ -304,7 +298,7 @@ class Acceptor:
         known = peer in self.candidates()
         if known and goodbye.round in (self.position.round, self.position.round + 1):
             self._excused[peer] = goodbye.round
-            self._liveness.said_goodbye(peer)
+            self._parts.liveness.said_goodbye(peer)
             self.notify()
         return Noted()
 
@@ -330,7 +324,7 @@ class Acceptor:
         if ready.round > here.round or ready.parent != here.parent:
             return Proposal("elsewhere", head=self.head())
         candidates = self.candidates()
-        if candidates[ready.ballot % len(candidates)] != self._me:
+        if candidates[ready.ballot % len(candidates)] != self._parts.me:
             raise Refuse("not-leader", "this ballot belongs to another candidate")
         if self.paused and ready.ballot not in self.boxes:
             raise Refuse("paused", "this node is paused and leads nobody")

@@ -38,16 +38,17 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.deadlines import AdaptiveDeadline
-from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Position
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Link
 from swarmnode.protocols.methods.known.messages import (
     MAX_SEATS,
     Accepted,
@@ -55,7 +56,6 @@ from swarmnode.protocols.methods.known.messages import (
     Decision,
     Goodbye,
     HeadQuery,
-    Join,
     LeftOut,
     Noted,
     PartsMissing,
@@ -74,14 +74,11 @@ from swarmnode.protocols.methods.known.messages import (
 from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.protocols.peers.liveness import PeerGoneSilent
 
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
 WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round
 LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
-
-Link = tuple[PeerId, PeerId]  # who missed something, and from whom
 
 
 def result_to_adopt(
@@ -196,10 +193,10 @@ MANY = 16  # others from which on a leader pings each of them less often, and no
 class Exchange(Protocol):
     """What a member does in a ballot beside agreeing."""
 
-    async def reduce(self, roster: RoundRoster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         """Exchange parts with the seats of `roster`; the hash of the next state, which is kept.
 
-        Raises PartsMissing after `within` seconds of waiting for somebody.
+        Raises PartsMissing after `within` seconds of waiting for somebody, or `silence` without a sign of life.
         """
 
     async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
@@ -207,61 +204,32 @@ class Exchange(Protocol):
 
 
 class Agreement:
-    """One node's part in the agreements of one run. `advance` first, then `agree` once a round.
+    """One node's part in the agreements of one run. `agree` once a round, after `acceptor.advance`.
 
     `acceptor` is what it remembers, and what others ask it.
     """
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        rpc: Rpc,
-        liveness: Liveness,
-        exchange: ExchangeSection,
-        admits: Callable[[PeerId], bool] = lambda peer: True,
-        relayed: Callable[[], tuple[PeerId, ...]] = tuple,
-    ) -> None:
-        """`admits` says who may join; `relayed()` whom this node reaches through relays only."""
-        self._me, self._run_id = me, run_id
-        self._rpc, self._liveness = rpc, liveness
-        self._settings = exchange
-        self._admits, self._relayed = admits, relayed
-        self.acceptor = Acceptor(me=me, run_id=run_id, rpc=rpc, liveness=liveness, admits=admits)
-        floor, ceiling = exchange.deadline_floor, exchange.deadline_ceiling
+    def __init__(self, parts: Context) -> None:
+        self._parts = parts
+        self._me, self._run_id = parts.me, parts.run_id
+        self._rpc, self._liveness = parts.rpc, parts.liveness
+        self._settings = parts.spec.exchange
+        self.acceptor = Acceptor(parts)
+        floor, ceiling = self._settings.deadline_floor, self._settings.deadline_ceiling
         self._reducing = AdaptiveDeadline(floor=floor, ceiling=ceiling)
         self._straggling = AdaptiveDeadline(floor=floor, ceiling=ceiling)  # behind the median member
-        self._broken: set[Link] = set()  # reported to this node in this round
-        self._failures = 0  # ballots that this node led in this round, in vain
 
-    # --- where this node stands -------------------------------------------------------------------------------------
+    async def ask_head(self, peer: PeerId, *, join: bool = False, timeout: float) -> RoundHead:
+        """Where `peer` stands in this run; with `join` it is to have this node named in the next roster as well.
 
-    def advance(self, position: Position, *, elapsed: float = 0.0) -> None:
-        """Go to a round. `elapsed` is how long ago the others began it, in seconds.
-
-        What went wrong in the round before is forgotten; how long stragglers take is remembered.
+        Raises CallError.
         """
-        self.acceptor.advance(position, elapsed=elapsed)
-        self._broken.clear()
-        self._failures = 0
-
-    @property
-    def position(self) -> Position:
-        """Raises RuntimeError before the first `advance`."""
-        return self.acceptor.position
-
-    async def ask_head(self, peer: PeerId, *, timeout: float) -> RoundHead:
-        """Where `peer` stands in this run. Raises CallError."""
-        return await self._rpc.call(peer, "round.head", HeadQuery(self._run_id), RoundHead, timeout=timeout)
-
-    async def ask_to_join(self, peer: PeerId, *, timeout: float) -> RoundHead:
-        """Ask `peer` to have this node named in the next roster. Raises CallError."""
-        return await self._rpc.call(peer, "round.join", Join(self._run_id), RoundHead, timeout=timeout)
+        query = HeadQuery(self._run_id, join)
+        return await self._rpc.call(peer, "round.head", query, RoundHead, timeout=timeout)
 
     async def say_goodbye(self) -> None:
         """Tell the other candidates, in parallel and within a second, not to wait for this node in this round."""
-        message = Goodbye(self._run_id, self.position.round)
+        message = Goodbye(self._run_id, self.acceptor.position.round)
 
         async def tell(peer: PeerId) -> None:
             try:
@@ -284,7 +252,7 @@ class Agreement:
         Raises Behind when this node has to catch up first, LeftOut when it is no candidate and nobody leads it. Ends
         with the window, deadlines and suspicions of its peers; alone, it decides alone.
         """
-        acceptor, here = self.acceptor, self.position
+        acceptor, here = self.acceptor, self.acceptor.position
         candidates = acceptor.candidates()
         acceptor.late_by = 0.0
         attempts = 0
@@ -302,7 +270,7 @@ class Agreement:
                 rates,
                 joiners,
                 acceptor.accepted,
-                tuple(peer for peer in self._relayed() if peer in candidates),
+                tuple(peer for peer in self._parts.relayed() if peer in candidates),
             )
             decision: Decision | None = None
             silence = silence_allowed(self._reducing.usual, attempts)
@@ -326,7 +294,7 @@ class Agreement:
     async def _follow(self, leader: PeerId, ready: Ready, exchange: Exchange, silence: float | None) -> Decision | None:
         """One ballot under another's lead, which may be silent for so many seconds. None: go to the next ballot."""
         acceptor = self.acceptor
-        patience = ready_patience(self.position.window, self._settings.deadline_ceiling)
+        patience = ready_patience(acceptor.position.window, self._settings.deadline_ceiling)
         try:
             verdict = await self._liveness.unless_gone(
                 leader,
@@ -342,7 +310,7 @@ class Agreement:
                 case Proposal(kind="adopt", accepted=Accepted() as accepted) if acceptor.continues(accepted.roster):
                     report = await self._adopt(accepted, verdict.holders, ready, exchange)
                 case Proposal(kind="roster", roster=RoundRoster() as roster) if acceptor.is_for(roster, ready.ballot):
-                    report = await self._reduce(roster, ready, exchange)
+                    report = await self._reduce(roster, ready, exchange, silence)
                 case Proposal(kind="late"):
                     report = self._report(ready)
                 case _:
@@ -365,13 +333,13 @@ class Agreement:
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
 
-    async def _reduce(self, roster: RoundRoster, ready: Ready, exchange: Exchange) -> Report:
+    async def _reduce(self, roster: RoundRoster, ready: Ready, exchange: Exchange, silence: float | None) -> Report:
         self.acceptor.cut_by = roster.cutters
         if self._me not in roster.peers:
             return self._report(ready)
         began = trio.current_time()
         try:
-            state_hash = await exchange.reduce(roster, self._reducing.seconds())
+            state_hash = await exchange.reduce(roster, self._reducing.seconds(), silence)
         except PartsMissing as error:
             return self._report(ready, missing=error.peers)
         if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
@@ -416,7 +384,7 @@ class Agreement:
                     if not found:
                         verdict = self._close_roster(box, candidates, ready.ballot)
                         box.close(verdict)
-                        nursery.start_soon(self._take_part, box, verdict, ready, exchange)
+                        nursery.start_soon(self._take_part, box, verdict, ready, exchange, silence)
                         with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
                             decision = await self._collect(box, verdict, within)
                     nursery.cancel_scope.cancel()
@@ -438,18 +406,20 @@ class Agreement:
 
     def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
         """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
-        self._failures += 1
-        remaining = without_broken_links(candidates, self._broken)
-        if self._me not in remaining or self._failures % FAILURES_AS_LEADER == 0:
+        self.acceptor.failures += 1
+        remaining = without_broken_links(candidates, self.acceptor.broken)
+        if self._me not in remaining or self.acceptor.failures % FAILURES_AS_LEADER == 0:
             return ballot + 1
         return ballot + len(candidates)
 
-    async def _take_part(self, box: BallotBox, verdict: Proposal, ready: Ready, exchange: Exchange) -> None:
+    async def _take_part(
+        self, box: BallotBox, verdict: Proposal, ready: Ready, exchange: Exchange, silence: float | None
+    ) -> None:
         """What this node does as a member of a ballot that it leads itself."""
         if verdict.accepted is not None:
             report = await self._adopt(verdict.accepted, verdict.holders, ready, exchange)
         elif verdict.roster is not None:
-            report = await self._reduce(verdict.roster, ready, exchange)
+            report = await self._reduce(verdict.roster, ready, exchange, silence)
         else:
             report = self._report(ready)
         box.reports[self._me] = report
@@ -475,7 +445,7 @@ class Agreement:
         began = latest = trio.current_time()
         patience = max(0.0, acceptor.position.window - acceptor.elapsed()) + settings.deadline_ceiling
         half_at, present = math.inf, len(box.readies)
-        usable = without_broken_links(candidates, self._broken)  # the others would have no place in the roster
+        usable = without_broken_links(candidates, self.acceptor.broken)  # the others would have no place in the roster
         while not found:
             now = trio.current_time()
             if len(box.readies) > present:
@@ -483,7 +453,7 @@ class Agreement:
             waited_for = [
                 p
                 for p in usable
-                if p not in box.readies and p not in box.away and not acceptor.is_absent(p) and self._admits(p)
+                if p not in box.readies and p not in box.away and not acceptor.is_absent(p) and self._parts.admits(p)
             ]
             if half_at == math.inf and len(box.readies) >= len(waited_for):
                 half_at = now
@@ -545,13 +515,13 @@ class Agreement:
         """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
         acceptor, settings = self.acceptor, self._settings
         here = acceptor.position
-        distrusted = [p for reporter, p in self._broken if reporter == self._me]
+        distrusted = [p for reporter, p in self.acceptor.broken if reporter == self._me]
         adopted = result_to_adopt(box.readies, here.voters, distrusted=distrusted)
         if adopted is not None:
             accepted, holders = adopted
             return Proposal("adopt", ballot=ballot, accepted=accepted, holders=holders)
-        present = [p for p in candidates if p in box.readies and (p == self._me or self._admits(p))]
-        able = without_broken_links(present, self._broken)
+        present = [p for p in candidates if p in box.readies and (p == self._me or self._parts.admits(p))]
+        able = without_broken_links(present, self.acceptor.broken)
         if self._me not in able:
             able = (self._me,)
         box.away.update(set(present) - set(able))
@@ -562,7 +532,7 @@ class Agreement:
         )
         asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())
         room = MAX_SEATS - len(members)
-        joiners = tuple(sorted(j for j in asked - set(members) if self._admits(j)))[:room]
+        joiners = tuple(sorted(j for j in asked - set(members) if self._parts.admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)
         cut_by = cut_to_keep(acceptor.cut_by, seats)
         return Proposal(
@@ -613,7 +583,7 @@ class Agreement:
         broken |= {(self._me, p) for p in differing}
         if not broken:
             broken = {(self._me, p) for p in silent if p != self._me}
-        self._broken |= {(a, b) for a, b in broken if a != b}
+        self.acceptor.broken |= {(a, b) for a, b in broken if a != b}
 
 
 def ready_patience(window: float, ceiling: float) -> float:

@@ -40,111 +40,72 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 
 import numpy as np
 import trio
 
-from swarmnode.protocols.deadlines import AdaptiveDeadline
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, Seat
-from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, BufferPool, Chunks, Column, Grid, grid_of
+from swarmnode.protocols.methods.known.partition import (
+    BATCH,
+    CHUNK,
+    BufferPool,
+    Chunks,
+    ChunkStream,
+    Column,
+    Grid,
+    grid_of,
+)
 from swarmnode.protocols.methods.known.reduction import (
-    Arrivals,
-    Reduction,
+    Name,
+    Reducer,
     Summing,
-    Undecodable,
     Vector,
     all_or_missing,
+    encoded,
     next_batch,
     pass_on,
-    silence_allowed,
+    shares_in,
 )
-from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.bulk import Bulk, Key
-from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
-from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.outer import shares_of
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.protocols.network import PeerId
+from swarmnode.training.codecs import CodecError
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class ChunkStream:
-    """Encoded chunks on their way from a member to an owner, at one end of it."""
-
-    chunks: Chunks
-    growing: StreamingBuffer
-
-    @classmethod
-    def new(cls, chunks: Chunks, pool: BufferPool, name: bytes = b"") -> ChunkStream:
-        """One that begins, in memory of `pool`."""
-        return cls(chunks, StreamingBuffer(pool.take(chunks.size), name=name))
-
-    def encoded_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:
-        """At the sender: with these chunks to be encoded, less those that are already. It takes this one's memory."""
-        done = self.chunks.bytes_until(self.chunks.whole_in(self.growing.ready))
-        memory, kept = self._in_hand(chunks, pool, done)
-        stream = ChunkStream(chunks, StreamingBuffer(memory, name=self.growing.name))
-        stream.growing.grow(kept)
-        return stream
-
-    def encoded_from(self, others: Iterable[ChunkStream]) -> None:
-        """At the sender: take chunks that come next from those encoded for others, as far as they are there."""
-        there = {
-            (place.start, place.stop): stream.chunks.raw(chunk, stream.growing.buffer)
-            for stream in others
-            for chunk in range(stream.chunks.whole_in(stream.growing.ready))
-            for place in (stream.chunks.elements(chunk),)
-        }
-        for chunk in range(self.chunks.whole_in(self.growing.ready), self.chunks.count):
-            place = self.chunks.elements(chunk)
-            if (place.start, place.stop) not in there:
-                break
-            self.chunks.raw(chunk, self.growing.buffer)[:] = there[place.start, place.stop]
-            self.growing.grow(self.chunks.bytes_until(chunk + 1))
-
-    def fetched_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:
-        """At the owner: with these chunks to be fetched, less what came. It takes this one's memory."""
-        came = max(self.growing.ready, self.growing.kept) if self.growing.name else 0
-        memory, kept = self._in_hand(chunks, pool, came)
-        return ChunkStream(chunks, StreamingBuffer(memory, name=self.growing.name, kept=kept))
-
-    def _in_hand(self, chunks: Chunks, pool: BufferPool, good: int) -> tuple[memoryview, int]:
-        kept = min(good, self.chunks.begins_like(chunks))
-        return pool.enlarge(self.growing.buffer, chunks.size, used=kept), kept
+NAME = 16  # bytes of the name of an encoding: random, so that nothing else has it
+# Times the seconds allowed, that others are waited for: for their values, for sums of groups, for means within a column
+# and for those of a whole one. So whoever waits for somebody who waits gives up after that one did.
+PATIENCE = {"sent": 1.0, "sum": 4 / 3, "part": 5 / 3, "mean": 2.0}
 
 
 @dataclass(frozen=True)
 class ReduceAttempt:
-    """One reduction under way, and what it leaves to the next one at the same round. Times are trio's, by which to give
-    up on peers that live.
-
-    Left are the values that stand encoded, and those of others that have arrived: streams of chunks from a member to an
-    owner. Where the next attempt asks for the same chunks first, a stream goes on where it ended, in the same memory;
-    its name sees to it that a receiver goes on only with what it began with.
-    """
+    """One reduction under way, and what it leaves to the next one at the same round: the values that stand encoded, and
+    those of others that have arrived."""
 
     roster: RoundRoster
     grid: Grid
-    group: tuple[Seat, ...]  # this node's
+    number: int  # of this node's group
     shares: dict[PeerId, np.float32]  # of those whose values count, in the roster's order
     values: Vector
-    mean: Vector
     sent: tuple[ChunkStream, ...]  # this node's values, encoded, one a column; none where it has no weight
     taken: dict[PeerId, ChunkStream]  # others' values of this node's column, one for each of its group who works
-    sent_by: float
-    sums_by: float
-    parts_by: float
-    means_by: float
+    began: float  # trio time
+    allowed: float  # seconds for each member's values to reach their owners, and again for the means to come back
+    silence: float | None  # seconds without a sign of life
+
+    @property
+    def group(self) -> tuple[Seat, ...]:
+        """This node's."""
+        return self.grid.groups[self.number]
 
     def owner(self, column: Column) -> PeerId:
         """Who takes in a column for this node's group."""
-        return column.owners[self.grid.groups.index(self.group)]
+        return column.owners[self.number]
 
     def leads_to(self, later: RoundRoster, grid: Grid) -> bool:
         """Whether an attempt by `later` may take up what this one leaves: of the same round, and all in one group."""
@@ -156,111 +117,82 @@ class ReduceAttempt:
         return self.roster.cutters == later.cutters
 
 
-logger = logging.getLogger(__name__)
+class AllReduce(Reducer):
+    """One node's all-reduces in one run, with the three residuals that live across rounds.
 
-Work = Callable[[], Awaitable[None]]
+    Encoding, decoding and each of the two sums may run at the same time, each in one thread.
+    """
 
-NAME = 16  # bytes of the name of an encoding: random, so that nothing else has it
-
-
-class AllReduce:
-    """One node's all-reduces in one run, with the two residuals that live across rounds."""
-
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        bulk: Bulk,
-        liveness: Liveness,
-        runner: Runner,
-        exchange: ExchangeSection,
-        parameters: int,
-    ) -> None:
-        """By the run's codec, group size and deadlines: a part of a peer that keeps answering pings is waited for until
-        the ceiling of these."""
-        self._me = me
-        self._run_id = run_id
-        self._bulk = bulk
-        self._liveness = liveness
-        self._runner = runner
-        self._codec = codec(exchange.codec)
-        self._parameters = parameters
-        self._group_size = exchange.group_size
-        self._patience = exchange.deadline_ceiling
-        self._pace = AdaptiveDeadline(floor=0.0, ceiling=self._patience)  # of reductions that succeeded
-        self._silence: float | None = None  # seconds without a sign of life in the attempt at hand
-        self._failed: list[int] = []  # the round at hand, once for each attempt at it that failed
-        self._reduction = Reduction(self._codec, parameters)
-        self.sent = self._reduction.sent  # the residual of this node's own work
-        self._attempt: str | None = None  # roster id of what is pending
+    def __init__(self, parts: Context) -> None:
+        super().__init__(parts)
+        self._sums = Summing(self._codec, self._parameters)  # of a group's values
+        self._means = Summing(self._codec, self._parameters)  # of all values, or of the sums of groups
+        self._residuals += [self._sums.residual, self._means.residual]
         self._before: ReduceAttempt | None = None  # the last at the round at hand: what it left the next may use
-        self._offered: list[RoundRoster] = []  # attempts whose offers stand
         self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
         self._pool = BufferPool()
         self._mean = np.empty(0, np.float32)
-        self.rates: dict[PeerId, float] = {}  # bytes per second measured when fetching from each peer
 
-    async def reduce(self, roster: RoundRoster, values: Vector, *, within: float | None = None) -> Vector:
+    async def reduce(
+        self, roster: RoundRoster, values: Vector, *, within: float = math.inf, silence: float | None = None
+    ) -> Vector:
         """The weighted mean of all seats' `values`, float32 (P,): bit-identical on every seat that gets it.
 
         It is valid until the next call, which writes over it. `values` stay as they are until the round is decided:
         what was encoded of them may be used again. `within`: seconds for each member's values to reach their owners,
-        and again for the means to come back. Raises PartsMissing. Until `commit(roster)`, the attempt has left no trace
-        but offers to others.
+        and again for the means to come back. Raises PartsMissing.
         """
-        self._withdraw(lambda old: old.round >= roster.round)
+        self._withdraw(old for old in self._offered if old.round >= roster.round)
         self.rates = {p: rate for p, rate in self.rates.items() if p in roster.peers}
         if not any(seat.weight for seat in roster.seats):
             self.rollback()
-            self._attempt = roster.roster_id
+            self._pending = roster.roster_id
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
-        attempt = self._begin(roster, values, min(self._patience, within if within is not None else self._patience))
-        began = trio.current_time()
-        self._failed = [round for round in self._failed if round == roster.round]
-        self._silence = silence_allowed(self._pace.usual, len(self._failed))
-        self._failed.append(roster.round)
-        async with all_or_missing() as start:
-            for work in self._work_of(attempt):
-                start(work)
-        self._failed.pop()
-        if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
-            self._pace.observe(trio.current_time() - began)
-        return attempt.mean
+        attempt = self._begin(roster, values, within, silence)
+        async with all_or_missing() as nursery:
+            if attempt.sent:
+                nursery.start_soon(self._encode, attempt)
+            for index, column in enumerate(attempt.grid.columns):
+                if attempt.owner(column) != self._me:
+                    nursery.start_soon(self._gather, attempt, index, column)
+                elif len(attempt.grid.groups) == 1:
+                    self._own_part(attempt, index, column, nursery)
+                else:
+                    self._own_column(attempt, index, column, nursery)
+        return self._mean
 
-    def _begin(self, roster: RoundRoster, values: Vector, allowed: float) -> ReduceAttempt:
+    def _begin(self, roster: RoundRoster, values: Vector, within: float, silence: float | None) -> ReduceAttempt:
         """Take up what an earlier attempt left, and offer what is going to be encoded."""
-        now = trio.current_time()
-        grid = grid_of(roster, self._parameters, self._group_size)
-        group = grid.groups[grid.group_of(self._me)]
-        encoded, arrived = self._left_for(roster, grid, values)
-        self._attempt = roster.roster_id
+        exchange = self._parts.spec.exchange
+        grid = grid_of(roster, self._parameters, exchange.group_size)
+        number = grid.group_of(self._me)
+        kept, arrived = self._left_for(roster, grid, values)
+        self._pending = roster.roster_id
         self._offered.append(roster)
-        working = [seat for seat in roster.seats if seat.weight > 0]
-        shares = dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
+        shares = shares_in(roster)
         if self._mean.size != self._parameters:
             self._mean = np.empty(self._parameters, np.float32)
-        owners = {column.owners[grid.groups.index(group)]: self._chunks(column) for column in grid.columns}
+        owners = {column.owners[number]: Chunks(column.parts, self._codec) for column in grid.columns}
         sent, taken = [], {}
         if self._me in shares:
             name = secrets.token_bytes(NAME)
             for owner, chunks in owners.items():
-                stream = encoded.pop(owner, None)
-                sent.append(
-                    stream.encoded_on(chunks, self._pool) if stream else ChunkStream.new(chunks, self._pool, name)
-                )
+                stream = kept.pop(owner, None)
+                sent.append(stream.encoded_on(chunks, self._pool) if stream else self._stream(chunks, name))
         for stream in sent:
-            stream.encoded_from(encoded.values())
+            stream.encoded_from(kept.values())
         if self._me in owners:
             chunks = owners[self._me]
-            for peer in (seat.peer for seat in group if seat.peer in shares and seat.peer != self._me):
+            for peer in (seat.peer for seat in grid.groups[number] if seat.peer in shares and seat.peer != self._me):
                 stream = arrived.pop(peer, None)
-                taken[peer] = stream.fetched_on(chunks, self._pool) if stream else ChunkStream.new(chunks, self._pool)
-        self._give(*encoded.values(), *arrived.values())
-        by = (now + allowed * factor for factor in (1, 4 / 3, 5 / 3, 2))
-        self._before = attempt = ReduceAttempt(roster, grid, group, shares, values, self._mean, tuple(sent), taken, *by)
+                taken[peer] = stream.fetched_on(chunks, self._pool) if stream else self._stream(chunks)
+        self._give(*kept.values(), *arrived.values())
+        allowed = min(exchange.deadline_ceiling, within)
+        self._before = attempt = ReduceAttempt(
+            roster, grid, number, shares, values, tuple(sent), taken, trio.current_time(), allowed, silence
+        )
         for index, (owner, stream) in enumerate(zip(owners, sent, strict=False)):
-            self._offer(attempt, ("sent", index), stream.growing, (owner,))
+            self._offer(roster, ("sent", index), stream, (owner,))
         return attempt
 
     def _left_for(
@@ -272,26 +204,14 @@ class AllReduce:
             self.rollback()
             return {}, {}
         self._before = None
-        encoded = {column.owners[0]: stream for column, stream in zip(before.grid.columns, before.sent, strict=False)}
-        stands = before.values is values and before.is_cut_as(roster) and self._weight_in(roster) > 0
-        self._reduction.rollback(also_sent=not stands)
-        if not stands:
-            self._give(*encoded.values())
-            encoded = {}
-        return encoded, dict(before.taken)
-
-    def _work_of(self, attempt: ReduceAttempt) -> Iterator[Work]:
-        """What has to be done at once."""
-        if attempt.sent:
-            yield partial(self._encode, attempt)
-        for index, column in enumerate(attempt.grid.columns):
-            owner = attempt.owner(column)
-            if owner != self._me:
-                yield partial(self._gather, attempt, index, owner, self._chunks(column))
-            elif len(attempt.grid.groups) == 1:
-                yield from self._own_part(attempt, index, column)
-            else:
-                yield from self._own_column(attempt, index, column)
+        for summing in (self._sums, self._means):
+            summing.residual.rollback()
+        kept = {column.owners[0]: stream for column, stream in zip(before.grid.columns, before.sent, strict=False)}
+        if before.values is not values or not before.is_cut_as(roster) or not roster.weight_of(self._me):
+            self.sent.rollback()
+            self._give(*kept.values())
+            kept = {}
+        return kept, dict(before.taken)
 
     # -- this node's values
 
@@ -301,283 +221,213 @@ class AllReduce:
         mine = next((i for i, column in enumerate(columns) if attempt.owner(column) == self._me), 0)
         order = [(mine + 1 + i) % len(columns) for i in range(len(columns))]
         lost = 0
-        while any(stream.growing.ready < stream.chunks.size for stream in attempt.sent):
-            for chunks, growing in ((attempt.sent[i].chunks, attempt.sent[i].growing) for i in order):
-                done = chunks.whole_in(growing.ready)
-                batch = range(done, min(done + BATCH, chunks.count))
+
+        def encode(stream: ChunkStream, batch: range) -> int:
+            """How many chunks could not be encoded and are sent as zeros."""
+            failed = 0
+            for chunk in batch:
+                place = stream.chunks.elements(chunk)
+                failed += not encoded(self._codec, self.sent, place, attempt.values[place], stream.raw(chunk))
+            return failed
+
+        while any(stream.ready < stream.size for stream in attempt.sent):
+            for stream in (attempt.sent[i] for i in order):
+                batch = range(stream.done, min(stream.done + BATCH, stream.chunks.count))
                 if batch:
-                    lost += await self._runner(
-                        partial(self._reduction.encode, chunks, batch, attempt.values, growing.buffer)
-                    )
-                    growing.grow(chunks.bytes_until(batch.stop))
+                    lost += await self._parts.runner(partial(encode, stream, batch))
+                    stream.grow_to(batch.stop)
         if lost:
             logger.error("round %d: %d chunks of this node's work cannot be sent", attempt.roster.round, lost)
 
     # -- my part, where all are one group
 
-    def _own_part(self, attempt: ReduceAttempt, index: int, column: Column) -> Iterator[Work]:
+    def _own_part(self, attempt: ReduceAttempt, index: int, column: Column, nursery: trio.Nursery) -> None:
         """Take the mean of everybody's values of my part, and hand it out."""
-        chunks = self._chunks(column)
-        means = self._lend(attempt.roster, chunks.size)
-        self._offer(attempt, ("mean", index), means, attempt.roster.peers)
-        self._reduction.means.own(*column.stretches)
-        yield partial(self._take_in, attempt, index, [(chunks, means)], self._reduction.means, attempt.mean)
+        means = self._lend(attempt.roster, column.parts)
+        self._offer(attempt.roster, ("mean", index), means, attempt.roster.peers)
+        self._means.own(column.parts)
+        nursery.start_soon(self._take_in, attempt, index, [means], self._means, self._mean)
 
     # -- my column, where there are several
 
-    def _own_column(self, attempt: ReduceAttempt, index: int, column: Column) -> Iterator[Work]:
+    def _own_column(self, attempt: ReduceAttempt, index: int, column: Column, nursery: trio.Nursery) -> None:
         """Add my group's values up for the owners of the parts; take the mean of my part; pass all means on."""
-        means = self._lend(attempt.roster, self._chunks(column).size)
-        self._offer(attempt, ("mean", index), means, [seat.peer for seat in attempt.group])
-        offsets = (0, *accumulate(self._chunks(part).size for part in column.parts))
-        pieces = [StreamingBuffer(means.buffer[a:b]) for a, b in pairwise(offsets)]
-        sums: list[StreamingBuffer] = []
+        roster = attempt.roster
+        means = self._lend(roster, column.parts)
+        self._offer(roster, ("mean", index), means, [seat.peer for seat in attempt.group])
+        sums: list[ChunkStream] = []
         if any(seat.weight for seat in attempt.group):
-            sums = [self._lend(attempt.roster, piece.size) for piece in pieces]
-            for number, (part, growing) in enumerate(zip(column.parts, sums, strict=True)):
-                self._offer(attempt, ("sum", index, number), growing, (part.owner,))
-            self._reduction.sums.own(*column.stretches)
-            outs = [(self._chunks(part), growing) for part, growing in zip(column.parts, sums, strict=True)]
-            yield partial(self._take_in, attempt, index, outs, self._reduction.sums, None)
-        checked: list[StreamingBuffer] = []
-        for number, (part, piece) in enumerate(zip(column.parts, pieces, strict=True)):
-            key = ("part", index, number)
+            sums = [self._lend(roster, (part,)) for part in column.parts]
+            for number, (part, stream) in enumerate(zip(column.parts, sums, strict=True)):
+                self._offer(roster, ("sum", index, number), stream, (part.owner,))
+            self._sums.own(column.parts)
+            nursery.start_soon(self._take_in, attempt, index, sums, self._sums, None)
+        checked: list[ChunkStream] = []  # of each part, what can be decoded
+        at = 0
+        for number, part in enumerate(column.parts):
+            chunks = Chunks((part,), self._codec)
+            piece = ChunkStream(chunks, means.buffer[at : at + chunks.size])
+            at += chunks.size
+            checked.append(piece)
             if part.owner == self._me:
-                self._offer(attempt, key, piece, column.owners)
-                self._reduction.means.own((part.start, part.stop))
+                self._offer(roster, ("part", index, number), piece, column.owners)
+                self._means.own([part])
                 own = sums[number] if sums else None
-                yield partial(self._take_sums, attempt, (index, number), column, part, own, piece)
-                checked.append(piece)
+                nursery.start_soon(self._take_sums, attempt, ("sum", index, number), column, own, piece)
             else:
-                checked.append(StreamingBuffer(piece.buffer))
-                yield partial(self._take_mean, attempt, key, part, piece, checked[-1])
-        yield partial(pass_on, checked, means, step=BATCH * self._codec.encoded_size(CHUNK))
+                arriving = ChunkStream(chunks, piece.buffer)
+                nursery.start_soon(self._take_mean, attempt, part.owner, ("part", index, number), arriving, piece)
+        nursery.start_soon(pass_on, checked, means, BATCH * self._codec.encoded_size(CHUNK))
 
     async def _take_in(
-        self,
-        attempt: ReduceAttempt,
-        index: int,
-        outs: Sequence[tuple[Chunks, StreamingBuffer]],
-        summing: Summing,
-        into: Vector | None,
+        self, attempt: ReduceAttempt, index: int, outs: Sequence[ChunkStream], summing: Summing, into: Vector | None
     ) -> None:
         """Fetch my group's values of a column, and add them up in `outs`, which follow one another."""
         working = [seat.peer for seat in attempt.group if seat.peer in attempt.shares]
         streams = {peer: attempt.taken[peer] if peer != self._me else attempt.sent[index] for peer in working}
-        arriving = {peer: stream.growing for peer, stream in streams.items()}
+        shares = [attempt.shares[peer] for peer in working]
 
         async def add_up() -> None:
-            shares, at = [attempt.shares[peer] for peer in working], 0
-            for chunks, out in outs:
-                await self._add_up(attempt.roster, summing, chunks, arriving, shares, out, into, at)
-                at += out.size
+            first = 0
+            for out in outs:
+                await self._add_up(attempt, summing, streams, shares, out, into, first)
+                first += out.chunks.count
 
-        async with all_or_missing() as start:
-            key = self._key(attempt.roster, "sent", index)
+        async with all_or_missing() as nursery:
             for peer, stream in attempt.taken.items():
-                start(partial(self._fetch, peer, key, stream.growing, attempt.sent_by, measured=True))
-            start(add_up)
+                nursery.start_soon(self._take, attempt, peer, ("sent", index), stream)
+            nursery.start_soon(add_up)
 
     async def _take_sums(
-        self,
-        attempt: ReduceAttempt,
-        place: tuple[int, int],
-        column: Column,
-        part: Part,
-        own: StreamingBuffer | None,
-        out: StreamingBuffer,
+        self, attempt: ReduceAttempt, name: Name, column: Column, own: ChunkStream | None, out: ChunkStream
     ) -> None:
         """Fetch the other groups' sums of my part, `own` beside them; their sum is the mean."""
         groups = zip(column.owners, attempt.grid.groups, strict=True)
         working = [owner for owner, seats in groups if any(seat.weight for seat in seats)]
         others = [owner for owner in working if owner != self._me]
-        with self._borrow(out.size, len(others)) as borrowed:
+        with self._borrow(out.chunks, len(others)) as borrowed:
             fetched = dict(zip(others, borrowed, strict=True))
-            sums = {owner: growing for owner in working if (growing := fetched.get(owner, own)) is not None}
-            async with all_or_missing() as start:
-                key = self._key(attempt.roster, "sum", *place)
-                for owner, growing in fetched.items():
-                    start(partial(self._fetch, owner, key, growing, attempt.sums_by))
-                whole = [np.float32(1)] * len(sums)
-                means = self._reduction.means
-                chunks = self._chunks(part)
-                start(partial(self._add_up, attempt.roster, means, chunks, sums, whole, out, attempt.mean, 0))
+            sums = {owner: stream for owner in working if (stream := fetched.get(owner, own)) is not None}
+            whole = [np.float32(1)] * len(sums)
+            async with all_or_missing() as nursery:
+                for owner, stream in fetched.items():
+                    nursery.start_soon(self._take, attempt, owner, name, stream)
+                nursery.start_soon(self._add_up, attempt, self._means, sums, whole, out, self._mean, 0)
+
+    async def _add_up(
+        self,
+        attempt: ReduceAttempt,
+        summing: Summing,
+        streams: Mapping[PeerId, ChunkStream],
+        shares: Sequence[np.float32],
+        out: ChunkStream,
+        into: Vector | None,
+        first: int,
+    ) -> None:
+        """Add up each of the chunks that all have sent; `out` begins with the chunk that is their `first`."""
+        done, lost = first, 0
+        while done < first + out.chunks.count:
+            batch = await next_batch(streams.values(), done, first + out.chunks.count)
+            lost += await self._parts.runner(partial(summing.sum, batch, streams, shares, out, into, first))
+            done = batch.stop
+            out.grow_to(done - first)
+        if lost:
+            logger.error("round %d: the mean of %d chunks moves nothing", attempt.roster.round, lost)
+
+    # -- the others' means
+
+    async def _gather(self, attempt: ReduceAttempt, index: int, column: Column) -> None:
+        """Fetch the means of a column from its owner in my group, and keep each chunk as it comes."""
+        with self._borrow(Chunks(column.parts, self._codec), 1) as (arriving,):
+            await self._take_mean(attempt, attempt.owner(column), ("mean", index), arriving, None)
 
     async def _take_mean(
         self,
         attempt: ReduceAttempt,
-        key: tuple[str, int, int],
-        part: Part,
-        piece: StreamingBuffer,
-        checked: StreamingBuffer,
+        owner: PeerId,
+        name: Name,
+        arriving: ChunkStream,
+        checked: ChunkStream | None,
     ) -> None:
-        """Fetch another owner's part of my column; what could be decoded is `checked`."""
-        async with all_or_missing() as start:
-            start(partial(self._fetch, part.owner, self._key(attempt.roster, *key), piece, attempt.parts_by))
-            start(partial(self._decode, attempt, self._chunks(part), part.owner, piece, checked))
+        """Fetch means from their owner; `checked`, if any, grows by what could be decoded."""
 
-    async def _add_up(
-        self,
-        roster: RoundRoster,
-        summing: Summing,
-        chunks: Chunks,
-        arriving: Mapping[PeerId, StreamingBuffer],
-        shares: Sequence[np.float32],
-        out: StreamingBuffer,
-        into: Vector | None,
-        at: int,
-    ) -> None:
-        """Add up each of the chunks that all have sent; they begin `at` bytes into what arrives."""
-        sources = list(arriving.values())
-        raw = [growing.buffer[at : at + chunks.size] for growing in sources]
-        done = lost = 0
-        while done < chunks.count:
-            batch = await next_batch(chunks, done, sources, at=at)
-            try:
-                lost += await self._runner(partial(summing.sum, chunks, batch, raw, shares, out.buffer, into))
-            except Undecodable as error:
-                raise PartsMissing((list(arriving)[error.index],)) from error
-            done = batch.stop
-            out.grow(chunks.bytes_until(done))
-        if lost:
-            logger.error("round %d: the mean of %d chunks moves nothing", roster.round, lost)
+        def decode(batch: range) -> None:
+            for chunk in batch:
+                place = arriving.chunks.elements(chunk)
+                self._codec.decode(arriving.raw(chunk), place.stop - place.start, self._mean[place])
 
-    # -- the others' means
+        async with all_or_missing() as nursery:
+            nursery.start_soon(self._take, attempt, owner, name, arriving)
+            done = 0
+            while done < arriving.chunks.count:
+                batch = await next_batch([arriving], done, arriving.chunks.count)
+                try:
+                    await self._parts.runner(partial(decode, batch))
+                except CodecError as error:
+                    raise PartsMissing((owner,)) from error
+                done = batch.stop
+                if checked is not None:
+                    checked.grow_to(done)
 
-    async def _gather(self, attempt: ReduceAttempt, index: int, owner: PeerId, chunks: Chunks) -> None:
-        """Fetch the means of a column from its owner in my group, and keep each chunk as it comes."""
-        with self._borrow(chunks.size, 1) as (arriving,):
-            async with all_or_missing() as start:
-                key = self._key(attempt.roster, "mean", index)
-                start(partial(self._fetch, owner, key, arriving, attempt.means_by))
-                start(partial(self._decode, attempt, chunks, owner, arriving, None))
-
-    async def _decode(
-        self,
-        attempt: ReduceAttempt,
-        chunks: Chunks,
-        sender: PeerId,
-        arriving: StreamingBuffer,
-        checked: StreamingBuffer | None,
-    ) -> None:
-        done = 0
-        while done < chunks.count:
-            batch = await next_batch(chunks, done, [arriving])
-            try:
-                await self._runner(partial(self._reduction.decode, chunks, batch, arriving.buffer, attempt.mean))
-            except CodecError as error:
-                raise PartsMissing((sender,)) from error
-            done = batch.stop
-            if checked is not None:
-                checked.grow(chunks.bytes_until(done))
-
-    async def _fetch(
-        self, peer: PeerId, key: Key, into: StreamingBuffer, until: float, *, measured: bool = False
-    ) -> None:
-        """Fetch the part under `key`, by `until` (trio time). Raises PartsMissing.
-
-        A peer may wait for others for as long as it lives; one that shows no sign of life is given up soon. `measured`:
-        the rate is that of the peer's link; that of means tells about the slowest member.
-        """
-        arrivals = Arrivals(into.size)
-        wait = max(0.0, until - trio.current_time())
-
-        def moving(done: int) -> None:
-            arrivals.moving(done)
-            self._liveness.heard_from(peer)
-
-        async def fetch() -> None:
-            await self._bulk.fetch(peer, key, into=into, max_size=into.size, wait=wait, stall=math.inf, progress=moving)
-
-        failure: Exception | None = None
-        with trio.move_on_at(until):
-            try:
-                await self._liveness.unless_gone(peer, fetch, within=self._silence)
-            except (NetworkError, PeerGoneSilent) as error:
-                failure = error
-        if failure is not None or into.ready < into.size:
-            raise PartsMissing((peer,)) from failure
-        rate = arrivals.rate()
-        if measured and rate is not None:
+    async def _take(self, attempt: ReduceAttempt, peer: PeerId, name: Name, into: ChunkStream) -> None:
+        """Fetch what a peer offers. Raises PartsMissing. The rate of values is that of the peer's link; that of means
+        tells about the slowest member."""
+        kind = str(name[0])
+        until = attempt.began + PATIENCE[kind] * attempt.allowed
+        _, rate = await self._fetch(
+            attempt.roster, peer, name, until, max_size=into.size, into=into, silence=attempt.silence
+        )
+        if into.ready < into.size:
+            raise PartsMissing((peer,))
+        if kind == "sent" and rate is not None:
             self.rates[peer] = rate
 
     # -- how it ended
 
     def commit(self, roster: RoundRoster) -> bool:
-        """The round of `roster` was decided: keep what its encodings left out.
-
-        False where this node's values are not in that result: its weight was 0, or its attempt was another one.
-        """
-        reduced = self._attempt == roster.roster_id
-        if reduced:
-            self._reduction.commit()
-            self._let_go()
-        else:
-            self.rollback()
-        self._attempt = None
-        self._withdraw(lambda old: old.round != roster.round)
+        """As in `Reducer`."""
+        counts = super().commit(roster)
         self._pool.next_round()
-        return reduced and self._weight_in(roster) > 0
+        return counts
 
     def rollback(self) -> None:
-        """Forget the pending residuals of an attempt that did not count; no later one goes on from it."""
-        self._reduction.rollback()
-        self._attempt = None
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """No attempt goes on from the one before; what it offers stands."""
+        """As in `Reducer`; no later attempt goes on from this one, and what it offers stands."""
+        super().rollback()
         before, self._before = self._before, None
         if before is None:
             return
         self._give(*before.taken.values())
         if before.roster in self._offered:
-            lent = self._lent.setdefault(before.roster.roster_id, [])
-            lent += [stream.growing.buffer for stream in before.sent]
+            self._lent.setdefault(before.roster.roster_id, []).extend(stream.buffer for stream in before.sent)
         else:
             self._give(*before.sent)
 
-    def _withdraw(self, which: Callable[[RoundRoster], bool]) -> None:
-        for old in [r for r in self._offered if which(r)]:
-            self._bulk.withdraw(("parts", self._run_id, old.roster_id))
-            self._offered.remove(old)
+    def _withdraw(self, rosters: Iterable[RoundRoster]) -> None:
+        for old in list(rosters):
+            super()._withdraw([old])
             for memory in self._lent.pop(old.roster_id, []):
                 self._pool.give(memory)
 
-    # -- memory and names
+    # -- memory
 
-    def _lend(self, roster: RoundRoster, size: int) -> StreamingBuffer:
+    def _stream(self, chunks: Chunks, name: bytes = b"") -> ChunkStream:
+        return ChunkStream(chunks, self._pool.take(chunks.size), name=name)
+
+    def _lend(self, roster: RoundRoster, parts: tuple[Part, ...]) -> ChunkStream:
         """Memory that is offered until the offers of `roster` are withdrawn."""
-        memory = self._pool.take(size)
-        self._lent.setdefault(roster.roster_id, []).append(memory)
-        return StreamingBuffer(memory)
+        stream = self._stream(Chunks(parts, self._codec))
+        self._lent.setdefault(roster.roster_id, []).append(stream.buffer)
+        return stream
 
     def _give(self, *streams: ChunkStream) -> None:
         for stream in streams:
-            self._pool.give(stream.growing.buffer)
+            self._pool.give(stream.buffer)
 
     @contextmanager
-    def _borrow(self, size: int, count: int) -> Iterator[list[StreamingBuffer]]:
+    def _borrow(self, chunks: Chunks, count: int) -> Iterator[list[ChunkStream]]:
         """Memory for the block alone."""
-        taken = [self._pool.take(size) for _ in range(count)]
+        taken = [self._stream(chunks) for _ in range(count)]
         try:
-            yield [StreamingBuffer(memory) for memory in taken]
+            yield taken
         finally:
-            for memory in taken:
-                self._pool.give(memory)
-
-    def _chunks(self, part: Part | Column) -> Chunks:
-        return Chunks(part.stretches if isinstance(part, Column) else ((part.start, part.stop),), self._codec)
-
-    def _weight_in(self, roster: RoundRoster) -> int:
-        return sum(seat.weight for seat in roster.seats if seat.peer == self._me)
-
-    def _offer(
-        self, attempt: ReduceAttempt, name: tuple[str | int, ...], growing: StreamingBuffer, to: Iterable[PeerId]
-    ) -> None:
-        peers = frozenset(to) - {self._me}
-        if peers:
-            self._bulk.offer(self._key(attempt.roster, *name), growing, to=peers)
-
-    def _key(self, roster: RoundRoster, *name: str | int) -> Key:
-        return ("parts", self._run_id, roster.roster_id, *name)
+            self._give(*taken)

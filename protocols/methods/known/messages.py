@@ -109,6 +109,10 @@ class RoundRoster:
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(seat.peer for seat in self.seats)
 
+    def weight_of(self, peer: PeerId) -> int:
+        """Of its pseudo-gradient in the mean; 0 for one without a seat."""
+        return sum(seat.weight for seat in self.seats if seat.peer == peer)
+
     @property
     def cutters(self) -> tuple[Owner, ...]:
         """The owners by whom the vector is cut: those of the first attempt at the round, where their cut stays."""
@@ -255,14 +259,10 @@ class RoundHead:
 
 @dataclass(frozen=True)
 class HeadQuery:
-    run_id: str
-
-
-@dataclass(frozen=True)
-class Join:
-    """`round.join`: name me in the next roster. Repeated every second until it happened; answered with a RoundHead."""
+    """`round.head`: where do you stand? Answered with a RoundHead."""
 
     run_id: str
+    join: bool = False  # and name me in the next roster: repeated every second until that happened
 
 
 @dataclass(frozen=True)

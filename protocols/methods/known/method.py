@@ -22,7 +22,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.acceptor import diverged, prefers
+from swarmnode.protocols.methods.known.acceptor import diverged, prefers, rank
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHead
@@ -45,224 +45,43 @@ FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for th
 NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 
 
-class DilocoPlace:
-    """How one node comes to stand in a run, and to notice that it should stand elsewhere.
-
-    A node asks members to be named (`round.join`) and, once somebody's roster names it, fetches that state and stands
-    there. One that stands nowhere yet fetches what the best of them hold at once: it is then close when it is named.
-    Where several histories exist, all nodes order them alike (`acceptor.prefers`), so one of them is left in the end.
-
-    Nobody's silence holds a node up for ever: one that holds a checkpoint, or may begin the run, goes on alone where no
-    member answers; one that waits to be named goes on from where it stands where none is further. What is fetched is
-    checked against its hash before this node stands on it, and what it trained before goes to its residual.
-    """
-
-    def __init__(self, parts: Context, agreement: Agreement, rounds: DilocoRounds) -> None:
-        self._parts = parts
-        self._me, self._run_id = parts.me, parts.run_id
-        self._agreement, self._acceptor = agreement, agreement.acceptor
-        self._rounds = rounds
-        self._last_round: int | None = None
-        self.phase: str | None = None  # waiting or catching-up, while this node looks for a place
-
-    async def find(self, begin: Begin) -> None:
-        """As in `Method.find_place`."""
-        self.phase = "waiting"
-        self._last_round = begin.last_round
-        try:
-            if begin.expect_members or begin.saved is not None:
-                found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
-                alone = begin.saved is not None or begin.creator
-                await self._find_members(until=found_by if alone else math.inf)
-            self._parts.observer.warn("alone", None)
-            if self._rounds.stands:
-                return
-            if begin.saved is not None:
-                logger.info("nobody of the run answers; going on from the checkpoint of round %d", begin.saved.round)
-                await self._rounds.begin(begin.saved.round, begin.saved.state, (self._me,), ())
-            else:
-                await self._found_the_run(begin)
-        finally:
-            self.phase = None
-
-    async def regain(self, behind: Behind | None) -> None:
-        """Stand with the others again: at once where their roster names this node, else when the next one does."""
-        self.phase = "waiting"
-        try:
-            if behind is not None:
-                logger.info("others are at round %d; catching up", behind.head.round)
-                if self._named_in(behind.head) and await self.go_to(behind.head, behind.source):
-                    return
-            await self._wait_to_be_named()
-        finally:
-            self.phase = None
-
-    async def go_to(self, head: RoundHead, source: PeerId) -> bool:
-        """Fetch the state at `head` and stand there. False where that failed for now; nothing is then changed."""
-        phase, self.phase = self.phase, "catching-up"
-        before = self._agreement.position.parent if self._rounds.stands else None
-        began = trio.current_time()
-        sources = tuple(p for p in dict.fromkeys((source, *head.voters)) if p != self._me)
-        try:
-            hash = await self._rounds.catch_up(head, sources, self._parts.observer.progress)
-        except CatchUpFailed as error:
-            logger.warning("catching up with round %d failed, trying again: %s", head.round, error)
-            return False
-        finally:
-            self.phase = phase
-        if hash != before:  # else it held this state already
-            seconds = trio.current_time() - began
-            logger.info("caught up with round %d in %.1f s", head.round, seconds)
-            self._parts.observer.caught_up(head.round, hash, seconds)
-        return True
-
-    async def find_better(self) -> Behind:
-        """Wait until members outside this node's roster stand on a better history than its own."""
-        while True:
-            await trio.sleep(LOOK_AROUND_EVERY * self._parts.rng.uniform(0.5, 1.5))
-            if not self._rounds.stands:
-                continue
-            mine = self._acceptor.head()
-            strangers = [
-                p for p in self._parts.membership.connected() if p not in mine.voters and p not in mine.joiners
-            ]
-            for peer in self._parts.rng.sample(strangers, min(LOOK_AT, len(strangers))):
-                try:
-                    theirs = await self._agreement.ask_head(peer, timeout=HEAD_TIMEOUT)
-                except CallError:
-                    continue
-                mine = self._acceptor.head()
-                apart = diverged(mine, theirs) or theirs.round > mine.round + 1
-                if apart and prefers(mine, theirs) and not theirs.paused:
-                    logger.warning("%s stands on another history with more members; following it", peer)
-                    return Behind(theirs, peer)
-
-    # --- getting a place --------------------------------------------------------------------------------------------
-
-    async def _find_members(self, *, until: float) -> None:
-        """Get a place among members, or find out by `until` (trio time) that none answers."""
-        told = False
-        while trio.current_time() < until:
-            if await self._join_others():
-                return
-            if self._rounds.stands:  # members answer; their next roster will name this node
-                await self._wait_to_be_named()
-                return
-            if not told:
-                told = True
-                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
-                logger.info("looking for members of run %s", self._run_id[:12])
-            await trio.sleep(ASK_TO_JOIN_EVERY)
-
-    async def _found_the_run(self, begin: Begin) -> None:
-        """Begin at round 0 from the initial parameters, with those who have asked to join so far."""
-        state = OuterState.start(self._parts.trainer.parameters())
-        await self._rounds.begin(0, state, (self._me,), ())
-        waited = trio.current_time() + begin.wait_seconds
-        while trio.current_time() < waited:
-            if len(self._acceptor.waiting_to_join()) >= begin.wait_peers:
-                break
-            await trio.sleep(0.1)
-        await self._rounds.begin(0, state, (self._me,), self._acceptor.waiting_to_join())
-
-    async def _join_others(self) -> bool:
-        """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
-        heads = await self._heads(join=True)
-        for head, source in heads:
-            # after its last round a swarm names nobody any more
-            over = self._last_round is not None and head.round >= self._last_round
-            if (self._named_in(head) or over) and await self.go_to(head, source):
-                return True
-        if heads and not self._rounds.stands:
-            await self.go_to(*heads[0])
-        return False
-
-    async def _heads(self, *, join: bool) -> list[tuple[RoundHead, PeerId]]:
-        """Where members stand, the best first; with `join` they are asked to name this node as well."""
-        peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
-        heads: list[tuple[RoundHead, PeerId]] = []
-        ask = self._agreement.ask_to_join if join else self._agreement.ask_head
-
-        async def look(peer: PeerId) -> None:
-            try:
-                heads.append((await ask(peer, timeout=HEAD_TIMEOUT), peer))
-            except CallError as error:
-                logger.debug("%s does not say where it stands: %s", peer, error)
-
-        async with trio.open_nursery() as nursery:
-            for peer in peers[:ASK_AT_ONCE]:
-                nursery.start_soon(look, peer)
-        best: list[tuple[RoundHead, PeerId]] = []
-        for head, peer in heads:
-            position = next((i for i, (other, _) in enumerate(best) if prefers(other, head)), len(best))
-            best.insert(position, (head, peer))
-        return best
-
-    async def _wait_to_be_named(self) -> None:
-        """Ask members until one names this node; go on from here where nobody answers, or nobody is better off.
-
-        The last rule ends the wait of nodes that all wait for one another.
-        """
-        deadline = trio.current_time() + FIND_MEMBERS_FOR
-        while not await self._join_others():
-            if trio.current_time() > deadline:
-                mine = self._acceptor.head()
-                heads = [head for head, _ in await self._heads(join=False) if not head.paused]
-                if not any(head.run_id == self._run_id and prefers(mine, head) for head in heads):
-                    here = self._agreement.position
-                    answered = f"{len(heads)} members answer and none is further" if heads else "no member answers"
-                    logger.warning("%s; going on from round %d", answered, here.round)
-                    if not heads:
-                        await self._rounds.begin(here.round, self._rounds.state, (self._me,), ())
-                    return
-            await trio.sleep(ASK_TO_JOIN_EVERY)
-
-    def _named_in(self, head: RoundHead) -> bool:
-        return self._me in head.voters or self._me in head.joiners
-
-
 def build(parts: Context) -> Diloco:
     """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
     return Diloco(parts)
 
 
 class Diloco(Method):
-    """Its parts are public, for tests that look at what DiLoCo alone promises."""
+    """One node's part in a DiLoCo run: how it comes to stand in it, and to notice that it should stand elsewhere.
+
+    A node asks members to be named (`round.head`) and, once somebody's roster names it, fetches that state and stands
+    there. One that stands nowhere yet fetches what the best of them hold at once: it is then close when it is named.
+    Where several histories exist, all nodes order them alike (`acceptor.prefers`), so one of them is left in the end.
+
+    Nobody's silence holds a node up for ever: one that holds a checkpoint, or may begin the run, goes on alone where no
+    member answers; one that waits to be named goes on from where it stands where none is further. What is fetched is
+    checked against its hash before this node stands on it, and what it trained before goes to its residual.
+
+    Its parts are public, for tests that look at what DiLoCo alone promises.
+    """
 
     name = "diloco"
 
     def __init__(self, parts: Context) -> None:
-        self._trainer = parts.trainer
-        self.agreement = Agreement(
-            me=parts.me,
-            run_id=parts.run_id,
-            rpc=parts.rpc,
-            liveness=parts.liveness,
-            exchange=parts.spec.exchange,
-            admits=parts.admits,
-            relayed=parts.relayed,
-        )
-        self.allreduce = self._reducer(parts)
+        self._parts = parts
+        self.agreement = Agreement(parts)
+        self.allreduce = self._reducer()
         self.rounds = DilocoRounds(parts, self.agreement, self.allreduce)
-        self.places = DilocoPlace(parts, self.agreement, self.rounds)
+        self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
 
-    def _reducer(self, parts: Context) -> Reducer:
+    def _reducer(self) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
-        return AllReduce(
-            me=parts.me,
-            run_id=parts.run_id,
-            bulk=parts.bulk,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            exchange=parts.spec.exchange,
-            parameters=parts.trainer.layout.parameters,
-        )
+        return AllReduce(self._parts)
 
     @property
     def phase(self) -> str:
-        return self.places.phase or self.rounds.phase
+        return self.rounds.phase
 
     @property
     def place(self) -> Place | None:
@@ -280,9 +99,22 @@ class Diloco(Method):
         self.agreement.acceptor.paused = paused
 
     async def find_place(self, begin: Begin) -> None:
+        self.rounds.phase = "waiting"
+        self._last_round = begin.last_round
         if begin.saved is not None:
             self.allreduce.sent.restore(begin.saved.residual)
-        await self.places.find(begin)
+        if begin.expect_members or begin.saved is not None:
+            found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
+            alone = begin.saved is not None or begin.creator
+            await self._find_members(until=found_by if alone else math.inf)
+        self._parts.observer.warn("alone", None)
+        if self.rounds.stands:
+            return
+        if begin.saved is not None:
+            logger.info("nobody of the run answers; going on from the checkpoint of round %d", begin.saved.round)
+            await self.rounds.begin(begin.saved.round, begin.saved.state, (self._parts.me,), ())
+        else:
+            await self._found_the_run(begin)
 
     async def run_round(self) -> RoundResult:
         if self._better is None:
@@ -296,13 +128,18 @@ class Diloco(Method):
         raise Overtaken(str(self._better))
 
     async def regain_place(self) -> None:
+        """Stand with the others again: at once where their roster names this node, else when the next one does."""
+        self.rounds.phase = "waiting"
         better, self._better = self._better, None
-        await self.places.regain(better)
+        if better is not None:
+            logger.info("others are at round %d; catching up", better.head.round)
+        if better is None or not self._named_in(better.head) or not await self.go_to(better.head, better.source):
+            await self._wait_to_be_named()
         self._better = None
 
     async def watch(self) -> None:
         while True:
-            self._better = await self.places.find_better()
+            self._better = await self._find_better()
             if self.phase == "training":
                 self._round.cancel()
 
@@ -312,8 +149,125 @@ class Diloco(Method):
             await self.rounds.return_local_work()
 
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
-        return nullcontext(self._trainer)
+        return nullcontext(self._parts.trainer)
 
     def saved(self) -> Saved:
-        here = self.agreement.position
+        here = self.agreement.acceptor.position
         return Saved(here.round, self.rounds.state, self.allreduce.sent.export(), here.voters, method=self.name)
+
+    async def go_to(self, head: RoundHead, source: PeerId) -> bool:
+        """Fetch the state at `head` and stand there. False where that failed for now; nothing is then changed."""
+        before = self.agreement.acceptor.position.parent if self.rounds.stands else None
+        began = trio.current_time()
+        sources = tuple(p for p in dict.fromkeys((source, *head.voters)) if p != self._parts.me)
+        try:
+            hash = await self.rounds.catch_up(head, sources)
+        except CatchUpFailed as error:
+            logger.warning("catching up with round %d failed, trying again: %s", head.round, error)
+            return False
+        finally:
+            self.rounds.phase = "waiting"
+        if hash != before:  # else it held this state already
+            seconds = trio.current_time() - began
+            logger.info("caught up with round %d in %.1f s", head.round, seconds)
+            self._parts.observer.caught_up(head.round, hash, seconds)
+        return True
+
+    async def _find_better(self) -> Behind:
+        """Wait until members outside this node's roster stand on a better history than its own."""
+        while True:
+            await trio.sleep(LOOK_AROUND_EVERY * self._parts.rng.uniform(0.5, 1.5))
+            if not self.rounds.stands:
+                continue
+            mine = self.agreement.acceptor.head()
+            strangers = [
+                p for p in self._parts.membership.connected() if p not in mine.voters and p not in mine.joiners
+            ]
+            for peer in self._parts.rng.sample(strangers, min(LOOK_AT, len(strangers))):
+                try:
+                    theirs = await self.agreement.ask_head(peer, timeout=HEAD_TIMEOUT)
+                except CallError:
+                    continue
+                mine = self.agreement.acceptor.head()
+                apart = diverged(mine, theirs) or theirs.round > mine.round + 1
+                if apart and prefers(mine, theirs) and not theirs.paused:
+                    logger.warning("%s stands on another history with more members; following it", peer)
+                    return Behind(theirs, peer)
+
+    # --- getting a place --------------------------------------------------------------------------------------------
+
+    async def _find_members(self, *, until: float) -> None:
+        """Get a place among members, or find out by `until` (trio time) that none answers."""
+        told = False
+        while trio.current_time() < until:
+            if await self._join_others():
+                return
+            if self.rounds.stands:  # members answer; their next roster will name this node
+                await self._wait_to_be_named()
+                return
+            if not told:
+                told = True
+                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
+                logger.info("looking for members of run %s", self._parts.run_id[:12])
+            await trio.sleep(ASK_TO_JOIN_EVERY)
+
+    async def _found_the_run(self, begin: Begin) -> None:
+        """Begin at round 0 from the initial parameters, with those who have asked to join so far."""
+        state = OuterState.start(self._parts.trainer.parameters())
+        await self.rounds.begin(0, state, (self._parts.me,), ())
+        waited = trio.current_time() + begin.wait_seconds
+        while trio.current_time() < waited:
+            if len(self.agreement.acceptor.waiting_to_join()) >= begin.wait_peers:
+                break
+            await trio.sleep(0.1)
+        await self.rounds.begin(0, state, (self._parts.me,), self.agreement.acceptor.waiting_to_join())
+
+    async def _join_others(self) -> bool:
+        """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
+        heads = await self._heads(join=True)
+        for head, source in heads:
+            # after its last round a swarm names nobody any more
+            over = self._last_round is not None and head.round >= self._last_round
+            if (self._named_in(head) or over) and await self.go_to(head, source):
+                return True
+        if heads and not self.rounds.stands:
+            await self.go_to(*heads[0])
+        return False
+
+    async def _heads(self, *, join: bool) -> list[tuple[RoundHead, PeerId]]:
+        """Where members stand, the best first; with `join` they are asked to name this node as well."""
+        peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
+        heads: list[tuple[RoundHead, PeerId]] = []
+
+        async def look(peer: PeerId) -> None:
+            try:
+                heads.append((await self.agreement.ask_head(peer, join=join, timeout=HEAD_TIMEOUT), peer))
+            except CallError as error:
+                logger.debug("%s does not say where it stands: %s", peer, error)
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers[:ASK_AT_ONCE]:
+                nursery.start_soon(look, peer)
+        return sorted(heads, key=lambda found: rank(found[0]), reverse=True)
+
+    async def _wait_to_be_named(self) -> None:
+        """Ask members until one names this node; go on from here where nobody answers, or nobody is better off.
+
+        The last rule ends the wait of nodes that all wait for one another.
+        """
+        deadline = trio.current_time() + FIND_MEMBERS_FOR
+        while not await self._join_others():
+            if trio.current_time() > deadline:
+                mine = self.agreement.acceptor.head()
+                heads = [head for head, _ in await self._heads(join=False) if not head.paused]
+                if not any(head.run_id == self._parts.run_id and prefers(mine, head) for head in heads):
+                    here = self.agreement.acceptor.position
+                    answered = f"{len(heads)} members answer and none is further" if heads else "no member answers"
+                    logger.warning("%s; going on from round %d", answered, here.round)
+                    if not heads:
+                        await self.rounds.begin(here.round, self.rounds.state, (self._parts.me,), ())
+                    return
+            await trio.sleep(ASK_TO_JOIN_EVERY)
+
+    def _named_in(self, head: RoundHead) -> bool:
+        return self._parts.me in head.voters or self._parts.me in head.joiners

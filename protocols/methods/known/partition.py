@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 
 from swarmnode.protocols.methods.known.messages import Owner, Part, RoundRoster, Seat, cut, owners_of
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.base import STEP
 
@@ -56,16 +57,18 @@ BATCH = 8  # chunks that are worth waking a thread for: about 2 ms of work
 
 @dataclass(frozen=True)
 class Chunks:
-    """Stretches of the vector, one after another, each cut into chunks of CHUNK elements; its last may be shorter."""
+    """Parts of the vector, one after another, each cut into chunks of CHUNK elements; its last may be shorter."""
 
-    stretches: tuple[tuple[int, int], ...]  # elements from and to which each goes
+    parts: tuple[Part, ...]
     codec: Codec
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """The elements at which each chunk begins and ends."""
         return [
-            (first, min(first + CHUNK, stop)) for start, stop in self.stretches for first in range(start, stop, CHUNK)
+            (first, min(first + CHUNK, part.stop))
+            for part in self.parts
+            for first in range(part.start, part.stop, CHUNK)
         ]
 
     @cached_property
@@ -90,19 +93,70 @@ class Chunks:
         """How many whole chunks the first `ready` bytes hold."""
         return bisect_right(self._offsets, ready) - 1
 
+    def place(self, chunk: int) -> tuple[int, int]:
+        """The elements of the vector at which a chunk begins and ends."""
+        return self._places[chunk]
+
     def elements(self, chunk: int) -> slice:
         """The elements of a chunk, in the vector."""
         return slice(*self._places[chunk])
-
-    def raw(self, chunk: int, encoded: memoryview) -> memoryview:
-        """The bytes of a chunk within those of the part."""
-        return encoded[self._offsets[chunk] : self._offsets[chunk + 1]]
 
     def begins_like(self, other: Chunks) -> int:
         """How many bytes hold the chunks with which both begin."""
         pairs = enumerate(zip(self._places, other._places, strict=False))
         alike = next((chunk for chunk, (one, two) in pairs if one != two), min(self.count, other.count))
         return self.bytes_until(alike)
+
+
+class ChunkStream(StreamingBuffer):
+    """Encoded chunks on their way from a member to another, at one end of it: in memory whose head is good.
+
+    What an attempt at a round leaves to the next are such streams. Where the next asks for the same chunks first, a
+    stream goes on where it ended, in the same memory; its name sees to it that a receiver goes on only with what it
+    began with.
+    """
+
+    def __init__(self, chunks: Chunks, memory: memoryview, *, name: bytes = b"", kept: int = 0) -> None:
+        super().__init__(memory, name=name, kept=kept)
+        self.chunks = chunks
+
+    @property
+    def done(self) -> int:
+        """How many whole chunks are good."""
+        return self.chunks.whole_in(self.ready)
+
+    def grow_to(self, chunk: int) -> None:
+        """The first `chunk` chunks are good now."""
+        self.grow(self.chunks.bytes_until(chunk))
+
+    def raw(self, chunk: int) -> memoryview:
+        """The bytes of a chunk."""
+        return self.buffer[self.chunks.bytes_until(chunk) : self.chunks.bytes_until(chunk + 1)]
+
+    def encoded_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:
+        """At the sender: with these chunks to be encoded, less those that are already. It takes this one's memory."""
+        memory, kept = self._in_hand(chunks, pool, self.chunks.bytes_until(self.done))
+        stream = ChunkStream(chunks, memory, name=self.name)
+        stream.grow(kept)
+        return stream
+
+    def encoded_from(self, others: Iterable[ChunkStream]) -> None:
+        """At the sender: take chunks that come next from those encoded for others, as far as they are there."""
+        there = {stream.chunks.place(chunk): stream.raw(chunk) for stream in others for chunk in range(stream.done)}
+        for chunk in range(self.done, self.chunks.count):
+            if self.chunks.place(chunk) not in there:
+                break
+            self.raw(chunk)[:] = there[self.chunks.place(chunk)]
+            self.grow_to(chunk + 1)
+
+    def fetched_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:
+        """At the owner: with these chunks to be fetched, less what came. It takes this one's memory."""
+        memory, kept = self._in_hand(chunks, pool, max(self.ready, self.kept) if self.name else 0)
+        return ChunkStream(chunks, memory, name=self.name, kept=kept)
+
+    def _in_hand(self, chunks: Chunks, pool: BufferPool, good: int) -> tuple[memoryview, int]:
+        kept = min(good, self.chunks.begins_like(chunks))
+        return pool.enlarge(self.buffer, chunks.size, used=kept), kept
 
 
 class BufferPool:
@@ -194,11 +248,6 @@ class Column:
 
     owners: tuple[PeerId, ...]  # of group 0, 1, 2, …
     parts: tuple[Part, ...]  # what each owner takes the mean of; it may have none, or several where it is alone
-
-    @property
-    def stretches(self) -> tuple[tuple[int, int], ...]:
-        """The elements from and to which each part goes."""
-        return tuple((part.start, part.stop) for part in self.parts)
 
 
 @dataclass(frozen=True)

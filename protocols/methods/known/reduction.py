@@ -1,30 +1,40 @@
-"""What a member computes in an all-reduce (`allreduce.py`), a batch of chunks at a time, in threads.
+"""What a member computes and fetches in an all-reduce (`allreduce.py`), and what every reduction has in common.
 
-Every chunk goes through it while a core's cache holds it, and no step takes new memory.
+Every chunk goes through the arithmetic while a core's cache holds it, a batch of chunks at a time in a thread, and no
+step takes new memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
-from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, Chunks
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
+from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, ChunkStream
+from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.peers.liveness import PeerGoneSilent
+from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
-from swarmnode.training.codecs import Codec, CodecError
+from swarmnode.training.codecs import Codec, CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.outer import fold_in
+from swarmnode.training.outer import fold_in, shares_of
 
 RATE_FROM = 1 << 20  # bytes; fewer measure the round trip, not the link
 SILENT_SHARE = 0.3  # of the usual time of a reduction: what is lost when a frozen peer is noticed
 SILENT_LEAST = 0.5  # seconds that a peer may be silent in any case: a lost packet is sent again after half of it
+
+Vector = NDArray[np.float32]
+Name = tuple[str | int, ...]  # of what is offered in an attempt
+
+logger = logging.getLogger(__name__)
 
 
 def silence_allowed(usual: float | None, failed: int) -> float | None:
@@ -37,42 +47,140 @@ def silence_allowed(usual: float | None, failed: int) -> float | None:
     return None if usual is None else max(SILENT_LEAST, SILENT_SHARE * usual) * 2**failed
 
 
-class Arrivals:
-    """The flow of one fetch of `size` bytes. Pass `moving` as its `progress`."""
+class Reducer(ABC):
+    """What brings the work of all seats to one vector, in one run.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._first: tuple[float, int] | None = None  # when the first bytes came (trio time), and how many
-
-    def moving(self, done: int) -> None:
-        """`done` bytes are in hand."""
-        if self._first is None:
-            self._first = trio.current_time(), done  # the wait for the offer says nothing about the link
-
-    def rate(self) -> float | None:
-        """Bytes a second up to now; None where too little came to tell."""
-        if self._first is None:
-            return None
-        began, there = self._first
-        seconds, moved = trio.current_time() - began, self._size - there
-        return moved / seconds if moved >= RATE_FROM and seconds > 0 else None
-
-
-logger = logging.getLogger(__name__)
-
-
-async def next_batch(chunks: Chunks, done: int, sources: Sequence[StreamingBuffer], *, at: int = 0) -> range:
-    """The chunks after the first `done` that all sources have, BATCH of them or the rest, as soon as they do.
-
-    The part begins `at` bytes into each of the sources.
+    Until `commit(roster)`, an attempt has left no trace but offers to others: its residuals are pending.
     """
-    goal = at + chunks.bytes_until(min(done + BATCH, chunks.count))
+
+    def __init__(self, parts: Context) -> None:
+        """By the run's codec and deadlines: a peer that keeps answering pings is waited for until their ceiling."""
+        self._parts = parts
+        self._me = parts.me
+        self._codec = codec(parts.spec.exchange.codec)
+        self._parameters = parts.trainer.layout.parameters
+        self.sent = ErrorFeedback(self._codec, self._parameters)  # the residual of this node's own work
+        self._residuals = [self.sent]  # those that live across rounds
+        self._pending: str | None = None  # roster id of the attempt whose residuals are
+        self._offered: list[RoundRoster] = []  # attempts whose offers stand
+        self.rates: dict[PeerId, float] = {}  # bytes per second measured when fetching from each peer
+
+    @abstractmethod
+    async def reduce(
+        self, roster: RoundRoster, values: Vector, *, within: float = math.inf, silence: float | None = None
+    ) -> Vector:
+        """Of all seats' `values`, float32 (P,): bit-identical on every seat that gets it. Raises PartsMissing.
+
+        `within`: seconds to wait for others, at most the run's ceiling; `silence`: for how many of them one may give no
+        sign of life, None: as always.
+        """
+
+    def commit(self, roster: RoundRoster) -> bool:
+        """The round of `roster` was decided: keep what its encodings left out.
+
+        False where this node's values are not in that result: its weight was 0, or its attempt was another one.
+        """
+        counts = self._pending == roster.roster_id
+        if counts:
+            for residual in self._residuals:
+                residual.commit()
+        self.rollback()
+        self._withdraw(old for old in self._offered if old.round != roster.round)
+        return counts and roster.weight_of(self._me) > 0
+
+    def rollback(self) -> None:
+        """Forget the pending residuals of an attempt that did not count."""
+        for residual in self._residuals:
+            residual.rollback()
+        self._pending = None
+
+    def _offer(self, roster: RoundRoster, name: Name, what: bytes | StreamingBuffer, to: Iterable[PeerId]) -> None:
+        """Let these peers fetch it in an attempt, by its name."""
+        peers = frozenset(to) - {self._me}
+        if peers:
+            self._parts.bulk.offer(self._key(roster, *name), what, to=peers)
+
+    async def _fetch(
+        self,
+        roster: RoundRoster,
+        peer: PeerId,
+        name: Name,
+        until: float,
+        *,
+        max_size: int,
+        into: StreamingBuffer | None = None,
+        silence: float | None = None,
+    ) -> tuple[bytes | memoryview, float | None]:
+        """What `peer` offers in an attempt, and at how many bytes a second it came, where enough did to tell.
+
+        Raises PartsMissing where it is not here by `until` (trio time). A peer may wait for others for as long as it
+        lives; one that shows no sign of life, for `silence` seconds where that is given, is given up before.
+        """
+        began: list[tuple[float, int]] = []  # when the first bytes came, and how many: before, it waited for the offer
+        wait = max(0.0, until - trio.current_time())
+
+        def moving(done: int) -> None:
+            if not began:
+                began.append((trio.current_time(), done))
+            self._parts.liveness.heard_from(peer)
+
+        async def fetch() -> bytes | memoryview:
+            key = self._key(roster, *name)
+            return await self._parts.bulk.fetch(
+                peer, key, into=into, max_size=max_size, wait=wait, stall=math.inf, progress=moving
+            )
+
+        failure: Exception | None = None
+        with trio.move_on_at(until):
+            try:
+                raw = await self._parts.liveness.unless_gone(peer, fetch, within=silence)
+            except (NetworkError, PeerGoneSilent) as error:
+                failure = error
+            else:
+                seconds, moved = (trio.current_time() - began[0][0], len(raw) - began[0][1]) if began else (0.0, 0)
+                return raw, moved / seconds if moved >= RATE_FROM and seconds > 0 else None
+        raise PartsMissing((peer,)) from failure
+
+    def _withdraw(self, rosters: Iterable[RoundRoster]) -> None:
+        """Offer nothing more of these attempts."""
+        for old in list(rosters):
+            self._parts.bulk.withdraw(self._key(old))
+            self._offered.remove(old)
+
+    def _key(self, roster: RoundRoster, *name: str | int) -> Key:
+        return ("parts", self._parts.run_id, roster.roster_id, *name)
+
+
+def shares_in(roster: RoundRoster) -> dict[PeerId, np.float32]:
+    """What the values of each seat count, of those that count at all; in the roster's order."""
+    working = [seat for seat in roster.seats if seat.weight > 0]
+    return dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
+
+
+@asynccontextmanager
+async def all_or_missing() -> AsyncIterator[trio.Nursery]:
+    """A nursery for tasks that may raise PartsMissing: the first to do so ends the others, and all are named."""
+    missing: set[PeerId] = set()
+    try:
+        async with trio.open_nursery() as nursery:
+            yield nursery
+    except* PartsMissing as group:
+        for error in group.exceptions:
+            logger.debug("%s: %r", error, error.__cause__)
+            missing.update(error.peers if isinstance(error, PartsMissing) else ())
+    if missing:
+        raise PartsMissing(tuple(sorted(missing)))
+
+
+async def next_batch(sources: Collection[ChunkStream], done: int, stop: int) -> range:
+    """Chunks from `done` on that all sources have, as soon as these are BATCH, or all that remain before `stop`."""
+    goal = min(done + BATCH, stop)
     for source in sources:
-        await source.reach(goal)
-    return range(done, min(chunks.whole_in(source.ready - at) for source in sources))
+        await source.reach(source.chunks.bytes_until(goal))
+    return range(done, min(stop, *(source.done for source in sources)))
 
 
-async def pass_on(pieces: Sequence[StreamingBuffer], whole: StreamingBuffer, *, step: int) -> None:
+async def pass_on(pieces: Sequence[StreamingBuffer], whole: StreamingBuffer, step: int) -> None:
     """Let `whole` grow as the pieces do that its memory consists of, in their order, some `step` bytes at a time."""
     before = 0
     for piece in pieces:
@@ -81,55 +189,6 @@ async def pass_on(pieces: Sequence[StreamingBuffer], whole: StreamingBuffer, *, 
             whole.grow(before + piece.ready)
         before += piece.size
         whole.grow(before)
-
-
-@asynccontextmanager
-async def all_or_missing() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
-    """A nursery for tasks that may raise PartsMissing: the first to do so ends the others, and all are named."""
-    failed: list[PeerId] = []
-    async with trio.open_nursery() as nursery:
-
-        async def run(work: Callable[[], Awaitable[None]]) -> None:
-            try:
-                await work()
-            except PartsMissing as error:
-                logger.debug("%s: %r", error, error.__cause__)
-                failed.extend(error.peers)
-                nursery.cancel_scope.cancel()
-
-        yield lambda work: nursery.start_soon(run, work)
-    if failed:
-        raise PartsMissing(tuple(sorted(set(failed))))
-
-
-Vector = NDArray[np.float32]
-
-
-class Reducer(Protocol):
-    """What a round needs of whatever brings the work of all seats to one vector."""
-
-    sent: ErrorFeedback  # the residual of this node's own work
-    rates: dict[PeerId, float]  # bytes per second measured when fetching from each peer
-
-    async def reduce(self, roster: RoundRoster, values: Vector, *, within: float | None = None) -> Vector:
-        """Of all seats' `values`, float32 (P,): bit-identical on every seat that gets it. Raises PartsMissing.
-
-        Until `commit(roster)`, the attempt has left no trace but offers to others.
-        """
-
-    def commit(self, roster: RoundRoster) -> bool:
-        """The round of `roster` was decided; whether this node's values are in that result."""
-
-    def rollback(self) -> None:
-        """Forget the pending residuals of an attempt that did not count."""
-
-
-class Undecodable(Exception):
-    """The contribution with this index is no encoding."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(f"contribution {index} is no encoding")
-        self.index = index
 
 
 class Summing:
@@ -144,82 +203,43 @@ class Summing:
         self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
         self._scratch = np.empty((2, min(CHUNK, parameters)), np.float32)
 
-    def own(self, *ranges: tuple[int, int]) -> None:
-        """This node sums these elements now: of its residual, what lies elsewhere is dropped."""
-        owned = tuple(sorted(ranges))
+    def own(self, parts: Iterable[Part]) -> None:
+        """This node sums these parts now: of its residual, what lies elsewhere is dropped."""
+        owned = tuple(sorted((part.start, part.stop) for part in parts))
         if self._owned != owned:
             self.residual.keep_only(*owned)
             self._owned = owned
 
     def sum(
         self,
-        chunks: Chunks,
         batch: range,
-        contributions: Sequence[memoryview],
+        sources: Mapping[PeerId, ChunkStream],
         shares: Sequence[np.float32],
-        out: memoryview,
+        out: ChunkStream,
         into: Vector | None = None,
+        first: int = 0,
     ) -> int:
-        """Encode the sum of share · contribution, in their order, into the part's bytes `out`; decode it `into` (P,).
+        """Encode the sum of share · source, in their order, for a batch of chunks; decode it `into` (P,).
 
-        Returns how many chunks have a sum that cannot be encoded and counts as zeros. Raises Undecodable.
+        `out` begins with the chunk that is the `first` of the sources. Returns how many chunks have a sum that cannot
+        be encoded and counts as zeros. Raises PartsMissing where what a peer sent is no encoding.
         """
         lost = 0
         for chunk in batch:
-            place = chunks.elements(chunk)
+            place, raw = out.chunks.elements(chunk - first), out.raw(chunk - first)
             size = place.stop - place.start
             total, decoded = self._scratch[:, :size]
             total.fill(0)
-            for index, (share, raw) in enumerate(zip(shares, contributions, strict=True)):
+            for share, (peer, source) in zip(shares, sources.items(), strict=True):
                 try:
-                    self._codec.decode(chunks.raw(chunk, raw), size, decoded)
+                    self._codec.decode(source.raw(chunk), size, decoded)
                 except CodecError as error:
-                    raise Undecodable(index) from error
+                    raise PartsMissing((peer,)) from error
                 fold_in(total, share, decoded, decoded)
-            lost += not encoded(self._codec, self.residual, place, total, chunks.raw(chunk, out))
+            lost += not encoded(self._codec, self.residual, place, total, raw)
             if into is not None:
-                self._codec.decode(chunks.raw(chunk, out), size, into[place])
+                self._codec.decode(raw, size, into[place])
         return lost
-
-
-class Reduction:
-    """The arithmetic of one node, with the residuals that live across rounds.
-
-    `encode`, `decode` and what each of the two sums computes may run at the same time, each in one thread.
-    """
-
-    def __init__(self, codec: Codec, parameters: int) -> None:
-        self._codec = codec
-        self.sent = ErrorFeedback(codec, parameters)  # what this node's own encoded parts left out
-        self.sums = Summing(codec, parameters)  # of a group's values
-        self.means = Summing(codec, parameters)  # of all values, or of the sums of groups
-
-    def encode(self, chunks: Chunks, batch: range, values: Vector, out: memoryview) -> int:
-        """Encode this node's `values`, float32 (P,), into the part's bytes `out`.
-
-        Returns how many chunks could not be encoded and are sent as zeros.
-        """
-        lost = 0
-        for chunk in batch:
-            place = chunks.elements(chunk)
-            lost += not encoded(self._codec, self.sent, place, values[place], chunks.raw(chunk, out))
-        return lost
-
-    def decode(self, chunks: Chunks, batch: range, raw: memoryview, mean: Vector) -> None:
-        """Decode chunks of a part into `mean` (P,). Raises CodecError."""
-        for chunk in batch:
-            place = chunks.elements(chunk)
-            self._codec.decode(chunks.raw(chunk, raw), place.stop - place.start, mean[place])
-
-    def commit(self) -> None:
-        """The round counted: what its encodings left out is sent with the next."""
-        for residual in (self.sent, self.sums.residual, self.means.residual):
-            residual.commit()
-
-    def rollback(self, *, also_sent: bool = True) -> None:
-        """The attempt did not count: its encodings never happened; those of this node's values only if `also_sent`."""
-        for residual in (self.sums.residual, self.means.residual, *((self.sent,) if also_sent else ())):
-            residual.rollback()
 
 
 def encoded(codec: Codec, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:

@@ -18,7 +18,6 @@ call is cancelled: work is settled in steps that nothing interrupts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 import trio
@@ -47,9 +46,10 @@ class DilocoRounds:
     """
 
     def __init__(self, parts: Context, agreement: Agreement, allreduce: Reducer) -> None:
+        self._parts = parts
         self._me, self._spec = parts.me, parts.spec
         self._trainer, self._runner = parts.trainer, parts.runner
-        self._agreement = agreement
+        self._agreement, self._acceptor = agreement, agreement.acceptor
         self._allreduce = allreduce
         self._catch_up = CatchUp(
             run_id=parts.run_id,
@@ -91,20 +91,18 @@ class DilocoRounds:
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
         self._stand_on(round, hash, state)
         first_window = FIRST_WINDOW * self._spec.exchange.deadline_ceiling
-        self._agreement.advance(Position(round, hash, voters, joiners, first_window))
+        self._acceptor.advance(Position(round, hash, voters, joiners, first_window))
         self._ended = trio.current_time()
         return hash
 
-    async def catch_up(
-        self, head: RoundHead, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None = None
-    ) -> str:
+    async def catch_up(self, head: RoundHead, sources: tuple[PeerId, ...]) -> str:
         """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
 
         What this node trained since it last stood with others goes to its residual.
         """
         self.phase = "catching-up"
         began = trio.current_time()
-        state = await self._state_at(head, sources, progress)
+        state = await self._state_at(head, sources)
         round, hash = head.round, head.state_hash
         if self._state is not None:
             await self._return_work(await self._unsettled())
@@ -113,18 +111,18 @@ class DilocoRounds:
         window = min(max(head.window, 0.0), LONGEST_WINDOW)
         self._ended = trio.current_time()
         self._late_by = max(head.elapsed, 0.0) + self._ended - began
-        self._agreement.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=self._late_by)
+        self._acceptor.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=self._late_by)
         return hash
 
-    async def _state_at(
-        self, head: RoundHead, sources: tuple[PeerId, ...], progress: Callable[[int, int], None] | None
-    ) -> OuterState:
+    async def _state_at(self, head: RoundHead, sources: tuple[PeerId, ...]) -> OuterState:
         """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
         layout = self._trainer.layout
         held = self._state or OuterState.start(self._trainer.parameters())
         if await self._runner(lambda: state_hash(head.round, layout, held)) == head.state_hash:
             return held
-        round, _, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, progress=progress)
+        round, _, state = await self._catch_up.fetch(
+            sources, state_hash=head.state_hash, progress=self._parts.observer.progress
+        )
         if round != head.round:
             raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
         return state
@@ -144,7 +142,7 @@ class DilocoRounds:
 
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
-        here = self._agreement.position
+        here = self._acceptor.position
         self.phase = "training"
         worked = await self._train(here)
         gradient = await self._unsettled()
@@ -199,10 +197,10 @@ class DilocoRounds:
 
         return await self._runner(difference)
 
-    async def reduce(self, roster: RoundRoster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         """As in `Exchange`: the state that follows from this roster; kept until the round is decided."""
         self._offered = self._gradient
-        mean = await self._allreduce.reduce(roster, self._gradient, within=within)
+        mean = await self._allreduce.reduce(roster, self._gradient, within=within, silence=silence)
         before, outer = self.state, self._spec.outer
 
         def step() -> tuple[str, OuterState]:
@@ -220,7 +218,7 @@ class DilocoRounds:
 
     def _propose(self, round: int, hash: str, state: OuterState) -> None:
         """Hold and serve a state that may be decided, in place of an earlier one of the round."""
-        if self._proposed is not None and self._proposed[0] not in (hash, self._agreement.position.parent):
+        if self._proposed is not None and self._proposed[0] not in (hash, self._acceptor.position.parent):
             self._catch_up.withdraw(self._proposed[0])
         self._proposed = hash, state
         self._catch_up.serve_state(round, hash, state)
@@ -234,7 +232,7 @@ class DilocoRounds:
             round, _, state = await self._catch_up.fetch(others, state_hash=state_hash)
         except CatchUpFailed as error:
             raise PartsMissing(others) from error
-        if round != self._agreement.position.round + 1:
+        if round != self._acceptor.position.round + 1:
             raise PartsMissing(others)
         self._propose(round, state_hash, state)
 
@@ -257,9 +255,9 @@ class DilocoRounds:
         round, roster = decision.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
         window = min(max(roster.window, 0.0), LONGEST_WINDOW)
-        self._late_by = self._agreement.acceptor.late_by
+        self._late_by = self._acceptor.late_by
         position = Position(round, decision.state_hash, roster.peers, roster.joiners, window)
-        self._agreement.advance(position, elapsed=self._late_by)
+        self._acceptor.advance(position, elapsed=self._late_by)
         missing = set(decision.missing)
         if not counted and worked.samples > 0:
             missing.add(self._me)

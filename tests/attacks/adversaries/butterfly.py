@@ -70,17 +70,17 @@ class WrongCentre(ButterflyLie):
         reduction._centre = only_own  # type: ignore[method-assign]
 
     def undefended(self, method: Diloco) -> None:
-        means = method.allreduce._reduction.means  # type: ignore[attr-defined]
+        means = method.allreduce._means  # type: ignore[attr-defined]
         usual = means.sum
 
-        def summed(cells: Any, batch: Any, contributions: Any, shares: Any, out: Any, into: Any = None) -> int:
-            lost = usual(cells, batch, contributions, shares, out, into)
+        def summed(batch: Any, sources: Any, shares: Any, out: Any, into: Any = None, first: int = 0) -> int:
+            lost = usual(batch, sources, shares, out, into, first)
             codec = means._codec
-            for cell in batch:
-                place = cells.elements(cell)
-                raw = cells.raw(cell, out)
+            for chunk in batch:
+                place = out.chunks.elements(chunk - first)
+                raw = out.raw(chunk - first)
                 values = codec.decode(raw, place.stop - place.start)
-                away = np.random.default_rng(cell).standard_normal(values.size, dtype=np.float32)
+                away = np.random.default_rng(chunk).standard_normal(values.size, dtype=np.float32)
                 length = np.float32(self.far * np.linalg.norm(values) / np.linalg.norm(away))
                 codec.encode(values + away * length, raw)
                 if into is not None:
@@ -105,16 +105,16 @@ class BrokenCommitment(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
-        offer = reduction._talk.offer
+        offer = reduction.offer
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
             if name[0] == "part":
                 part = attempt.parts[name[1]]
                 other = bytes(reduction._codec.encode(np.ones(part.stop - part.start, np.float32)))
-                raw = reduction._talk.with_bytes(attempt, Sent(name[1], _hash(other)), other)
+                raw = reduction.with_bytes(attempt, Sent(name[1], _hash(other)), other)
             offer(attempt, name, raw)
 
-        reduction._talk.offer = lying  # type: ignore[method-assign]
+        reduction.offer = lying  # type: ignore[method-assign]
 
 
 class UnequalStatements(ButterflyLie):
@@ -127,15 +127,15 @@ class UnequalStatements(ButterflyLie):
         raise NotImplementedError
 
     def tell(self, method: Btard) -> None:
-        reduction, bulk = method.reduction, method.reduction._talk._bulk
-        offered, offer = bulk.offered, reduction._talk.offer
+        reduction, bulk = method.reduction, method.reduction._parts.bulk
+        offered, offer = bulk.offered, reduction.offer
         twice: dict[Any, bytes] = {}
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
             offer(attempt, name, raw)
             changed = self._changed(reduction, attempt, name, raw)
             if changed is not None:
-                twice[reduction._talk._key(attempt.roster, *name)] = changed
+                twice[reduction._key(attempt.roster, *name)] = changed
 
         async def unequal(key: Any, peer: str, wait: float) -> Any:
             found = await offered(key, peer, wait)
@@ -143,14 +143,14 @@ class UnequalStatements(ButterflyLie):
                 return type(found)(memoryview(twice[key]), found.to)
             return found
 
-        reduction._talk.offer, bulk.offered = lying, unequal  # type: ignore[method-assign]
+        reduction.offer, bulk.offered = lying, unequal  # type: ignore[method-assign]
 
     def _changed(self, reduction: Any, attempt: Any, name: Any, raw: bytes) -> bytes | None:
         if name[0] != NAMES[self.kind]:
             return None
         signed = wire.decode(Signed, raw)
         what = self.other(wire.decode(self.kind, signed.body))
-        return wire.encode(reduction._talk.sealed(attempt, what))
+        return wire.encode(reduction.sign(attempt, what))
 
 
 class UnequalCommitments(UnequalStatements):
@@ -169,7 +169,7 @@ class UnequalCentres(UnequalStatements):
             return None
         part = attempt.parts[name[1]]
         other = bytes(reduction._codec.encode(np.ones(part.stop - part.start, np.float32)))
-        return bytes(reduction._talk.with_bytes(attempt, Centre(name[1], _hash(other), 1.0, 0.0), other))
+        return bytes(reduction.with_bytes(attempt, Centre(name[1], _hash(other), 1.0, 0.0), other))
 
 
 class OtherNonce(ButterflyLie):
@@ -178,14 +178,14 @@ class OtherNonce(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
-        tell = reduction._talk.tell
+        exchange = reduction.exchange
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
             if isinstance(what, Opening):
                 what = Opening(bytes(32))
-            return await tell(attempt, what, kind)
+            return await exchange(attempt, what, kind)
 
-        reduction._talk.tell = lying  # type: ignore[method-assign]
+        reduction.exchange = lying  # type: ignore[method-assign]
 
 
 class FalseSums(ButterflyLie):
@@ -198,8 +198,8 @@ class FalseSums(ButterflyLie):
         reduction = method.reduction
         usual = reduction._sums
 
-        def lying(attempt: Any, own: Any, mean: Any, seed: bytes) -> Sums:
-            told = usual(attempt, own, mean, seed)
+        def lying(attempt: Any, own: Any, mean: Any) -> Sums:
+            told = usual(attempt, own, mean)
             return replace(told, sums=tuple(1e3 + s for s in told.sums))
 
         reduction._sums = lying  # type: ignore[method-assign]
@@ -211,12 +211,12 @@ class FalseAccusation(ButterflyLie):
 
     def tell(self, method: Btard) -> None:
         reduction = method.reduction
-        tell = reduction._talk.tell
+        exchange = reduction.exchange
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
-            return await tell(attempt, PartAudit((0,)) if isinstance(what, PartAudit) else what, kind)
+            return await exchange(attempt, PartAudit((0,)) if isinstance(what, PartAudit) else what, kind)
 
-        reduction._talk.tell = lying  # type: ignore[method-assign]
+        reduction.exchange = lying  # type: ignore[method-assign]
 
 
 class Garbage(ButterflyLie):
@@ -227,13 +227,13 @@ class Garbage(ButterflyLie):
     pointless = "without hashes they are one more contribution, which the clip bounds"
 
     def tell(self, method: Btard) -> None:
-        talk = method.reduction._talk
-        offer = talk.offer
+        reduction = method.reduction
+        offer = reduction.offer
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
             offer(attempt, name, raw[:-4] + b"\1\2\3\4" if name[0] == "part" else raw)
 
-        talk.offer = lying  # type: ignore[method-assign]
+        reduction.offer = lying  # type: ignore[method-assign]
 
 
 class LargeSignFlip(ButterflyLie):
@@ -249,8 +249,8 @@ class LargeSignFlip(ButterflyLie):
     def undefended(self, method: Diloco) -> None:
         reduce = method.allreduce.reduce
 
-        async def lying(roster: Any, values: Any, *, within: float | None = None) -> Any:
-            return await reduce(roster, np.float32(-1000) * values, within=within)
+        async def lying(roster: Any, values: Any, **how: Any) -> Any:
+            return await reduce(roster, np.float32(-1000) * values, **how)
 
         method.allreduce.reduce = lying  # type: ignore[method-assign]
 

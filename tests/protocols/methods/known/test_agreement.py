@@ -34,6 +34,7 @@ from swarmnode.protocols.methods.known.messages import (
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.runspec import ExchangeSection
 
@@ -50,11 +51,11 @@ class Member:
         self.rpc = Rpc(network)
         self.liveness = Liveness(self.rpc)
         exchange = ExchangeSection(deadline_floor=FLOOR, deadline_ceiling=CEILING)
-        self.agreement = Agreement(me=self.me, run_id=RUN, rpc=self.rpc, liveness=self.liveness, exchange=exchange)
+        self.agreement = Agreement(context_of(RUN, network, self.rpc, self.liveness, exchange))
         self.cannot_reach: set[PeerId] = set()
         self.obtained: list[str] = []
 
-    async def reduce(self, roster: RoundRoster, within: float) -> str:
+    async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         await trio.sleep(0.1)
         missing = self.cannot_reach & set(roster.peers)
         if missing:
@@ -91,7 +92,7 @@ class Swarm:
                 await self.nursery.start(part)
             self.members.append(member)
         for member in self.members:
-            member.agreement.advance(self.position(window=window, voters=voters))
+            member.agreement.acceptor.advance(self.position(window=window, voters=voters))
 
     def position(self, *, round: int = 0, window: float = 5.0, voters: int | None = None) -> Position:
         peers = tuple(m.me for m in self.members)
@@ -109,9 +110,11 @@ class Swarm:
             return
         self.decisions[member.me] = decision
         self._done(member).set()
-        here = member.agreement.position
+        here = member.agreement.acceptor.position
         roster = decision.roster
-        member.agreement.advance(Position(here.round + 1, decision.state_hash, roster.peers, roster.joiners, 5.0))
+        member.agreement.acceptor.advance(
+            Position(here.round + 1, decision.state_hash, roster.peers, roster.joiners, 5.0)
+        )
 
     async def decided(self, *members: Member, within: float) -> Decision:
         """The one decision of these members."""
@@ -243,9 +246,9 @@ def test_a_promise_outlives_going_to_the_same_position_again(simulated: Simulate
         swarm.begin()
         await swarm.decided(leader, within=5)
         for member in others:
-            member.agreement.advance(swarm.position())  # as after a catch-up with the very same head
+            member.agreement.acceptor.advance(swarm.position())  # as after a catch-up with the very same head
             assert member.agreement.acceptor.accepted is not None
-            member.agreement.advance(Position(0, "11" * 32, swarm.position().voters, (), 5.0))
+            member.agreement.acceptor.advance(Position(0, "11" * 32, swarm.position().voters, (), 5.0))
             assert member.agreement.acceptor.accepted is None
 
     simulate(simulated, body)
@@ -279,7 +282,7 @@ def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -
     async def body(swarm: Swarm) -> None:
         await swarm.start(3)
         for member in swarm.members[1:]:
-            member.agreement.advance(swarm.position(round=5))
+            member.agreement.acceptor.advance(swarm.position(round=5))
         ahead = sorted(swarm.members[1:], key=lambda m: m.agreement.acceptor.candidates().index(m.me))
         swarm.begin(*ahead)
         decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
@@ -321,7 +324,7 @@ def test_who_says_goodbye_is_not_waited_for_even_a_round_early(simulated: Simula
         for member in swarm.members[:3]:
             goodbye = Goodbye(RUN, 1)
             await leaver.rpc.call(member.me, "round.goodbye", goodbye, Noted, timeout=1)
-            member.agreement.advance(swarm.position(round=1))
+            member.agreement.acceptor.advance(swarm.position(round=1))
         swarm.begin(*swarm.members[:3])
         await swarm.decided(*swarm.members[:3], within=1)
 
@@ -411,7 +414,7 @@ def test_a_member_that_reports_another_state_is_left_out(simulated: Simulated) -
         await swarm.start(4)
         liar = swarm.members[3]
 
-        async def lie(roster: RoundRoster, within: float) -> str:
+        async def lie(roster: RoundRoster, within: float, silence: float | None) -> str:
             return "ee" * 32
 
         liar.reduce = lie  # type: ignore[method-assign]
@@ -440,7 +443,7 @@ def test_a_member_that_says_it_missed_nobody_who_could_be_left_out_is_left_out(s
         await swarm.start(4)
         liar = swarm.members[3]
 
-        async def blame(roster: RoundRoster, within: float) -> str:
+        async def blame(roster: RoundRoster, within: float, silence: float | None) -> str:
             raise PartsMissing((liar.me if whom == "itself" else liar.me[::-1],))
 
         liar.reduce = blame  # type: ignore[method-assign]

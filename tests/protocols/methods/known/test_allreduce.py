@@ -9,9 +9,9 @@ import pytest
 import trio
 from reducing import P, a_roster, peers, reduce_all
 
-from swarmnode.protocols.methods.known.allreduce import Vector
 from swarmnode.protocols.methods.known.messages import PartsMissing, parts
 from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, BufferPool, Chunks, grid_of
+from swarmnode.protocols.methods.known.reduction import Vector
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import CODECS, codec
 from swarmnode.training.outer import weighted_sum
@@ -114,7 +114,7 @@ def test_a_vector_of_many_cells_is_reduced_as_the_definition_says(simulated: Sim
         roster = a_roster(members, weights=weights)
         exact = np.empty(size, np.float32)
         for part in parts(roster, size):
-            chunks = Chunks(((part.start, part.stop),), chosen)
+            chunks = Chunks((part,), chosen)
             for place in map(chunks.elements, range(chunks.count)):
                 exact[place] = through(weighted_sum([through(m.values[place]) for m in members], weights))
         for result in (await reduce_all(members, roster)).values():

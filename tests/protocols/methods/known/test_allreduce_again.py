@@ -10,9 +10,9 @@ import trio
 from reducing import Peer, a_roster, peers, reduce_all
 from tripwire import Tripwire, spread
 
-from swarmnode.protocols.methods.known.allreduce import Vector
 from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
 from swarmnode.protocols.methods.known.partition import CHUNK, BufferPool, Chunks, grid_of
+from swarmnode.protocols.methods.known.reduction import Vector
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import weighted_sum
@@ -32,7 +32,7 @@ def mean_by_definition(members: list[Peer], roster: RoundRoster, codec_name: str
     """What a swarm without residuals comes to by `roster`, chunk by chunk."""
     weights, exact = [seat.weight for seat in roster.seats], np.empty(SIZE, np.float32)
     for column in grid_of(roster, SIZE, 16).columns:
-        chunks = Chunks(column.stretches, codec(codec_name))
+        chunks = Chunks(column.parts, codec(codec_name))
         for place in map(chunks.elements, range(chunks.count)):
             exact[place] = through(
                 weighted_sum([through(m.values[place], codec_name) for m in members], weights), codec_name
@@ -45,7 +45,7 @@ def outcome(members: list[Peer], results: dict[str, Vector | PartsMissing], rost
     means = [np.asarray(results[m.me]).tobytes() for m in members]
     assert len(set(means)) == 1
     assert [m.allreduce.commit(roster) for m in members] == [seat.weight > 0 for seat in roster.seats]
-    left = [(m.allreduce.sent, m.allreduce._reduction.means.residual) for m in members]
+    left = [(m.allreduce.sent, m.allreduce._means.residual) for m in members]
     return [means[0], *(residual.export().tobytes() for both in left for residual in both)]
 
 

@@ -84,7 +84,7 @@ def traffic(grid: Grid) -> dict[str, int]:
     """Elements that each member sends in a round."""
     sent = {seat.peer: 0 for seats in grid.groups for seat in seats}
     for column in grid.columns:
-        size = sum(stop - start for start, stop in column.stretches)
+        size = sum(part.stop - part.start for part in column.parts)
         for owner, seats in zip(column.owners, grid.groups, strict=True):
             for seat in seats:
                 sent[seat.peer] += size * (seat.peer != owner)  # its values

@@ -31,7 +31,7 @@ def a_roster(shares: dict[str, int], cut_by: tuple[Owner, ...] = ()) -> RoundRos
 
 
 def cells_of(pieces: tuple[Part, ...]) -> list[slice]:
-    chunks = Chunks(tuple((part.start, part.stop) for part in pieces), codec("int8"))
+    chunks = Chunks(pieces, codec("int8"))
     return [chunks.elements(chunk) for chunk in range(chunks.count)]
 
 

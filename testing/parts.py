@@ -1,0 +1,44 @@
+"""A context for one part of a method alone, such as an all-reduce without agreement: for tests and benchmarks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.network import Network
+from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.protocols.runner import Runner, inline
+from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.training.runspec import ExchangeSection
+
+
+def context_of(
+    run_id: str,
+    network: Network,
+    rpc: Rpc,
+    liveness: Liveness,
+    exchange: ExchangeSection,
+    *,
+    bulk: Bulk | None = None,
+    runner: Runner = inline,
+    parameters: int = 0,
+) -> Context:
+    """What agreement and reductions use of a context; without `bulk` the first alone. There is no trainer."""
+    return cast(
+        Context,
+        SimpleNamespace(
+            me=network.me,
+            run_id=run_id,
+            network=network,
+            rpc=rpc,
+            bulk=bulk,
+            liveness=liveness,
+            runner=runner,
+            spec=SimpleNamespace(exchange=exchange),
+            trainer=SimpleNamespace(layout=SimpleNamespace(parameters=parameters)),
+            admits=lambda peer: True,
+            relayed=tuple,
+        ),
+    )
