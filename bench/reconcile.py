@@ -6,7 +6,7 @@ For n ranks in all, a second apart on average, of which d are at one side only: 
 ("recent"). `bytes` and `half_rounds` are of the worst of the repeats; `c` is (bytes - 48) / (d log2 n); `list_bytes` is
 what a list of all ids takes, the simplest way to find the same; `cpu_ms` is the median CPU time of both sides together,
 and `list_cpu_ms` that of comparing two sets of ids, to compare machines by. The first line tells the memory of a rank
-in a tree and in a plain set, and how long building and inserting take; the last, the greatest c.
+in a `RankSet` and in a plain set, and how long building and inserting take; the last, the greatest c.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from conversing import converse
 
-from swarmnode.crdt.ranges import RangeTree
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.reconcile import Initiator, Responder, SessionLimits
 
 START = 1_700_000_000_000  # ms since the epoch
@@ -51,10 +51,10 @@ def session(rng: random.Random, every: list[bytes], d: int, recent: bool) -> dic
     """One session between two replicas that hold all of `every` but half of d each."""
     differ = every[len(every) - d :] if recent else rng.sample(every, d)
     mine, yours = set(differ[::2]), set(differ[1::2])
-    a = RangeTree.from_sorted(rank for rank in every if rank not in yours)
-    b = RangeTree.from_sorted(rank for rank in every if rank not in mine)
-    initiator = Initiator(lambda _: a, cutoff=START, nonce=rng.randbytes(8), limits=FREE)
-    responder = Responder(lambda _: b, cutoff=START, nonce=rng.randbytes(8), limits=FREE)
+    a = RankSet(rank for rank in every if rank not in yours)
+    b = RankSet(rank for rank in every if rank not in mine)
+    initiator = Initiator(a, cutoff=START - 1, nonce=rng.randbytes(8), limits=FREE)
+    responder = Responder(b, cutoff=START - 1, nonce=rng.randbytes(8), limits=FREE)
     began = time.process_time()
     transcript = converse(initiator, responder)
     spent = 1000 * (time.process_time() - began)
@@ -79,26 +79,34 @@ def memory_of(make: Callable[[], object]) -> int:
     return size
 
 
-def grown(ranks: Iterable[bytes]) -> RangeTree:
-    tree = RangeTree()
+def grown(ranks: Iterable[bytes]) -> RankSet:
+    found = RankSet()
     for rank in ranks:
-        tree.insert(rank)
-    return tree
+        found = found.changed([rank])
+    return found
+
+
+def changed(ranks: RankSet, changes: list[bytes], *, added: bool) -> RankSet:
+    """One after another."""
+    for rank in changes:
+        ranks = ranks.changed([rank]) if added else ranks.changed(removed=[rank])
+    return ranks
 
 
 def tree_line(rng: random.Random, n: int) -> dict[str, object]:
     every = ranks_of(rng, n)
     shuffled = rng.sample(every, n)
-    tree = RangeTree.from_sorted(every)
+    some = RankSet(every)
     more = ranks_of(rng, 2000)
+    more_too = some.changed(more)
     return {
         "n": n,
         "bytes_a_rank_in_order": round(memory_of(lambda: grown(every)) / n, 1),
         "bytes_a_rank_shuffled": round(memory_of(lambda: grown(shuffled)) / n, 1),
         "bytes_a_rank_plain_set": round(memory_of(lambda: {bytes(bytearray(rank)) for rank in every}) / n, 1),
-        "build_ms": round(cpu_of(lambda: RangeTree.from_sorted(every)), 1),
-        "insert_us": round(1000 * cpu_of(lambda: [tree.insert(rank) for rank in more]) / len(more), 1),
-        "remove_us": round(1000 * cpu_of(lambda: [tree.remove(rank) for rank in more]) / len(more), 1),
+        "build_ms": round(cpu_of(lambda: RankSet(every)), 1),
+        "insert_us": round(1000 * cpu_of(lambda: changed(some, more, added=True)) / len(more), 1),
+        "remove_us": round(1000 * cpu_of(lambda: changed(more_too, more, added=False)) / len(more), 1),
     }
 
 

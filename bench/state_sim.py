@@ -32,10 +32,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from conversing import converse
 from statenodes import connect, ring_and_chords, start
 
-from swarmnode.crdt.ranges import RANK, RangeTree
+from swarmnode.crdt.ranges import RANK, RankSet
 from swarmnode.crdt.reconcile import Initiator, Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
-from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.push import COLLECT
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
@@ -82,10 +81,11 @@ def ranks(count: int, rng: random.Random) -> list[bytes]:
 def repair(nodes: int, records: int, differences: int, *, seed: int = 0) -> Repair:
     """Rounds of repair until all replicas are equal."""
     rng = random.Random(seed)
-    base = RangeTree.from_sorted(ranks(records, rng))
-    replicas = [base.snapshot() for _ in range(nodes)]
+    base = RankSet(ranks(records, rng))
+    replicas = [base] * nodes
     for rank in ranks(differences, rng):
-        rng.choice(replicas).insert(rank)
+        who = rng.randrange(nodes)
+        replicas[who] = replicas[who].changed([rank])
     neighbours = [
         [(i - 1) % nodes, (i + 1) % nodes, *rng.sample(range(nodes), min(nodes, DEGREE - 2))] for i in range(nodes)
     ]
@@ -94,18 +94,16 @@ def repair(nodes: int, records: int, differences: int, *, seed: int = 0) -> Repa
     while any(len(replica) < records + differences for replica in replicas):
         rounds += 1
         for number in rng.sample(range(nodes), nodes):
-            one, other = replicas[number], replicas[rng.choice(neighbours[number])]
-            if one is other:
+            partner = rng.choice(neighbours[number])
+            if partner == number:
                 continue
-            initiator = Initiator(lambda cutoff, own=one: own, cutoff=CUTOFF, nonce=rng.randbytes(NONCE_SIZE))  # type: ignore[misc]
-            responder = Responder(lambda cutoff, own=other: own, cutoff=CUTOFF, nonce=rng.randbytes(NONCE_SIZE))  # type: ignore[misc]
+            one, other = replicas[number], replicas[partner]
+            initiator = Initiator(one, cutoff=CUTOFF, nonce=rng.randbytes(NONCE_SIZE))
+            responder = Responder(other, cutoff=CUTOFF, nonce=rng.randbytes(NONCE_SIZE))
             size += converse(initiator, responder).size
             baseline += 32 * len(one)
             sessions += 1
-            for rank in initiator.need:
-                one.insert(rank)
-            for rank in initiator.have:
-                other.insert(rank)
+            replicas[number], replicas[partner] = one.changed(initiator.need), other.changed(initiator.have)
     cpu = time.process_time() - began
     return Repair(
         nodes=nodes,
@@ -132,7 +130,7 @@ def spread(nodes: int) -> Spread:
             times: list[list[float]] = []
             for number in range(PUSHED):
                 record = await rng.choice(members).sync.write(f"note/{number}", "x" * 200)
-                began, rank, reached = trio.current_time(), rank_of(record.hlc, record.id), list[float]()
+                began, rank, reached = trio.current_time(), record.rank, list[float]()
                 while len(reached) < nodes:
                     await trio.sleep(SAMPLE)
                     have = sum(node.state.has(rank) for node in members)

@@ -2,15 +2,18 @@
 
 For each (author, kind), over everything heard so far:
 
-    replaceable: for each key the greatest (hlc, id); of these the `slots` greatest
-    write-once:  the `slots` greatest (hlc, id), where a key may occur more than once
+    replaceable: for each key the greatest rank; of these the `slots` greatest
+    write-once:  the `slots` greatest ranks, where a key may occur more than once
+
+A rank is when the element expires, then its id (see `record`): as a kind has one ttl, ranks of a kind compare as
+(hlc, id) do.
 
 Both are functions of the set that was heard, and merging element by element computes them, so replicas that heard the
-same agree. What is displaced is always less than what displaces it, and as a kind has one ttl, it expires no later:
-forgetting what expired commutes with merging, and nothing comes back. (Keeping the lowest ids under a write-once key,
-rather than the greatest stamps, would commute neither with expiry nor with slots.)
+same agree. What is displaced is always less than what displaces it, so it expires no later: forgetting what expired
+commutes with merging, and nothing comes back. (Keeping the lowest ids under a write-once key, rather than the greatest
+stamps, would commute neither with expiry nor with slots.)
 
-The law looks at key, hlc and id only, so a store need not load what it compares.
+The law looks at key and rank only, so a store need not load what it compares.
 
 What authors wrote who are not admitted is kept apart, in a `StrangerPool`.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -49,17 +52,14 @@ class Ordered(Protocol):
     @property
     def key(self) -> str: ...
     @property
-    def hlc(self) -> int: ...
-    @property
-    def id(self) -> bytes: ...
+    def rank(self) -> bytes: ...
 
 
 class Order(NamedTuple):
     """The place of an element among those of its author and kind."""
 
     key: str
-    hlc: int
-    id: bytes
+    rank: bytes
 
 
 O = TypeVar("O", bound=Ordered)  # noqa: E741
@@ -73,9 +73,12 @@ class Judgement(NamedTuple, Generic[O]):
     rival: O | None = None  # another one under the same write-once key: together they are evidence, stored or not
 
 
-def everybody(author: str) -> bool:
-    """Admits all authors."""
-    return True
+class _Everybody:
+    def __contains__(self, author: object) -> bool:
+        return True
+
+
+EVERYBODY: Container[str] = _Everybody()  # where all authors are admitted
 
 
 def judge(kind: ElementKind, standing: Iterable[O], new: Ordered) -> Judgement[O]:
@@ -83,24 +86,22 @@ def judge(kind: ElementKind, standing: Iterable[O], new: Ordered) -> Judgement[O
 
     The caller first asks `untimely`. It may pass elements or `Order`s; `gone` and `rival` are among those passed.
     """
-    order, held = (new.hlc, new.id), 0
+    held = 0
     least: O | None = None
     rival: O | None = None  # the greatest under the key
-    least_order = rival_order = order
     for one in standing:
-        here = (one.hlc, one.id)
-        if here == order:
+        if one.rank == new.rank:
             return Judgement(Merged.KNOWN)
         held += 1
-        if least is None or here < least_order:
-            least, least_order = one, here
-        if one.key == new.key and (rival is None or here > rival_order):
-            rival, rival_order = one, here
+        if least is None or one.rank < least.rank:
+            least = one
+        if one.key == new.key and (rival is None or one.rank > rival.rank):
+            rival = one
     if rival is not None and not kind.write_once:
-        return Judgement(Merged.OLDER) if rival_order > order else Judgement(Merged.STORED, gone=rival)
+        return Judgement(Merged.OLDER) if rival.rank > new.rank else Judgement(Merged.STORED, gone=rival)
     if held < kind.slots or least is None:
         return Judgement(Merged.STORED, rival=rival)
-    if least_order > order:
+    if least.rank > new.rank:
         return Judgement(Merged.QUOTA, rival=rival)
     return Judgement(Merged.STORED, gone=least, rival=rival)
 
@@ -127,7 +128,7 @@ def advance(horizon: int, now: int) -> int:
 def state_hash(cutoff: int, ids: Iterable[bytes]) -> str:
     """sha-256 of a state, 64 hex digits; quoted together with the cut-off, in ms.
 
-    `ids` are those of all elements that expire after `cutoff`, tombstones included, in order of (hlc, id).
+    `ids` are those of all elements that expire after `cutoff`, tombstones included, in order of rank.
     Over: tag "swarmnode/elements/1" and a zero byte ‖ cut-off as u64 little-endian ‖ ids.
     """
     digest = hashlib.sha256(_STATE_TAG + cutoff.to_bytes(8, "little"))

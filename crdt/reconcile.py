@@ -28,17 +28,16 @@ more. `bench/reconcile.py` measures bytes and time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
 
 from blake3 import blake3
 
 from swarmnode.crdt import lthash
 from swarmnode.crdt.hlc import MAX_AHEAD, MAX_TIME
 from swarmnode.crdt.lthash import FINGERPRINT_SIZE
-from swarmnode.crdt.ranges import END, START, RangeTree, Union, separator
+from swarmnode.crdt.ranges import END, START, RankSet, separator
 from swarmnode.crdt.reconcile_frames import (
     ANSWERS,
     ASKS,
@@ -74,9 +73,6 @@ WINDOW = 2048  # ranks of its own that the responder looks at for one answer to 
 MIN_FRAME = 4096  # bytes; any one answer fits beside the bits of all others
 _COMPARE_WORK = 64  # ranks hashed for one mark, on average at most
 _TAG = b"swarmnode/reconcile/1\0"
-
-Ranks: TypeAlias = RangeTree | Union
-Snapshot: TypeAlias = Callable[[int], Ranks]  # all that expires after a cut-off in ms
 
 
 class Exhausted(ReconcileError):
@@ -138,12 +134,12 @@ class _Open:
 class Initiator:
     """The side that asks. Send `open()`, then what `receive` returns for each frame that comes, until it is None.
 
-    snapshot: the own set after a cut-off; called again where the responder holds a later one
+    ranks: of all that this side holds
     cutoff: ms since the epoch
     nonce: 8 random bytes, fresh for each session
     """
 
-    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
+    def __init__(self, ranks: RankSet, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
         _check(cutoff, nonce)
         self.cutoff = cutoff  # the session's, once the responder has answered
         self.need: set[bytes] = set()  # ranks that only the responder has
@@ -151,8 +147,7 @@ class Initiator:
         self.agreed = False  # at the end: the responder's set is exactly this one with `need` and without `have`
         self._limits = limits or SessionLimits()
         self._meter = _Meter(self._limits)
-        self._snapshot = snapshot
-        self._tree = snapshot(cutoff)
+        self._ranks = ranks.after(cutoff)
         self._nonce = nonce
         self._salt = b""
         self._theirs = b""  # fingerprint of all that the responder has
@@ -163,7 +158,7 @@ class Initiator:
     def open(self) -> bytes:
         """The first frame."""
         self._expected = (EQUAL, DIFFER)
-        ours = self._tree.fingerprint(START, END, _salt(self.cutoff, self._nonce))
+        ours = self._ranks.fingerprint(START, END, _salt(self.cutoff, self._nonce))
         frame = bytes([HELLO]) + self.cutoff.to_bytes(6, "big") + self._nonce + ours
         self._meter.moved(frame)
         return frame
@@ -198,7 +193,7 @@ class Initiator:
         if kind == EQUAL:
             return
         if later:
-            self._tree = self._snapshot(self.cutoff)
+            self._ranks = self._ranks.after(self.cutoff)
         nonce = reader.raw(NONCE_SIZE)
         self._salt = _salt(self.cutoff, self._nonce + nonce)
         self._theirs = reader.raw(FINGERPRINT_SIZE)
@@ -217,15 +212,15 @@ class Initiator:
             elif isinstance(answer, RangeParts):
                 found += self._differing(ask, answer)
             elif isinstance(answer, Whole):
-                own = self._tree.keys(ask.lo, ask.hi)
+                own = self._ranks.keys(ask.lo, ask.hi)
                 self.have.update(set(own).difference(answer.ranks))
                 self.need.update(set(answer.ranks).difference(own))
             elif isinstance(answer, Difference):
                 assert isinstance(ask, Listing)
                 hi = answer.below or ask.hi
-                own = self._tree.keys(ask.lo, ask.hi)
+                own = self._ranks.keys(ask.lo, ask.hi)
                 self.have.update(own[place] for place in answer.positions if own[place] < hi)
-                self.need.update(rank for rank in answer.ranks if rank not in self._tree)
+                self.need.update(rank for rank in answer.ranks if rank not in self._ranks)
                 if answer.below:
                     found.append(_Open(answer.below, ask.hi))
         self._open = found + rest + [o for o in self._open if o.lo >= behind]
@@ -236,7 +231,7 @@ class Initiator:
         return [
             _Open(lo, hi)
             for (lo, hi), mark in zip(pairwise(cuts), parts.marks, strict=True)
-            if _mark(self._tree, lo, hi, self._salt) != mark
+            if _mark(self._ranks, lo, hi, self._salt) != mark
         ]
 
     def _ask(self) -> bytes:
@@ -262,17 +257,17 @@ class Initiator:
     def _asks_about(self, o: _Open) -> list[Ask]:
         if o.mark is not None:
             return [Compare(o.lo, o.hi, o.mark)]
-        count = self._tree.count(o.lo, o.hi)
+        count = self._ranks.count(o.lo, o.hi)
         if count <= (LIST_ASKED if o.asked else LIST_AT):
             self._meter.worked(count)
-            return [Listing(o.lo, o.hi, tuple(_short(rank, self._salt) for rank in self._tree.keys(o.lo, o.hi)))]
-        cuts = [o.lo, *self._tree.split(o.lo, o.hi, fan_out(count)), o.hi]
+            return [Listing(o.lo, o.hi, tuple(_short(rank, self._salt) for rank in self._ranks.keys(o.lo, o.hi)))]
+        cuts = [o.lo, *self._ranks.split(o.lo, o.hi, fan_out(count)), o.hi]
         self._meter.worked(_COMPARE_WORK * (len(cuts) - 1))
-        return [Compare(lo, hi, _mark(self._tree, lo, hi, self._salt)) for lo, hi in pairwise(cuts)]
+        return [Compare(lo, hi, _mark(self._ranks, lo, hi, self._salt)) for lo, hi in pairwise(cuts)]
 
     def _is_explained(self) -> bool:
         """Whether what was learned turns the own set into the responder's."""
-        total, count = self._tree.sum()
+        total, count = self._ranks.sum()
         total = total + lthash.sum_of(self.need) - lthash.sum_of(self.have)
         count += len(self.need) - len(self.have)
         return lthash.fingerprint(total, count, self._salt) == self._theirs
@@ -284,26 +279,25 @@ class Responder:
     Arguments as of `Initiator`. The session ends when the initiator asks no more, or with `done`: the sets are equal.
     """
 
-    def __init__(self, snapshot: Snapshot, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
+    def __init__(self, ranks: RankSet, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
         _check(cutoff, nonce)
         self.cutoff = cutoff
         self.done = False
         self._limits = limits or SessionLimits()
         self._meter = _Meter(self._limits)
-        self._snapshot = snapshot
+        self._ranks = ranks
         self._nonce = nonce
-        self._tree: Ranks | None = None
-        self._salt = b""
+        self._salt = b""  # until it is greeted
 
     def receive(self, frame: bytes) -> bytes:
         """The answer to a frame. Raises Malformed, Exhausted and CutoffRefused."""
         self._meter.received(frame)
         reader = RangeReader(frame)
         kind = reader.raw(1)[0]
-        if kind == HELLO and self._tree is None:
+        if kind == HELLO and not self._salt:
             reply = self._begin(reader)
-        elif kind == ASKS and self._tree is not None and not self.done:
-            reply = self._answer_all(self._tree, reader.asks())
+        elif kind == ASKS and self._salt and not self.done:
+            reply = self._answer_all(reader.asks())
         else:
             raise Malformed(f"a frame of kind {kind} out of turn")
         self._meter.moved(reply)
@@ -317,25 +311,25 @@ class Responder:
         if abs(asked - self.cutoff) > MAX_AHEAD:
             raise CutoffRefused(f"the initiator's cut-off is {asked - self.cutoff} ms ahead; at most ±{MAX_AHEAD}")
         self.cutoff = max(asked, self.cutoff)
-        self._tree = tree = self._snapshot(self.cutoff)
-        self.done = tree.fingerprint(START, END, _salt(asked, nonce)) == theirs
+        self._ranks = self._ranks.after(self.cutoff)
+        self._salt = _salt(self.cutoff, nonce + self._nonce)
+        self.done = self._ranks.fingerprint(START, END, _salt(asked, nonce)) == theirs
         out = RangeWriter(bytes([EQUAL if self.done else DIFFER]))
         out.number(self.cutoff - asked)
         if not self.done:
-            self._salt = _salt(self.cutoff, nonce + self._nonce)
             out.raw(self._nonce)
-            out.raw(tree.fingerprint(START, END, self._salt))
-            out.answer(self._differs(tree, START, END))
+            out.raw(self._ranks.fingerprint(START, END, self._salt))
+            out.answer(self._differs(START, END))
         return out.frame()
 
-    def _answer_all(self, tree: Ranks, asks: Sequence[Ask]) -> bytes:
+    def _answer_all(self, asks: Sequence[Ask]) -> bytes:
         """Answers to as many asks as fit."""
         body = RangeWriter()
         settled: list[bool] = []
         room = self._limits.frame - len(asks) // 8 - 8
         for ask in asks:
             before = body.place()
-            answer = self._compare(tree, ask) if isinstance(ask, Compare) else self._match(tree, ask, room - len(body))
+            answer = self._compare(ask) if isinstance(ask, Compare) else self._match(ask, room - len(body))
             if answer is None:
                 break
             settled.append(isinstance(answer, Settled))
@@ -346,26 +340,26 @@ class Responder:
                 break
         return answers_frame(settled, body)
 
-    def _compare(self, tree: Ranks, ask: Compare) -> Answer:
+    def _compare(self, ask: Compare) -> Answer:
         self._meter.worked(_COMPARE_WORK)
-        if _mark(tree, ask.lo, ask.hi, self._salt) == ask.mark:
+        if _mark(self._ranks, ask.lo, ask.hi, self._salt) == ask.mark:
             return SETTLED
-        return self._differs(tree, ask.lo, ask.hi)
+        return self._differs(ask.lo, ask.hi)
 
-    def _differs(self, tree: Ranks, lo: bytes, hi: bytes) -> Answer:
-        count = tree.count(lo, hi)
+    def _differs(self, lo: bytes, hi: bytes) -> Answer:
+        count = self._ranks.count(lo, hi)
         if count <= WHOLE_AT:
-            return Whole(tuple(tree.keys(lo, hi)))
+            return Whole(tuple(self._ranks.keys(lo, hi)))
         if count <= LIST_AT:
             return ListIt()
-        bounds = tree.split(lo, hi, fan_out(count))
+        bounds = self._ranks.split(lo, hi, fan_out(count))
         cuts = [lo, *bounds, hi]
         self._meter.worked(_COMPARE_WORK * len(bounds))
-        return RangeParts(tuple(bounds), tuple(_mark(tree, a, b, self._salt) for a, b in pairwise(cuts)))
+        return RangeParts(tuple(bounds), tuple(_mark(self._ranks, a, b, self._salt) for a, b in pairwise(cuts)))
 
-    def _match(self, tree: Ranks, ask: Listing, room: int) -> Answer | None:
+    def _match(self, ask: Listing, room: int) -> Answer | None:
         """What is told of a listing in at most `room` bytes; None where that is nothing."""
-        own = tree.keys(ask.lo, ask.hi, WINDOW + 1)
+        own = self._ranks.keys(ask.lo, ask.hi, WINDOW + 1)
         self._meter.worked(len(own) + len(ask.shorts))
         below = None
         if len(own) > WINDOW:
@@ -405,8 +399,8 @@ def _salt(cutoff: int, nonces: bytes) -> bytes:
     return blake3(_TAG + cutoff.to_bytes(6, "big") + nonces).digest()
 
 
-def _mark(tree: Ranks, lo: bytes, hi: bytes, salt: bytes) -> bytes:
-    return tree.fingerprint(lo, hi, salt)[:MARK_SIZE]
+def _mark(ranks: RankSet, lo: bytes, hi: bytes, salt: bytes) -> bytes:
+    return ranks.fingerprint(lo, hi, salt)[:MARK_SIZE]
 
 
 def _short(rank: bytes, salt: bytes) -> bytes:

@@ -5,6 +5,7 @@ A record is a small signed fact, written by one author, that every node of a run
     id        = sha-256 of the canonical payload {v, run, author, key, hlc, ttl, value}
     signature = as in every envelope, see `envelope`; signing again makes no new id
     expiry    = time of hlc + ttl, where ttl is fixed by the kind: a record never outlives what replaced it
+    rank      = hlc + ttl as a stamp, u64 big-endian ‖ id: 40 bytes, by which an element is known to stores and peers
 
 A record is valid or not by itself: neither the clock nor the state of the node that checks it matters. A value of
 None is a tombstone: the author deleted the key, and says so for as long as the value itself would have lived. What is
@@ -12,16 +13,16 @@ write-once cannot be deleted.
 
 Evidence is two records of one author under one write-once key, which prove by themselves that it equivocates:
 
-    id     = sha-256 of a domain tag, the id of the greater and that of the lesser record, in order of (hlc, id)
+    id     = sha-256 of a domain tag, the id of the greater and that of the lesser record, in order of rank
     hlc    = that of the greater record
     author = the offender, key = `evidence/<kind of the records>`
 
 Nobody signs evidence: whoever holds both records can make it, everybody makes the same, and it is valid if both records
 are. What makes two records a contradiction is that their ids differ, even where their values are equal: rosters quote
 ids, so two ids for one moment can split those who judge it. Evidence is a register of the offender's, one for each
-kind: of two proofs the greater (hlc, id) stays. Its ttl is longer than that of any record in it.
+kind: of two proofs the greater rank stays. Its ttl is longer than that of any record in it.
 
-Both have `run, author, kind, key, hlc, expiry, id, order, tombstone, value, sealed, statements`, and that is all that
+Both have `run, author, kind, key, hlc, expiry, id, rank, tombstone, value, sealed, statements`, and that is all that
 stores and protocols look at. Bytes are checked in two parts: `parse` refuses what is malformed and costs little;
 `is_genuine` verifies signatures, is pure, and is what a caller runs for whole batches in threads.
 """
@@ -38,7 +39,7 @@ from typing import NamedTuple, TypeAlias
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
-from swarmnode.crdt.hlc import MAX_STAMP, time_of
+from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, time_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
 VERSION = 1
@@ -101,10 +102,10 @@ class Record:
         """sha-256 of the payload, 32 bytes."""
         return hashlib.sha256(self.payload).digest()
 
-    @property
-    def order(self) -> tuple[int, bytes]:
-        """Of two records under one key, the one that is greater here replaces the other."""
-        return (self.hlc, self.id)
+    @cached_property
+    def rank(self) -> bytes:
+        """Of two records under one key, the one of greater rank replaces the other."""
+        return _rank(self.hlc, self.ttl, self.id)
 
     @property
     def sealed(self) -> bytes:
@@ -148,6 +149,10 @@ def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, Elemen
     record.__dict__.update(payload=payload, id=hashlib.sha256(payload).digest())
     _check_form(record, kinds)
     return record
+
+
+def _rank(hlc: int, ttl: int, id: bytes) -> bytes:
+    return min(hlc + (ttl << COUNTER_BITS), MAX_STAMP).to_bytes(8, "big") + id
 
 
 @lru_cache(maxsize=64)
@@ -247,9 +252,9 @@ class Evidence:
         """Names the pair, 32 bytes; signatures have no part in it."""
         return hashlib.sha256(_EVIDENCE_TAG + self.greater.id + self.lesser.id).digest()
 
-    @property
-    def order(self) -> tuple[int, bytes]:
-        return (self.hlc, self.id)
+    @cached_property
+    def rank(self) -> bytes:
+        return _rank(self.hlc, EVIDENCE.ttl, self.id)
 
     @property
     def sealed(self) -> bytes:
@@ -272,7 +277,7 @@ def evidence_of(one: Record, other: Record, *, kinds: Mapping[str, ElementKind] 
         raise InvalidRecord("evidence is two records of one run, author and key")
     if one.id == other.id:
         raise InvalidRecord(f"{one.key!r} was said once: the two records are the same")
-    lesser, greater = sorted((one, other), key=lambda record: record.order)
+    lesser, greater = sorted((one, other), key=lambda record: record.rank)
     return Evidence(greater, lesser)
 
 

@@ -47,7 +47,7 @@ from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.membership import Membership, RunListing, admits, work_of
+from swarmnode.protocols.state.membership import Membership, RunListing, admitted, work_of
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
@@ -151,12 +151,10 @@ class Node:
             me=self.network.me,
             sign=self.network.sign,
             now=now_ms,
-            admitted=admits(chosen.spec),
+            admitted=admitted(chosen.spec),
         )
-        self.sync = StateSync(state, network=self.network, rpc=self.rpc, runner=in_thread, now=now_ms)
-        self.membership = Membership(
-            network=self.network, state=state, sync=self.sync, now=now_ms, admits=admits(chosen.spec)
-        )
+        self.sync = StateSync(state, network=self.network, rpc=self.rpc, runner=in_thread)
+        self.membership = Membership(network=self.network, state=state, sync=self.sync)
         self.successors = SuccessorWatch(state, chosen.spec)
         state.measure(self.metrics)
         self.sync.measure(self.metrics)
@@ -191,7 +189,7 @@ class Node:
             state=self.state,
             sync=self.sync,
             shards=self.shards,
-            admits=admits(chosen.spec),
+            admits=admitted(chosen.spec).__contains__,
             now=now_ms,
             rng=random.Random(),
             ledger=self.trust.reputation.ledger,
@@ -294,7 +292,7 @@ def host_settings(config: NodeConfig, *, limits: Limits) -> HostSettings:
 
 def check_admitted(spec: RunSpec, me: PeerId) -> None:
     """Raises WorkMissing where this node's key lacks the work that the run asks of strangers."""
-    if spec.trust.identity_bits and not admits(spec)(me):
+    if spec.trust.identity_bits and me not in admitted(spec):
         raise WorkMissing(
             f"the run {spec.run.name} admits only keys with {spec.trust.identity_bits} bits of work, and this node's "
             f"has {max(work_of(me), 0)}; nobody would keep what it writes. Make one with swarmnode id --mine "

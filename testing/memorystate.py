@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import trio
 
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import HybridClock
 from swarmnode.crdt.kinds import KINDS, ElementKind
-from swarmnode.crdt.law import Judgement, Merged, everybody
-from swarmnode.crdt.ranges import Lifetimes, Union
+from swarmnode.crdt.law import EVERYBODY, Judgement, Merged
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
-from swarmnode.protocols.state.backend import Rank, StateBackend, Stats, rank_of
+from swarmnode.protocols.state.backend import Rank, StateBackend, Stats
 from swarmnode.testing.state import State
 
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
@@ -34,13 +34,13 @@ class MemoryState(StateBackend):
         sign: Sign,
         now: Callable[[], int],
         kinds: Mapping[str, ElementKind] = KINDS,
-        admitted: Callable[[str], bool] = everybody,
+        admitted: Container[str] = EVERYBODY,
     ) -> None:
-        """`now` gives real time in ms; `admitted` tells whose elements are shared."""
+        """`now` gives real time in ms; `admitted` are those whose elements are shared."""
         super().__init__(run_id, me=me, sign=sign, now=now, kinds=kinds, admitted=admitted)
         self._state = State(run_id, kinds=kinds, admitted=admitted)
         self._clock = HybridClock()
-        self._ranks = Lifetimes(kinds)
+        self._ranks = RankSet()
         self._elements: dict[Rank, Element] = {}
         self._keys: list[tuple[str, str, Rank]] = []  # key, author and rank of each, ascending
 
@@ -55,7 +55,7 @@ class MemoryState(StateBackend):
         """Join verified elements into the state, or into the pool; see StateBackend."""
         await trio.lowlevel.checkpoint()
         self._check_belongs(elements)
-        now = self._now()
+        now = self.now()
         outcomes = [(element, self._state.merge(element, now)) for element in elements]
         self._follow([*outcomes, *self._state.convict(now)], now)
         return [ruling.verdict for _, ruling in outcomes]
@@ -69,12 +69,12 @@ class MemoryState(StateBackend):
     async def get(self, author: str, key: str) -> Element | None:
         """The greatest element under a key that has not expired; see StateBackend."""
         await trio.lowlevel.checkpoint()
-        return self._state.get(author, key, self._now())
+        return self._state.get(author, key, self.now())
 
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
         await trio.lowlevel.checkpoint()
-        now, found = self._now(), list[Element]()
+        now, found = self.now(), list[Element]()
         for at in range(bisect_left(self._keys, (prefix,)), len(self._keys)):
             key, by, rank = self._keys[at]
             if not key.startswith(prefix) or len(found) >= limit:
@@ -90,7 +90,7 @@ class MemoryState(StateBackend):
         found = [self._elements.get(rank) for rank in ranks]
         return [element.sealed for element in found if element is not None]
 
-    def snapshot(self, cutoff: int) -> Union:
+    def snapshot(self, cutoff: int) -> RankSet:
         """The ranks of all that expires after `cutoff` ms, as they are now."""
         return self._ranks.after(cutoff)
 
@@ -115,9 +115,8 @@ class MemoryState(StateBackend):
     async def sweep(self) -> int:
         """Forget what has expired; returns how many elements that were."""
         await trio.lowlevel.checkpoint()
-        forgotten = self._state.sweep(self._now())
-        for element in forgotten:
-            self._drop(element)
+        forgotten = self._state.sweep(self.now())
+        self._drop(forgotten)
         return len(forgotten)
 
     def _follow(self, outcomes: Iterable[tuple[Element, Judgement[Element]]], now: int) -> None:
@@ -125,16 +124,15 @@ class MemoryState(StateBackend):
         stored = [(element, ruling) for element, ruling in outcomes if ruling.verdict is Merged.STORED]
         for element, ruling in stored:
             if ruling.gone is not None:
-                self._drop(ruling.gone)
-            rank = rank_of(element.hlc, element.id)
-            self._ranks.insert(element.kind, rank)
-            self._elements[rank] = element
-            insort(self._keys, (element.key, element.author, rank))
+                self._drop([ruling.gone])
+            self._elements[element.rank] = element
+            insort(self._keys, (element.key, element.author, element.rank))
             self._clock.observe(element.hlc, now)
+        self._ranks = self._ranks.changed([e.rank for e, _ in stored if e.rank in self._elements])
         self._notify(element for element, _ in stored)
 
-    def _drop(self, element: Element) -> None:
-        rank = rank_of(element.hlc, element.id)
-        self._ranks.remove(element.kind, rank)
-        if self._elements.pop(rank, None) is not None:
-            del self._keys[bisect_left(self._keys, (element.key, element.author, rank))]
+    def _drop(self, gone: Sequence[Element]) -> None:
+        self._ranks = self._ranks.changed(removed=[element.rank for element in gone])
+        for element in gone:
+            if self._elements.pop(element.rank, None) is not None:
+                del self._keys[bisect_left(self._keys, (element.key, element.author, element.rank))]

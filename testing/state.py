@@ -11,12 +11,12 @@ them. An admission is not taken back: elements of an author that is no longer ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 from typing import TypeAlias
 
 from swarmnode.crdt import law
 from swarmnode.crdt.kinds import KINDS, ElementKind, kind_of
-from swarmnode.crdt.law import Judgement, Merged, StrangerPool, everybody
+from swarmnode.crdt.law import EVERYBODY, Judgement, Merged, StrangerPool
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed
 
 Outcome: TypeAlias = tuple[Element, Judgement[Element]]
@@ -26,9 +26,9 @@ class State:
     """The elements of one run that one replica holds."""
 
     def __init__(
-        self, run: str, *, kinds: Mapping[str, ElementKind] = KINDS, admitted: Callable[[str], bool] = everybody
+        self, run: str, *, kinds: Mapping[str, ElementKind] = KINDS, admitted: Container[str] = EVERYBODY
     ) -> None:
-        """`admitted` tells whose elements are part of the state; those of others go to `pool`."""
+        """`admitted` are those whose elements are part of the state; those of others go to `pool`."""
         self.run = run
         self.pool = StrangerPool(kinds)
         self._kinds = kinds
@@ -48,7 +48,7 @@ class State:
         self._horizon = law.advance(self._horizon, now)
         if (verdict := law.untimely(element.hlc, element.expiry, now=now, horizon=self._horizon)) is not None:
             return Judgement(verdict)
-        if not self._admitted(element.author):
+        if element.author not in self._admitted:
             return Judgement(self.pool.merge(element))
         slots = self._slots.get(element.author, {}).get(element.kind, {})
         ruling = law.judge(kind, slots.values(), element)
@@ -81,12 +81,12 @@ class State:
         pooled = [one for one in self.pool.of(author) if one.key == key]
         horizon = law.advance(self._horizon, now)
         found = [one for one in (*self._standing(author, key), *pooled) if one.expiry > horizon]
-        return max(found, key=lambda one: one.order, default=None)
+        return max(found, key=lambda one: one.rank, default=None)
 
     def held(self, cutoff: int) -> tuple[Element, ...]:
-        """All of the state that expires after `cutoff`, tombstones included, in order of (hlc, id)."""
+        """All of the state that expires after `cutoff`, tombstones included, in order of rank."""
         every = (one for kinds in self._slots.values() for slots in kinds.values() for one in slots.values())
-        return tuple(sorted((one for one in every if one.expiry > cutoff), key=lambda one: one.order))
+        return tuple(sorted((one for one in every if one.expiry > cutoff), key=lambda one: one.rank))
 
     def state_hash(self, cutoff: int) -> str:
         """`law.state_hash` of what expires after `cutoff`, 64 hex digits; quoted together with the cut-off.

@@ -5,10 +5,9 @@ as far as the disk keeps its word. `user_version` is the schema's, `about` says 
 damaged is moved aside as `<name>.damaged` (one is kept, for a person to look at) and begun anew: peers have the rest.
 
 Whole batches are written, each one transaction, judged by the law of `crdt.law`. The law looks at all that stands of an
-author and kind. Of these only those under the new one's key can contradict it, and only the least can leave; the others
-just take up slots. So no more than these few are read, and the kind is judged with as many slots fewer as there are
-others. Of a batch, what stands under its keys is read first, and what changes is written last, in order of ranks: that
-takes a third of the time of going to SQLite with each element, and far fewer pages.
+author and kind. As long as the slots have room, only what stands under the new one's key matters: of a batch, that is
+read first, of all keys at once, and only where slots may become full all that is in them. What changes is written last,
+in order of ranks: that takes a third of the time of going to SQLite with each element, and far fewer pages.
 """
 
 from __future__ import annotations
@@ -19,24 +18,27 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 from swarmnode.crdt import law
-from swarmnode.crdt.kinds import ElementKind
-from swarmnode.crdt.law import Merged, Order
-from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, evidence_of, needed, parse
+from swarmnode.crdt.hlc import COUNTER_BITS
+from swarmnode.crdt.kinds import EVIDENCE, ElementKind
+from swarmnode.crdt.law import Judgement, Merged, Order
+from swarmnode.crdt.ranges import START, RankSet, expiring_after
+from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed, parse
 from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE, ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, explain
-from swarmnode.protocols.state.backend import Rank, StateError, Unwritable, rank_of
+from swarmnode.protocols.state.backend import Rank, StateError, Unwritable
 
 APPLICATION = int.from_bytes(b"swst", "big")  # tells the file's owner to `file` and to us
 CACHE = 2048  # KiB of pages that a reader keeps in memory; the system keeps more of the file
 WRITER_CACHE = 4096  # KiB; most of the indexes of 100 000 elements
 CHECKPOINT = 4000  # pages of 4 KiB in the write-ahead log, after which they go into the database, each once
 
-# One script for each version of the schema, each from the one before. `rank` is hlc as u64 big-endian, then the id.
+# One script for each version of the schema, each from the one before. `rank` is as in `crdt.record`.
 # Indexes are few and narrow: elements arrive scattered over them, and each touched page is written to the log.
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -59,6 +61,8 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     "DROP TABLE pinned",  # copies for open rounds; the lifetimes of records keep what those refer to
     "DELETE FROM element WHERE kind IN ('counter', 'shard')",  # kinds that nothing wrote
+    # A rank began with the hlc; now it begins with the expiry. Peers have what is deleted.
+    "DELETE FROM element; DROP INDEX element_by_rank; CREATE UNIQUE INDEX element_by_rank ON element (rank)",
 )
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -86,13 +90,17 @@ class StateFull(Unwritable):
     exit_code = NO_SPACE
 
 
+Slot: TypeAlias = tuple[str, str]  # an author, and the name of a kind
+Standing: TypeAlias = dict[Slot, list[Order | Element]]  # in no order
+
+
 @dataclass
 class Applied:
     """What a batch did to the state."""
 
     verdicts: list[Merged] = field(default_factory=list)  # of the elements, in order
-    stored: list[Element] = field(default_factory=list)  # and new evidence; some may be gone again
-    steps: list[tuple[bool, str, Rank]] = field(default_factory=list)  # added or removed, kind, rank; in order
+    added: dict[Rank, Element] = field(default_factory=dict)  # evidence among them
+    removed: list[Rank] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -102,77 +110,6 @@ class Totals:
     kinds: dict[str, int]  # elements by kind
     authors: int
     size: int  # bytes of sealed elements
-
-
-class _Batch:
-    """Changes within one transaction that wait to be written, and what stands under the keys they are about."""
-
-    def __init__(self, connection: sqlite3.Connection, keys: Mapping[tuple[int, str], bool]) -> None:
-        """`keys`, by an author's number and a key, are what `standing` will be asked about; false: nothing stands."""
-        self._connection = connection
-        self._standing: dict[tuple[int, str], list[Order]] = {pair: [] for pair in keys}
-        self._added: dict[Rank, tuple[Rank, int, str, str, bytes]] = {}  # rows
-        self._gone: list[Rank] = []
-        self._slots: set[tuple[int, str]] = set()  # authors and kinds about which the database is not up to date
-        pairs = [pair for pair, held in keys.items() if held]
-        for at in range(0, len(pairs), SOUGHT):
-            sought = pairs[at : at + SOUGHT]
-            sought += [(0, "")] * (SOUGHT - len(sought))  # always the same statement, which SQLite then knows
-            for author, key, rank in self._connection.execute(_STANDING, list(chain.from_iterable(sought))):
-                self._standing[author, key].append(_order(key, rank))
-
-    def standing(self, author: int, key: str) -> list[Order]:
-        """What stands under a key, in no order."""
-        found = self._standing.get((author, key))
-        if found is None:
-            self.write()
-            rows = self._connection.execute("SELECT rank FROM element WHERE author = ? AND key = ?", (author, key))
-            found = self._standing[author, key] = [_order(key, rank) for (rank,) in rows]
-        return found
-
-    def least(self, author: int, kind: str) -> Order:
-        """The least that stands of an author and kind, who have something."""
-        if (author, kind) in self._slots:
-            self.write()
-        key, rank = self._connection.execute(
-            "SELECT key, min(rank) FROM element WHERE author = ? AND key >= ? AND key < ?",
-            (author, kind, f"{kind}0"),  # from `kind` or `kind/` to before what would follow `/`
-        ).fetchone()
-        return _order(key, rank)
-
-    def sealed(self, rank: Rank) -> bytes | None:
-        self.write()
-        found = self._connection.execute("SELECT sealed FROM element WHERE rank = ?", (rank,)).fetchone()
-        return None if found is None else bytes(found[0])
-
-    def add(self, element: Element, author: int, kind: str) -> Rank:
-        key, rank = element.key, rank_of(element.hlc, element.id)
-        self._added[rank] = (rank, author, kind, key, element.sealed)
-        self._slots.add((author, kind))
-        self.standing(author, key).append(Order(key, element.hlc, element.id))
-        return rank
-
-    def remove(self, gone: Order, author: int, kind: str) -> Rank:
-        rank = rank_of(gone.hlc, gone.id)
-        if self._added.pop(rank, None) is None:
-            self._gone.append(rank)
-        self._slots.add((author, kind))
-        if (standing := self._standing.get((author, gone.key))) is not None:
-            standing.remove(gone)
-        return rank
-
-    def write(self) -> None:
-        """Have the database up to date. Ranks are in order, so that each page is touched once."""
-        if self._gone:
-            self._connection.executemany("DELETE FROM element WHERE rank = ?", [(rank,) for rank in self._gone])
-        if self._added:
-            self._connection.executemany(
-                "INSERT INTO element (rank, author, kind, key, sealed) VALUES (?, ?, ?, ?, ?)",
-                [self._added[rank] for rank in sorted(self._added)],
-            )
-        self._added.clear()
-        self._gone.clear()
-        self._slots.clear()
 
 
 class StateDatabase:
@@ -186,27 +123,29 @@ class StateDatabase:
         self._path = path
         self._kinds = kinds
         self._authors: dict[str, int] = {}  # numbers in the database by name
-        self._counts: Counter[tuple[str, str]] = Counter()  # elements by (author, kind)
+        self._counts: Counter[Slot] = Counter()  # elements
+        self.closed = False
         with ExitStack() as files:
             self._connection = _open_writer(path, run_id)
             files.callback(self._connection.close)
             self._reader = _open_reader(path)
             files.callback(self._reader.close)
             self._recall()
-            self.close = files.pop_all().close
+            self.ranks = self._load()  # of all elements: what is committed, and at no moment more
+            self._files = files.pop_all()
+
+    def close(self) -> None:
+        """Idempotent; nothing but `ranks`, which are no more, may be asked afterwards."""
+        self.closed, self.ranks = True, RankSet()
+        self._files.close()
 
     # --- the one writer ---------------------------------------------------------------------------------------------
 
-    def load(self) -> dict[str, list[Rank]]:
-        """The ranks of all elements, by kind, in order. Raises Damaged or Unwritable."""
-        loaded: dict[str, list[Rank]] = {name: [] for name in self._kinds}
-        try:
-            with self._explaining():
-                for rank, kind in self._connection.execute("SELECT rank, kind FROM element ORDER BY rank"):
-                    loaded[kind].append(rank)
-        except KeyError as error:
-            raise Damaged(f"{self._path}: the state's database holds elements of no known kind, {error}") from error
-        return loaded
+    def _load(self) -> RankSet:
+        if unknown := {kind for _, kind in self._counts} - self._kinds.keys():
+            raise Damaged(f"{self._path}: the state's database holds elements of no known kind, {', '.join(unknown)}")
+        with self._explaining():
+            return RankSet(rank for (rank,) in self._connection.execute("SELECT rank FROM element ORDER BY rank"))
 
     def horizon(self) -> int:
         """Until when this replica may have forgotten what expired, in ms; 0 at first."""
@@ -220,58 +159,102 @@ class StateDatabase:
         Times are in ms. Raises Damaged or Unwritable.
         """
         applied = Applied()
-        suspects: dict[tuple[str, str], tuple[Record, Record]] = {}
+        suspects: dict[Slot, tuple[Record, Order | Element]] = {}
         with self._transaction():
-            held = {(self._number(one.author), one.key): (one.author, one.kind) in self._counts for one in elements}
-            batch = _Batch(self._connection, held)
+            standing = self._standing(elements)
             for element in elements:
                 verdict = law.untimely(element.hlc, element.expiry, now=now, horizon=horizon)
                 if verdict is None:
-                    verdict, rival = self._merge(element, batch, applied)
-                    if isinstance(element, Record) and isinstance(rival, Record):
-                        suspects[element.author, element.kind] = (element, rival)
+                    ruling = self._merge(element, standing, applied)
+                    verdict = ruling.verdict
+                    if isinstance(element, Record) and ruling.rival is not None:
+                        suspects[element.author, element.kind] = (element, ruling.rival)
                 applied.verdicts.append(verdict)
-            for pair in suspects.values():
-                self._convict(evidence_of(*pair, kinds=self._kinds), batch, applied)
-            batch.write()
+            for record, rival in suspects.values():
+                self._convict(record, rival, standing, applied)
+            # In order of ranks, so that each page is touched once.
+            self._connection.executemany("DELETE FROM element WHERE rank = ?", [(rank,) for rank in applied.removed])
+            self._connection.executemany(
+                "INSERT INTO element (rank, author, kind, key, sealed) VALUES (?, ?, ?, ?, ?)",
+                [(rank, self._number(e.author), e.kind, e.key, e.sealed) for rank, e in sorted(applied.added.items())],
+            )
+        self.ranks = self.ranks.changed(applied.added, applied.removed)
         return applied
 
-    def forget(self, ranks: Sequence[Rank], *, horizon: int) -> None:
-        """Delete what expired by `horizon`, ms. Raises Damaged or Unwritable."""
+    def forget(self, horizon: int, limit: int) -> int:
+        """Delete what expired by `horizon`, ms, `limit` elements at most; how many. Raises Damaged or Unwritable."""
+        if not (expired := self.ranks.keys(START, expiring_after(horizon), limit)):
+            return 0
         with self._transaction():
-            self._connection.executemany("DELETE FROM element WHERE rank = ?", [(rank,) for rank in ranks])
+            self._connection.execute("DELETE FROM element WHERE rank <= ?", (expired[-1],))
             self._connection.execute(
                 "DELETE FROM author WHERE NOT EXISTS (SELECT 1 FROM element WHERE author = number)"
             )
             self._connection.execute("INSERT OR REPLACE INTO about VALUES ('horizon', ?)", (str(horizon),))
         self._recall()
+        self.ranks = self.ranks.changed(removed=expired)
+        return len(expired)
 
     def give_back(self, pages: int) -> None:
         """Give unused pages of the file back to the disk, so many at the most. Raises Damaged or Unwritable."""
         with self._explaining():
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")  # `execute` would stop after one
 
-    def _merge(self, element: Element, batch: _Batch, applied: Applied) -> tuple[Merged, Element | None]:
-        """The verdict on an element, and another one that it contradicts."""
-        kind = self._kinds[element.kind]
-        author, slot = self._number(element.author), (element.author, kind.name)
-        standing = batch.standing(author, element.key)
-        held = self._counts[slot]
-        if held >= kind.slots and (kind.write_once or not standing):
-            least = batch.least(author, kind.name)
-            if least.key != element.key:
-                standing = [*standing, least]
-            kind = replace(kind, slots=kind.slots - held + len(standing))
-        ruling = law.judge(kind, standing, element)
-        rival = self._read(rank_of(ruling.rival.hlc, ruling.rival.id), batch) if ruling.rival is not None else None
+    def _standing(self, elements: Sequence[Element]) -> Standing:
+        """What of the state `elements` can contradict or displace."""
+        arriving = Counter((element.author, element.kind) for element in elements)
+        standing: Standing = {slot: [] for slot in arriving}
+        keys: dict[tuple[int, str], Slot] = {}
+        for (author, kind), count in arriving.items():
+            if self._counts[author, kind] + count > self._kinds[kind].slots or kind == EVIDENCE.name:
+                standing[author, kind] = self._all_of(author, kind)
+        for element in elements:
+            slot = element.author, element.kind
+            if self._counts[slot] and not standing[slot]:
+                keys[self._number(element.author), element.key] = slot
+        pairs = list(keys)
+        for at in range(0, len(pairs), SOUGHT):
+            sought = pairs[at : at + SOUGHT]
+            sought += [(0, "")] * (SOUGHT - len(sought))  # always the same statement, which SQLite then knows
+            for number, key, rank in self._connection.execute(_STANDING, list(chain.from_iterable(sought))):
+                standing[keys[number, key]].append(Order(key, rank))
+        return standing
+
+    def _all_of(self, author: str, kind: str) -> list[Order | Element]:
+        rows = self._connection.execute(
+            "SELECT key, rank FROM element WHERE author = ? AND key >= ? AND key < ?",
+            (self._number(author), kind, f"{kind}0"),  # from `kind` or `kind/` to before what would follow `/`
+        )
+        return [Order(key, rank) for key, rank in rows]
+
+    def _merge(self, element: Element, standing: Standing, applied: Applied) -> Judgement[Order | Element]:
+        """Judge an element, and note what that changes."""
+        slot = element.author, element.kind
+        ruling = law.judge(self._kinds[element.kind], standing[slot], element)
         if ruling.verdict is Merged.STORED:
-            if ruling.gone is not None:
-                applied.steps.append((False, kind.name, batch.remove(ruling.gone, author, kind.name)))
-            else:
+            if ruling.gone is None:
                 self._counts[slot] += 1
-            applied.steps.append((True, kind.name, batch.add(element, author, kind.name)))
-            applied.stored.append(element)
-        return ruling.verdict, rival
+            else:
+                standing[slot].remove(ruling.gone)
+                if applied.added.pop(ruling.gone.rank, None) is None:
+                    applied.removed.append(ruling.gone.rank)
+            standing[slot].append(element)
+            applied.added[element.rank] = element
+        return ruling
+
+    def _convict(self, record: Record, rival: Order | Element, standing: Standing, applied: Applied) -> None:
+        """Merge the evidence that two records make, where it is worth telling."""
+        if isinstance(rival, Order):  # its row is there until this batch is written
+            (sealed,) = self._connection.execute("SELECT sealed FROM element WHERE rank = ?", (rival.rank,)).fetchone()
+            rival = _opened(sealed, rival.rank, self._kinds, self._path)
+        assert isinstance(rival, Record)  # evidence contradicts nothing
+        evidence = evidence_of(record, rival, kinds=self._kinds)
+        slot = evidence.author, evidence.kind
+        if slot not in standing:
+            standing[slot] = self._all_of(*slot)
+        before = [_hlc_of(one.rank, EVIDENCE) for one in standing[slot] if one.key == evidence.key]
+        if needed(max(before, default=None), evidence):
+            self._merge(evidence, standing, applied)
 
     def _number(self, name: str) -> int:
         """The number of an author, who gets one where there is none yet."""
@@ -281,16 +264,6 @@ class StateDatabase:
             assert number is not None
             self._authors[name] = number
         return number
-
-    def _convict(self, evidence: Evidence, batch: _Batch, applied: Applied) -> None:
-        """Merge evidence where it is worth telling."""
-        standing = batch.standing(self._number(evidence.author), evidence.key)
-        if needed(max((one.hlc for one in standing), default=None), evidence):
-            self._merge(evidence, batch, applied)
-
-    def _read(self, rank: Rank, batch: _Batch) -> Element | None:
-        sealed = batch.sealed(rank)
-        return None if sealed is None else _opened(sealed, rank, self._kinds, self._path)
 
     # --- beside the writer: a query sees what was committed when it began --------------------------------------------
 
@@ -308,27 +281,22 @@ class StateDatabase:
         """The first `limit` elements that have not expired by `now` ms, in order of (key, author, rank)."""
         # A cross join fixes the order of loops: each author's part of the index is looked up, not all of it read.
         sql = "SELECT sealed, rank FROM author CROSS JOIN element ON author = number WHERE key >= ? AND key < ?"
-        values = [prefix, f"{prefix}\x7f"]  # keys are ASCII below that
+        values: list[str | bytes | int] = [prefix, f"{prefix}\x7f"]  # keys are ASCII below that
         if author is not None:
             sql, values = f"{sql} AND name = ?", [*values, author]
-        found: list[Element] = []
+        sql, values = f"{sql} AND rank >= ? ORDER BY key, name, rank LIMIT ?", [*values, expiring_after(now), limit]
         with self._explaining():
-            for row in self._reader.execute(f"{sql} ORDER BY key, name, rank", values):
-                element = _opened(row[0], row[1], self._kinds, self._path)
-                if element.expiry > now:
-                    found.append(element)
-                if len(found) >= limit:
-                    break
-        return found
+            rows = self._reader.execute(sql, values)
+            return [_opened(sealed, rank, self._kinds, self._path) for sealed, rank in rows]
 
     def newest(self, author: str) -> int:
         """The greatest stamp of what `author` signed; 0 for none."""
         with self._explaining():
-            (rank,) = self._reader.execute(
-                "SELECT max(rank) FROM author JOIN element ON author = number WHERE name = ? AND kind != 'evidence'",
+            rows = self._reader.execute(
+                "SELECT kind, max(rank) FROM author JOIN element ON author = number WHERE name = ? GROUP BY kind",
                 (author,),
-            ).fetchone()
-        return 0 if rank is None else int.from_bytes(rank[:8], "big")
+            ).fetchall()
+        return max([_hlc_of(rank, self._kinds[kind]) for kind, rank in rows if kind != EVIDENCE.name], default=0)
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
@@ -386,13 +354,13 @@ def _opened(sealed: bytes, rank: Rank, kinds: Mapping[str, ElementKind], path: P
         element = parse(sealed, kinds=kinds)
     except InvalidRecord as error:
         raise Damaged(f"{path}: an element in the state's database is damaged ({error})") from error
-    if rank_of(element.hlc, element.id) != rank:
+    if element.rank != rank:
         raise Damaged(f"{path}: the disk changed an element in the state's database")
     return element
 
 
-def _order(key: str, rank: Rank) -> Order:
-    return Order(key, int.from_bytes(rank[:8], "big"), rank[8:])
+def _hlc_of(rank: Rank, kind: ElementKind) -> int:
+    return int.from_bytes(rank[:8], "big") - (kind.ttl << COUNTER_BITS)
 
 
 def _explained(error: sqlite3.Error, path: Path) -> StateError:

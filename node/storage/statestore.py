@@ -1,7 +1,7 @@
 """The replicated state on disk: SQLite behind one writer, with the ranks of everything in memory.
 
-    merge, write ─→ jobs ─→ one task: as many jobs as wait become one transaction in a thread
-                              └→ then, on the event loop: ranks swapped, clock advanced, readers of feeds told
+    merge, write ─→ in line for the writer's lock ─→ who has it writes all that wait, as one transaction in a thread
+                                                       └→ then, on the event loop: clock advanced, readers told
 
 So what `merge` returned is on disk, what `has` and `snapshot` tell is never more than that, and a burst costs one sync
 for many records. Queries run beside the writer on a connection of their own.
@@ -16,7 +16,8 @@ signed twice, and repair fetches the rest from peers. A SIGKILL at any moment le
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,23 +26,22 @@ import trio
 from swarmnode.crdt import law
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.kinds import KINDS, ElementKind
-from swarmnode.crdt.law import Merged, StrangerPool, everybody
-from swarmnode.crdt.ranges import END, START, Lifetimes, Union
+from swarmnode.crdt.law import EVERYBODY, Merged, StrangerPool
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.node.storage.stampfile import StampFile
-from swarmnode.node.storage.statedb import Applied, Damaged, StateDatabase, StateFull, set_aside, size_on_disk
+from swarmnode.node.storage.statedb import Damaged, StateDatabase, StateFull, set_aside, size_on_disk
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
 from swarmnode.protocols.state.backend import Rank, StateBackend, StateError, Stats, Unwritable
 
 BATCH = 2048  # elements, about, that one transaction takes: some 30 ms of the writer
-JOBS = 64  # merges in line for the writer; who comes then waits to get in line
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 SWEEP = 1024  # elements, about, that one transaction forgets
 GIVE_BACK = 1024  # pages of 4 KiB, at most, that a sweep gives back to the disk
-HLC = 8  # bytes at the beginning of a rank
+STAMP = 8  # bytes at the beginning of a rank, before the id
 
 ELEMENTS = Metric("swarmnode_state_elements", GAUGE, "elements of the replicated state that this node holds")
 DISK = Metric("swarmnode_state_disk_bytes", GAUGE, "bytes on disk of the replicated state")
@@ -51,28 +51,13 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class _Job:
-    """Elements of one merge, and what became of them."""
+class _Merge:
+    """Elements that wait to be written, and what became of them."""
 
     def __init__(self, elements: Sequence[Element]) -> None:
         self.elements = elements
-        self.done = trio.Event()
         self.verdicts: list[Merged] = []
         self.error: StateError | None = None
-
-
-class _Open:
-    """The open database, and what is in memory of it."""
-
-    def __init__(self, path: Path, run_id: str, kinds: Mapping[str, ElementKind]) -> None:
-        """Blocks. Raises as `StateDatabase` does."""
-        self.database = StateDatabase(path, run_id, kinds)
-        try:
-            self.ranks = Lifetimes.of(kinds, self.database.load())
-        except BaseException:
-            self.database.close()
-            raise
-        self.damaged = False
 
 
 class StateStore(StateBackend):
@@ -87,10 +72,10 @@ class StateStore(StateBackend):
         sign: Sign,
         now: Callable[[], int],
         kinds: Mapping[str, ElementKind] = KINDS,
-        admitted: Callable[[str], bool] = everybody,
+        admitted: Container[str] = EVERYBODY,
         runner: Runner = in_thread,
     ) -> None:
-        """`path` is the database's; `now` gives real time in ms; `admitted` tells whose elements are shared."""
+        """`path` is the database's; `now` gives real time in ms; `admitted` are those whose elements are shared."""
         super().__init__(run_id, me=me, sign=sign, now=now, kinds=kinds, admitted=admitted)
         self.path = path
         self._runner = runner
@@ -98,9 +83,8 @@ class StateStore(StateBackend):
         self._pool = StrangerPool(kinds)
         self._horizon = 0  # until when something that expired may have been forgotten, ms
         self._warnings: dict[str, str] = {}  # what the owner should know, by cause
-        self._waiting: set[_Job] = set()
-        self._opened: _Open | None = None
-        self._send, self._jobs = trio.open_memory_channel[_Job](JOBS)
+        self._waiting: deque[_Merge] = deque()
+        self._opened: StateDatabase | None = None
         self._writing = trio.Lock()  # of two locks this is taken first
         self._reading = trio.Lock()
 
@@ -115,7 +99,7 @@ class StateStore(StateBackend):
         return "; ".join(self._warnings.values())
 
     @property
-    def _open(self) -> _Open:
+    def _database(self) -> StateDatabase:
         if self._opened is None:
             raise RuntimeError("the state store is not running")
         return self._opened
@@ -132,51 +116,46 @@ class StateStore(StateBackend):
         except Unwritable as error:
             raise (NoSpace if isinstance(error, StateFull) else DataDirError)(str(error)) from error
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._sweep_forever)
-                task_status.started()
-                async for job in self._jobs:
-                    await self._take(job)
+            task_status.started()
+            while True:
+                await trio.sleep(SWEEP_EVERY)
+                try:
+                    await self.sweep()
+                except StateError as error:
+                    logger.debug("what has expired stays for now: %s", error)
         finally:
             with trio.CancelScope(shield=True):
                 async with self._writing, self._reading:
-                    opened, self._opened = self._opened, None
-                    await self._runner(opened.database.close)
+                    database, self._opened = self._opened, None
+                    await self._runner(database.close)
                     await self._runner(self._settle)
-            self._turn_away()
 
-    def _start(self) -> _Open:
+    def _start(self) -> StateDatabase:
         """Blocks."""
-        opened = self._open_files()
-        self._horizon = opened.database.horizon()
-        self._clock.load(own=opened.database.newest(self._me))
-        return opened
+        database = self._open()
+        self._horizon = database.horizon()
+        self._clock.load(own=database.newest(self._me))
+        return database
 
-    def _open_files(self) -> _Open:
+    def _open(self) -> StateDatabase:
         """Blocks. A damaged database is moved aside."""
         try:
-            return _Open(self.path, self.run_id, self._kinds)
+            return StateDatabase(self.path, self.run_id, self._kinds)
         except Damaged as error:
-            return self._open_new_files(error)
+            self._set_aside(error)
+        return StateDatabase(self.path, self.run_id, self._kinds)
 
-    def _open_new_files(self, error: Damaged) -> _Open:
+    def _set_aside(self, error: Damaged) -> None:
+        """Blocks."""
         aside = set_aside(self.path)
         self._warnings["damage"] = f"{error}; it is now {aside.name}, and the state is fetched again from peers"
         logger.error("%s", self._warnings["damage"])
-        return _Open(self.path, self.run_id, self._kinds)
 
     def _settle(self) -> None:
         try:
             self._clock.settle()
         except Unwritable as error:
             logger.warning("after the next start records are dated up to a second ahead: %s", error)
-
-    def _turn_away(self) -> None:
-        """Whoever still waits for the writer hears that it has ended."""
-        self._jobs.close()
-        for job in self._waiting:
-            job.error = Unwritable("the node is ending; nothing was stored")
-            job.done.set()
 
     # -- writing
 
@@ -186,71 +165,56 @@ class StateStore(StateBackend):
         Raises InvalidRecord for an element of another run or kind, and Unwritable.
         """
         self._check_belongs(elements)
-        admitted = [self._admitted(element.author) for element in elements]
-        if all(admitted):
-            return await self._enqueue(elements)
-        verdicts = iter(await self._enqueue([one for one, inside in zip(elements, admitted, strict=True) if inside]))
-        return [
-            next(verdicts) if inside else self._keep_aside(element)
-            for element, inside in zip(elements, admitted, strict=True)
-        ]
-
-    async def _enqueue(self, elements: Sequence[Element]) -> list[Merged]:
-        """Have the writer take `elements`; returns when they are on disk."""
-        if not elements:
+        shared = _Merge([element for element in elements if element.author in self.admitted])
+        if shared.elements:
+            await self._enqueue(shared)
+        else:
             await trio.lowlevel.checkpoint()
-            return []
-        job = _Job(elements)
-        self._waiting.add(job)
+        verdicts = iter(shared.verdicts)
+        return [next(verdicts) if one.author in self.admitted else self._keep_aside(one) for one in elements]
+
+    async def _enqueue(self, merge: _Merge) -> None:
+        """Returns when it is on disk. Raises Unwritable."""
+        self._waiting.append(merge)
         try:
-            await self._send.send(job)
-            await job.done.wait()
-        except trio.BrokenResourceError:
-            raise Unwritable("the node is ending; nothing was stored") from None
+            async with self._writing:
+                while merge in self._waiting:  # nobody who was first took it along
+                    if self._opened is None:
+                        raise Unwritable("the node is ending; nothing was stored")
+                    await self._write_waiting()
         finally:
-            self._waiting.discard(job)
-        if job.error is not None:
-            raise job.error
-        return job.verdicts
+            if merge in self._waiting:
+                self._waiting.remove(merge)
+        if merge.error is not None:
+            raise merge.error
 
     def _keep_aside(self, element: Element) -> Merged:
-        now = self._now()
+        now = self.now()
         horizon = law.advance(self._horizon, now)
         verdict = law.untimely(element.hlc, element.expiry, now=now, horizon=horizon)
         return self._pool.merge(element) if verdict is None else verdict
 
-    async def _take(self, first: _Job) -> None:
-        """Write a job, and those that wait behind it, as one transaction."""
-        jobs, size = [first], len(first.elements)
-        while size < BATCH:
-            try:
-                jobs.append(self._jobs.receive_nowait())
-            except trio.WouldBlock:
-                break
-            size += len(jobs[-1].elements)
-        elements = [element for job in jobs for element in job.elements]
-        now = self._now()
+    async def _write_waiting(self) -> None:
+        """Write those that have waited longest as one transaction; the caller holds the writer's lock."""
+        merges: list[_Merge] = []
+        elements: list[Element] = []
+        while self._waiting and len(elements) < BATCH:
+            merges.append(self._waiting.popleft())
+            elements += merges[-1].elements
+        now = self.now()
         horizon = self._horizon = law.advance(self._horizon, now)
-
-        def work(database: StateDatabase, ranks: Lifetimes) -> Applied:
-            applied = database.apply(elements, now=now, horizon=horizon)
-            ranks.change(applied.steps)
-            return applied
-
         try:
-            applied = await self._change(work)
+            applied = await self._change(lambda: self._database.apply(elements, now=now, horizon=horizon))
         except StateError as error:
-            for job in jobs:
-                job.error = error
-                job.done.set()
+            for merge in merges:
+                merge.error = error
             return
-        if applied.stored:
-            self._clock.observe(max(element.hlc for element in applied.stored), now)
+        if applied.added:
+            self._clock.observe(max(element.hlc for element in applied.added.values()), now)
         verdicts = iter(applied.verdicts)
-        for job in jobs:
-            job.verdicts = [next(verdicts) for _ in job.elements]
-            job.done.set()
-        self._notify(applied.stored)
+        for merge in merges:
+            merge.verdicts = [next(verdicts) for _ in merge.elements]
+        self._notify(applied.added.values())
 
     async def _tick(self, now: int) -> int:
         return await self._clock.tick(now)
@@ -258,37 +222,36 @@ class StateStore(StateBackend):
     # -- looking
 
     def has(self, rank: Rank) -> bool:
-        return rank in self._open.ranks
+        return rank in self._database.ranks
 
     async def get(self, author: str, key: str) -> Element | None:
         """The greatest element under a key that has not expired, the pool looked at as well; see StateBackend."""
-        stored = await self._read(lambda database: database.get(author, key))
+        stored = await self._read(lambda: self._database.get(author, key))
         pooled = [one for one in self._pool.of(author) if one.key == key]
-        found = [one for one in (stored, *pooled) if one is not None and one.expiry > self._now()]
-        return max(found, key=lambda one: one.order, default=None)
+        found = [one for one in (stored, *pooled) if one is not None and one.expiry > self.now()]
+        return max(found, key=lambda one: one.rank, default=None)
 
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
-        now = self._now()
-        return await self._read(lambda database: database.select(prefix, author, limit, now))
+        now = self.now()
+        return await self._read(lambda: self._database.select(prefix, author, limit, now))
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
-        return await self._read(lambda database: database.sealed(ranks))
+        return await self._read(lambda: self._database.sealed(ranks))
 
-    def snapshot(self, cutoff: int) -> Union:
+    def snapshot(self, cutoff: int) -> RankSet:
         """The ranks of all that expires after `cutoff` ms, as they are now."""
-        return self._open.ranks.after(cutoff)
+        return self._database.ranks.after(cutoff)
 
     def state_hash(self, cutoff: int) -> str:
         """`law.state_hash` of what expires after `cutoff` ms. Raises ValueError for a cut-off in the past."""
         if cutoff < self._horizon:
             raise ValueError(f"cut-off {cutoff} lies {self._horizon - cutoff} ms before what this replica still knows")
-        ranks = self.snapshot(cutoff).keys(START, END)
-        return law.state_hash(cutoff, (rank[HLC:] for rank in ranks))
+        return law.state_hash(cutoff, (rank[STAMP:] for rank in self.snapshot(cutoff)))
 
     async def stats(self) -> Stats:
-        totals, disk = await self._read(lambda database: (database.totals(), size_on_disk(self.path)))
+        totals, disk = await self._read(lambda: (self._database.totals(), size_on_disk(self.path)))
         return Stats(
             elements=sum(totals.kinds.values()),
             authors=totals.authors,
@@ -304,93 +267,67 @@ class StateStore(StateBackend):
 
     async def sweep(self) -> int:
         """Forget what has expired, and give room back to the disk; returns how many elements that were."""
-        self._horizon = horizon = law.advance(self._horizon, self._now())
+        self._horizon = horizon = law.advance(self._horizon, self.now())
         self._pool.sweep(horizon)
         forgotten = 0
-        while expired := self._open.ranks.expired(horizon, SWEEP):
-
-            def work(database: StateDatabase, ranks: Lifetimes, expired: list[Rank] = expired) -> None:
-                database.forget(expired, horizon=horizon)
-                ranks.discard(expired)
-
-            await self._change(work)
-            forgotten += len(expired)
-        await self._change(lambda database, _: database.give_back(GIVE_BACK))
+        async with self._writing:
+            while some := await self._change(lambda: self._database.forget(horizon, SWEEP)):
+                forgotten += some
+            await self._change(lambda: self._database.give_back(GIVE_BACK))
         return forgotten
-
-    async def _sweep_forever(self) -> None:
-        while True:
-            await trio.sleep(SWEEP_EVERY)
-            try:
-                await self.sweep()
-            except StateError as error:
-                logger.debug("what has expired stays for now: %s", error)
 
     # -- the disk
 
-    async def _change(self, work: Callable[[StateDatabase, Lifetimes], T]) -> T:
-        """Run `work` in a thread, alone, on a fork of the ranks that is taken over when it has returned.
+    async def _change(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread; the caller holds the writer's lock. A damaged database is begun anew first.
 
         Raises Unwritable, and says so to the owner until something works again.
         """
-        async with self._writing:
-            try:
-                if self._open.damaged:
-                    await self._begin_anew(self._open, None)
-                opened = self._open
+        try:
+            with trio.CancelScope(shield=True):  # who waits with the caller hears what became of it
+                if self._database.closed:
+                    await self._begin_anew(None)
                 try:
-                    done = await self._work(work)
+                    done = await self._runner(work)
                 except Damaged as error:
-                    await self._begin_anew(opened, error)
-                    done = await self._work(work)
-            except StateError as error:
-                if str(error) != self._warnings.get("disk"):
-                    logger.warning("%s", error)
-                self._warnings["disk"] = str(error)
-                raise
-            self._warnings.pop("disk", None)
-            return done
-
-    async def _work(self, work: Callable[[StateDatabase, Lifetimes], T]) -> T:
-        opened = self._open
-        ranks = opened.ranks.fork()
-        with trio.CancelScope(shield=True):  # what is on disk must be in memory as well
-            done = await self._runner(lambda: work(opened.database, ranks))
-        opened.ranks = ranks
+                    await self._begin_anew(error)
+                    done = await self._runner(work)
+        except StateError as error:
+            if str(error) != self._warnings.get("disk"):
+                logger.warning("%s", error)
+            self._warnings["disk"] = str(error)
+            raise
+        self._warnings.pop("disk", None)
         return done
 
-    async def _read(self, work: Callable[[StateDatabase], T]) -> T:
+    async def _read(self, work: Callable[[], T]) -> T:
         """Run a query in a thread, beside the writer. Raises Unwritable where the disk does not answer."""
-        opened = self._open
-        try:
-            return await self._query(opened, work)
-        except Damaged as error:
+        while True:
+            async with self._reading:
+                database = self._database
+                if database.closed:
+                    raise Unwritable(self.warning)
+                try:
+                    return await self._runner(work)
+                except Damaged as error:
+                    damage = error
             async with self._writing:
-                await self._begin_anew(opened, error)
-            return await self._query(self._open, work)
+                if database is self._database:  # nobody has begun anew meanwhile
+                    await self._begin_anew(damage)
 
-    async def _query(self, opened: _Open, work: Callable[[StateDatabase], T]) -> T:
-        async with self._reading:
-            if opened is not self._open:  # begun anew while this waited
-                opened = self._open
-            if opened.damaged:
-                raise Unwritable(self.warning)
-            return await self._runner(lambda: work(opened.database))
+    async def _begin_anew(self, damage: Damaged | None) -> None:
+        """Move a damaged database aside and open an empty one; the caller holds the writer's lock.
 
-    async def _begin_anew(self, broken: _Open, error: Damaged | None) -> None:
-        """Move a damaged database aside and open an empty one, unless that was done; the caller holds `_writing`.
-
-        Raises Unwritable; then it is tried again before the next change.
+        Raises Unwritable; then it is tried again before the next change, with None where the old one is aside.
         """
+
+        def work() -> StateDatabase:
+            self._database.close()
+            if damage is not None:
+                self._set_aside(damage)
+            return self._open()
+
         async with self._reading:
-            if broken is not self._open:
-                return
-            broken.damaged, broken.ranks = True, Lifetimes(self._kinds)
-
-            def work() -> _Open:
-                broken.database.close()
-                return self._open_files() if error is None else self._open_new_files(error)
-
             with trio.CancelScope(shield=True):
                 try:
                     self._opened = await self._runner(work)

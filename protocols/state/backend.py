@@ -5,8 +5,8 @@ simulations). Both pass the same conformance suite in `tests/node/storage/test_s
 depend on where elements are kept is here: how this node signs its own records, while peers confirm its clock, and the
 bounded feeds of who follows changes.
 
-An element is a signed record or evidence of equivocation. It is known by its *rank*, 40 bytes: hlc as u64 big-endian,
-then its id, so that ranks compare as (hlc, id) do. Ranks are what reconciliation exchanges and what rosters quote.
+An element is a signed record or evidence of equivocation. It is known by its *rank*, 40 bytes: when it expires, then
+its id (see `crdt.record`). Ranks are what reconciliation exchanges.
 
 What `merge` and `write` return is durable: it survives a SIGKILL and, as far as the disk keeps its word, a power cut.
 Where the disk takes nothing (full, failing) both raise `Unwritable`, nothing has changed, and the next call tries
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -29,8 +29,8 @@ from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import KINDS, ElementKind, kind_of
-from swarmnode.crdt.law import Merged, everybody
-from swarmnode.crdt.ranges import Union
+from swarmnode.crdt.law import EVERYBODY, Merged
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, write
 from swarmnode.protocols.network import PeerId
 
@@ -81,11 +81,6 @@ class Stats:
     disk: int  # bytes of files; 0 in memory
     clock: int  # the greatest stamp made or seen
     warning: str  # what the owner should know, "" for nothing
-
-
-def rank_of(hlc: int, id: bytes) -> Rank:
-    """The rank of an element."""
-    return hlc.to_bytes(8, "big") + id
 
 
 class PeerClocks:
@@ -151,15 +146,15 @@ class StateBackend(ABC):
         sign: Sign,
         now: Callable[[], int],
         kinds: Mapping[str, ElementKind] = KINDS,
-        admitted: Callable[[str], bool] = everybody,
+        admitted: Container[str] = EVERYBODY,
     ) -> None:
-        """`now` gives real time in ms; `admitted` tells whose elements are shared."""
+        """`now` gives real time in ms; `admitted` are those whose elements are shared."""
         self.run_id = run_id
         self._me = me
         self._sign = sign
-        self._now = now
+        self.now = now
         self._kinds = kinds
-        self._admitted = admitted
+        self.admitted = admitted
         self.clocks = PeerClocks()
         self._signing = trio.Lock()
         self._readers: list[_Reader] = []
@@ -196,7 +191,7 @@ class StateBackend(ABC):
 
     async def _write(self, key: str, value: Value) -> Record:
         """Sign a record, whatever was signed under this key before."""
-        now = self._now()
+        now = self.now()
         stamp = await self._tick(now)
         record = write(self.run_id, self._me, key, value, hlc=stamp, sign=self._sign, kinds=self._kinds)
         (verdict,) = await self.merge([record])
@@ -239,7 +234,7 @@ class StateBackend(ABC):
         """The bytes to send of those elements that are here, in the order asked for."""
 
     @abstractmethod
-    def snapshot(self, cutoff: int) -> Union:
+    def snapshot(self, cutoff: int) -> RankSet:
         """The ranks of all that expires after `cutoff` ms. Cheap; stays as it is while the state goes on."""
 
     @abstractmethod

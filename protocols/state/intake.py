@@ -17,15 +17,16 @@ clock. Its sender is blamed only where peers confirm this node's own clock (`Pee
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from swarmnode.crdt.envelope import Verify
-from swarmnode.crdt.hlc import is_ahead, time_of
+from swarmnode.crdt.hlc import MAX_AHEAD, is_ahead, time_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element, InvalidRecord, is_genuine, parse
 from swarmnode.protocols.calls.rpc import Refuse
@@ -34,7 +35,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.backend import Rank, StateBackend, rank_of
+from swarmnode.protocols.state.backend import Rank, StateBackend
 
 PROTOCOL = "/swarmnode/state/1"
 CHUNK = 64  # elements verified in one go: 5 ms of a core
@@ -80,14 +81,11 @@ class StateIntake:
         backend: StateBackend,
         *,
         verify: Verify,
-        now: Callable[[], int],
         runner: Runner,
         violations: Violations,
     ) -> None:
-        """`now` gives ms since the epoch."""
         self._backend = backend
         self._verify = verify
-        self._now = now
         self._runner = runner
         self._violations = violations
         self._elements = Budget[PeerId](ELEMENTS)
@@ -95,7 +93,7 @@ class StateIntake:
         self._own = Budget[PeerId](OWN)
         self._strangers = Budget[PeerId](STRANGERS)
         self._waiting: dict[PeerId, int] = {}
-        self._seen: OrderedDict[Rank, None] = OrderedDict()
+        self._seen: OrderedDict[Rank, float] = OrderedDict()  # until when they are not asked for, trio time
         self._asked: OrderedDict[Rank, _Asked] = OrderedDict()  # what has not come, asked for longest ago first
         self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
         self.verified = 0  # elements whose signatures were looked at
@@ -107,9 +105,7 @@ class StateIntake:
 
     def lacks(self, rank: Rank) -> bool:
         """Whether the element of that rank is worth asking for."""
-        if self._backend.has(rank) or rank in self._seen:
-            return False
-        return not is_ahead(int.from_bytes(rank[:8], "big"), self._now())
+        return not self._backend.has(rank) and self._seen.get(rank, 0.0) <= trio.current_time()
 
     def asks(self, peer: PeerId, rank: Rank) -> bool:
         """Whether to ask `peer`, who offers an element: where it is lacking, and nobody was asked just now."""
@@ -200,13 +196,13 @@ class StateIntake:
                 continue
             self._refused[verdict.value] += 1
             if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
-                self._remember(rank_of(element.hlc, element.id))
+                self._remember(element.rank, math.inf)
         return Inserted(tuple(new), false)
 
     def _sift(self, peer: PeerId, sealed: Sequence[bytes]) -> tuple[list[Element], bool]:
         """Elements that are worth verifying; and whether one was malformed, at which the search ended."""
         fresh: list[Element] = []
-        now = self._now()
+        now = self._backend.now()
         for raw in sealed:
             try:
                 element = parse(raw)
@@ -217,9 +213,10 @@ class StateIntake:
                 return fresh, True
             if is_ahead(element.hlc, now):
                 self._refused[Merged.AHEAD.value] += 1
+                self._remember(element.rank, trio.current_time() + (time_of(element.hlc) - now - MAX_AHEAD) / 1000)
                 if time_of(element.hlc) > now + FAR_AHEAD and self._backend.clocks.confirmed:
                     self._violations.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
-            elif self.lacks(rank_of(element.hlc, element.id)):
+            elif self.lacks(element.rank):
                 fresh.append(element)
             else:
                 self._refused[Merged.KNOWN.value] += 1
@@ -258,8 +255,8 @@ class StateIntake:
         """How many at the beginning are genuine."""
         return next((i for i, element in enumerate(chunk) if not is_genuine(element, self._verify)), len(chunk))
 
-    def _remember(self, rank: Rank) -> None:
-        self._seen[rank] = None
+    def _remember(self, rank: Rank, until: float) -> None:
+        self._seen[rank] = until
         self._seen.move_to_end(rank)
         if len(self._seen) > SEEN:
             self._seen.popitem(last=False)

@@ -12,7 +12,7 @@ longer than leases last would else wait for one another for ever.
 
 A lease also tells two daemons with one key apart, see `DuplicateIdentity`.
 
-Who may take part is for the run to say (`admits`): anybody, those that it lists, or those whose key cost work. The work
+Who may take part is for the run to say (`admitted`): anybody, those that it lists, or those whose key cost work. That
 is S/Kademlia's static puzzle (Baumgart and Mies 2007, section 4.1): of a public key hashed twice, as many bits at the
 front as the run asks for are zero. Whoever wants many identities pays for each, and each bit doubles the price. It is a
 function of the peer id alone, so every node decides alike, at once and for ever, and nothing is stored. Records of
@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,6 +39,7 @@ import trio
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import KINDS, SECOND
+from swarmnode.crdt.law import EVERYBODY
 from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
@@ -155,18 +156,14 @@ class Membership:
         network: Network,
         state: StateBackend,
         sync: StateSync,
-        now: Callable[[], int],
-        admits: Callable[[PeerId], bool] = lambda peer: True,
         rng: random.Random | None = None,
     ) -> None:
-        """`now` gives real time in ms. `state` and `sync` run for as long as this does, and a little longer."""
+        """`state` and `sync` run for as long as this does, and a little longer."""
         self._network = network
         self._state = state
         self._sync = sync
-        self._now = now
-        self._admits = admits
         self._rng = rng or random.Random()
-        self._duplicates = DuplicateIdentity(self._rng.getrandbits(63), now())
+        self._duplicates = DuplicateIdentity(self._rng.getrandbits(63), state.now())
         self._leases: dict[PeerId, Record] = {}
         self._gone: dict[PeerId, float] = {}  # whose leases ran out, in that order, and when, trio time
         self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
@@ -177,7 +174,7 @@ class Membership:
 
     def members(self) -> tuple[PeerId, ...]:
         """Everybody with a lease that has not run out, this node left out, in order of peer id."""
-        now = self._now()
+        now = self._state.now()
         return tuple(sorted(peer for peer, lease in self._leases.items() if lease_end(lease) > now))
 
     def connected(self) -> tuple[PeerId, ...]:
@@ -252,7 +249,7 @@ class Membership:
 
     def _let_go(self) -> None:
         """Leases that have run out are no more; their authors are called now and then."""
-        now, moment = self._now(), trio.current_time()
+        now, moment = self._state.now(), trio.current_time()
         for peer in [peer for peer, lease in self._leases.items() if lease_end(lease) <= now]:
             del self._leases[peer]
             self._gone[peer] = moment
@@ -296,9 +293,9 @@ class Membership:
             if self._duplicates.saw(element.value):
                 self._seen_duplicate.set()
                 await self._renew()
-        elif self._admits(element.author):
+        elif element.author in self._state.admitted:
             standing = self._leases.get(element.author)
-            if standing is None or standing.order <= element.order:
+            if standing is None or standing.rank <= element.rank:
                 self._gone.pop(element.author, None)
                 self._leases[element.author] = element
                 self._learn(element)
@@ -341,15 +338,23 @@ def lease_end(record: Record) -> int:
     return min(record.expiry, time_of(record.hlc) + seconds * SECOND)
 
 
-def admits(spec: RunSpec) -> Callable[[str], bool]:
-    """Whether a peer may take part in the run. Those whom the run names need no work: its author vouches for them."""
-    members = frozenset(spec.run.members)
-    if members:
-        return members.__contains__
+def admitted(spec: RunSpec) -> Container[str]:
+    """Who may take part in the run. Those whom the run names need no work: its author vouches for them."""
+    if spec.run.members:
+        return frozenset(spec.run.members)
     bits, named = spec.trust.identity_bits, frozenset((*spec.trust.validators, spec.owner)) - {""}
-    if not bits:
-        return lambda peer: True
-    return lambda peer: peer in named or work_of(peer) >= bits
+    return _Worked(bits, named) if bits else EVERYBODY
+
+
+@dataclass(frozen=True)
+class _Worked:
+    """Those with so many bits of work in their ids, and those who are named."""
+
+    bits: int
+    named: frozenset[str]
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self.named or work_of(str(peer)) >= self.bits
 
 
 @lru_cache(maxsize=8192)

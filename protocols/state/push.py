@@ -36,7 +36,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, PeerView
 from swarmnode.protocols.peers.diversity import sample
 from swarmnode.protocols.peers.scoring import Violations
-from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError, rank_of
+from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError
 from swarmnode.protocols.state.wire import MAX_RANKS, Push, Pushed, batches, joined, split
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class Pusher:
     def _collect(self, change: Change) -> None:
         element = change.element
         if self._authors.take(element.author, 1):
-            self._waiting[rank_of(element.hlc, element.id)] = element
+            self._waiting[element.rank] = element
         else:
             self.dropped += 1
         self.dropped += change.lost

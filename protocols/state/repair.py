@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,17 +92,14 @@ class Repair:
         neighbours: Neighbours,
         *,
         runner: Runner,
-        now: Callable[[], int],
         rng: random.Random,
     ) -> None:
-        """`now` gives ms since the epoch."""
         self._backend = backend
         self._rpc = rpc
         self._intake = intake
         self._neighbours = neighbours
         self._violations = neighbours.violations
         self._runner = runner
-        self._now = now
         self._rng = rng
         self._sessions: OrderedDict[PeerId, _Session] = OrderedDict()
         self._openings = Budget[PeerId](OPENINGS)
@@ -112,10 +109,8 @@ class Repair:
 
     async def repair(self, peer: PeerId) -> Repaired:
         """One session with `peer`, to its end. Raises CallError, Unwritable."""
-        cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
-        initiator = await self._runner(
-            lambda: Initiator(self._backend.snapshot, cutoff=cutoff, nonce=nonce, limits=SESSION)
-        )
+        cutoff, nonce = self._backend.now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
+        initiator = Initiator(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
         complaint = await self._compare(peer, initiator)
         needed = [rank for rank in sorted(initiator.need) if self._intake.lacks(rank)]
         got, given = await self.fetch(peer, needed)
@@ -135,7 +130,7 @@ class Repair:
         first = True
         while frame is not None:
             asked = trio.current_time()
-            step = RepairStep(self._backend.run_id, session, frame, self._now())
+            step = RepairStep(self._backend.run_id, session, frame, self._backend.now())
             answer = await self._rpc.call(peer, "state.repair", step, RepairAnswer, timeout=STEP_TIMEOUT)
             if first:
                 self.heard_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
@@ -188,7 +183,7 @@ class Repair:
     def heard_time(self, peer: PeerId, time: int) -> None:
         """`peer`'s clock shows `time` ms; that counts for as long as it is connected."""
         if self._neighbours.connected(peer):
-            self._backend.clocks.heard(peer, time - self._now())
+            self._backend.clocks.heard(peer, time - self._backend.now())
 
     # --- the responder ----------------------------------------------------------------------------------------------
 
@@ -206,8 +201,8 @@ class Repair:
                 self._sessions.popitem(last=False)
             if len(self._sessions) >= SESSIONS:
                 raise Refuse("busy", f"this node holds {SESSIONS} repairs already")
-            cutoff, nonce = self._now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
-            responder = Responder(self._backend.snapshot, cutoff=cutoff, nonce=nonce, limits=SESSION)
+            cutoff, nonce = self._backend.now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
+            responder = Responder(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
             session = _Session(step.session, responder, now)
             if step.time:
                 self.heard_time(peer, step.time)
@@ -224,7 +219,7 @@ class Repair:
         if not session.responder.done:
             session.used_at = now
             self._sessions[peer] = session  # at the end: the longest idle is first
-        return RepairAnswer(frame, self._now())
+        return RepairAnswer(frame, self._backend.now())
 
     async def on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
         """Give elements by rank, as many as fit into a message. Raises Refuse, StateError."""

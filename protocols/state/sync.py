@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trio
@@ -37,7 +37,7 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.backend import ENOUGH, Change, Rank, StateBackend, StateError, rank_of
+from swarmnode.protocols.state.backend import ENOUGH, Change, Rank, StateBackend, StateError
 from swarmnode.protocols.state.intake import ASKED_FOR, PROTOCOL, StateIntake
 from swarmnode.protocols.state.push import Neighbours, Pusher
 from swarmnode.protocols.state.repair import Repair, Repaired
@@ -87,27 +87,18 @@ class StateSync:
         network: Network,
         rpc: Rpc,
         runner: Runner,
-        now: Callable[[], int],
-        violations: Violations | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`now` gives ms since the epoch; signatures are verified where `runner` says."""
+        """Signatures are verified where `runner` says."""
         self._backend = backend
         self._network = network
         self._rpc = rpc
-        self._now = now
         self._rng = rng or random.Random()
-        self.violations = violations or Violations(PROTOCOL)
-        self.intake = StateIntake(
-            backend,
-            verify=network.verify,
-            now=now,
-            runner=runner,
-            violations=self.violations,
-        )
+        self.violations = Violations(PROTOCOL)
+        self.intake = StateIntake(backend, verify=network.verify, runner=runner, violations=self.violations)
         self._neighbours = Neighbours(network, self.violations)
         self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
-        self._repair = Repair(backend, rpc, self.intake, self._neighbours, runner=runner, now=now, rng=self._rng)
+        self._repair = Repair(backend, rpc, self.intake, self._neighbours, runner=runner, rng=self._rng)
         self._own_queries = Budget[PeerId](OWN_QUERIES)
         self._repairing: dict[PeerId, trio.Event] = {}
         self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
@@ -327,7 +318,7 @@ class StateSync:
         self._neighbours.holds(peer, ranks)
         with _refusing():
             inserted = await self.intake.insert_pushed(peer, push.sealed)
-        self._neighbours.holds(peer, (rank_of(element.hlc, element.id) for element in inserted.new))
+        self._neighbours.holds(peer, (element.rank for element in inserted.new))
         return Pushed(joined(rank for rank in ranks if self.intake.asks(peer, rank)))
 
     async def _on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
@@ -348,7 +339,7 @@ class StateSync:
         with _refusing():
             mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
         newest = sorted(mine, key=lambda element: element.hlc, reverse=True)[:OWN_SHOWN]
-        return OwnElements(next(batches([element.sealed for element in newest]), ()), self._now())
+        return OwnElements(next(batches([element.sealed for element in newest]), ()), self._backend.now())
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import MAX_PER_AUTHOR
 from swarmnode.crdt.law import POOL_BYTES
 from swarmnode.crdt.record import is_genuine
-from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.testing.simnet import run_simulation
 
@@ -93,7 +92,7 @@ async def damage(adversary: StateAdversary) -> Damage:
             )
             pooled = sum(len(each.sealed) for each in node.state._state.pool)
             size = max(size, pooled + sum(len(each.sealed) for each in elements if each.author in attackers))
-            missing += sum(not node.state.has(rank_of(record.hlc, record.id)) for record in swarm.expected)
+            missing += sum(not node.state.has(record.rank) for record in swarm.expected)
         return Damage(
             false=false,
             size=size,

@@ -123,7 +123,7 @@ async def state_swarm(malicious: int, *, undefended: bool = False) -> AsyncItera
             elif undefended:
                 found.naive.append(NaiveNode(peer, swarm))
             else:
-                node = StateNode.make(peer.network, rpc=peer.rpc, admitted=lambda author: author in peers)
+                node = StateNode.make(peer.network, rpc=peer.rpc, admitted=peers)
                 found.honest.append(node)
                 await nursery.start(node.state.run)
                 await nursery.start(node.sync.run)

@@ -72,7 +72,7 @@ def any_element(draw: st.DrawFn) -> Element:
 @given(any_element())
 def test_bytes_of_elements_come_back_exactly(element: Element) -> None:
     opened = open_element(element.sealed, verify)
-    assert opened == element and opened.id == element.id and opened.order == element.order
+    assert opened == element and opened.id == element.id and opened.rank == element.rank
     assert opened.sealed == element.sealed
 
 
@@ -154,7 +154,7 @@ def test_everybody_makes_the_same_evidence_of_two_records() -> None:
 def test_records_that_do_not_contradict_prove_nothing(one: Record, other: Record) -> None:
     with pytest.raises(InvalidRecord):
         evidence_of(one, other)
-    lesser, greater = sorted((one, other), key=lambda record: record.order)
+    lesser, greater = sorted((one, other), key=lambda record: record.rank)
     with pytest.raises(InvalidRecord):
         parse(Evidence(greater, lesser).sealed)
 

@@ -13,10 +13,12 @@ from swarmnode.crdt.law import MAX_STEP_BACK, Judgement, Merged, Order, advance,
 
 NOTE = ElementKind("note", 1_000, 2, 512)
 COMMIT = ElementKind("commit", 1_000, 2, 512, Discipline.WRITE_ONCE)
-A1, A2, B1, C9 = (Order(key, hlc, bytes([hlc]) * 32) for key, hlc in (("a", 1), ("a", 2), ("b", 3), ("c", 9)))
+A1, A2, B1, C9 = (Order(key, bytes([time]) * 40) for key, time in (("a", 1), ("a", 2), ("b", 3), ("c", 9)))
 
 orders = st.builds(
-    lambda key, hlc, other: Order(key, hlc, hashlib.sha256(f"{key} {hlc} {other}".encode()).digest()),
+    lambda key, time, other: Order(
+        key, time.to_bytes(8, "big") + hashlib.sha256(f"{key} {time} {other}".encode()).digest()
+    ),
     st.sampled_from("abc"),
     st.integers(0, 3),
     st.booleans(),
@@ -32,17 +34,17 @@ def test_a_greater_order_replaces_under_its_key() -> None:
 def test_full_slots_give_way_to_the_greater_only() -> None:
     assert judge(NOTE, [A2, B1], C9) == Judgement(Merged.STORED, gone=A2)
     assert judge(NOTE, [B1, C9], A1) == Judgement(Merged.QUOTA)
-    assert judge(NOTE, [B1, C9], B1._replace(hlc=4)) == Judgement(Merged.STORED, gone=B1)
+    assert judge(NOTE, [B1, C9], B1._replace(rank=bytes([4]) * 40)) == Judgement(Merged.STORED, gone=B1)
 
 
 def test_two_words_under_a_write_once_key_both_stand_and_are_named() -> None:
     assert judge(COMMIT, [A1], A2) == Judgement(Merged.STORED, rival=A1)
     assert judge(COMMIT, [A2], A1) == Judgement(Merged.STORED, rival=A2)
     assert judge(COMMIT, [A2, B1], A1) == Judgement(Merged.QUOTA, rival=A2)
-    assert judge(COMMIT, [A2, B1], Order("a", 7, bytes(32))) == Judgement(
+    assert judge(COMMIT, [A2, B1], Order("a", bytes([7]) * 40)) == Judgement(
         Merged.STORED, gone=A2, rival=A2
     )  # the rival leaves as the new one comes, and is named all the same
-    assert judge(COMMIT, [A1, A2], Order("b", 7, bytes(32))) == Judgement(Merged.STORED, gone=A1)
+    assert judge(COMMIT, [A1, A2], Order("b", bytes([7]) * 40)) == Judgement(Merged.STORED, gone=A1)
 
 
 @given(st.lists(orders, max_size=6), orders, st.randoms(use_true_random=False))

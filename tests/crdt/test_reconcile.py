@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 from conversing import Transcript, converse
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnode.crdt import reconcile
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
-from swarmnode.crdt.ranges import RangeTree
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.reconcile import CutoffRefused, Initiator, Responder, SessionLimits
 from swarmnode.crdt.reconcile_frames import MAX_FRAME
 
@@ -24,17 +23,17 @@ MOST = 72  # bytes a difference and bit of n: 68 of two elements, where fixed co
 
 def some_ranks(rng: random.Random, count: int, spread: int) -> list[bytes]:
     """Distinct ranks within `spread` ms, ascending: with 1, all have the same time and close counters."""
-    stamps = [stamp_at(T + rng.randrange(spread), rng.randrange(2)) for _ in range(count)]
+    stamps = [stamp_at(T + 1 + rng.randrange(spread), rng.randrange(2)) for _ in range(count)]
     return sorted(stamp.to_bytes(8, "big") + rng.randbytes(32) for stamp in stamps)
 
 
-def replicas(shared: list[bytes], ours: list[bytes], theirs: list[bytes]) -> tuple[RangeTree, RangeTree]:
-    return RangeTree.from_sorted(sorted(shared + ours)), RangeTree.from_sorted(sorted(shared + theirs))
+def replicas(shared: list[bytes], ours: list[bytes], theirs: list[bytes]) -> tuple[RankSet, RankSet]:
+    return RankSet(sorted(shared + ours)), RankSet(sorted(shared + theirs))
 
 
-def session(a: RangeTree, b: RangeTree, limits: SessionLimits | None = None) -> tuple[Initiator, Transcript]:
-    initiator = Initiator(lambda _: a, cutoff=T, nonce=NONCES[0], limits=limits)
-    responder = Responder(lambda _: b, cutoff=T, nonce=NONCES[1], limits=limits)
+def session(a: RankSet, b: RankSet, limits: SessionLimits | None = None) -> tuple[Initiator, Transcript]:
+    initiator = Initiator(a, cutoff=T, nonce=NONCES[0], limits=limits)
+    responder = Responder(b, cutoff=T, nonce=NONCES[1], limits=limits)
     return initiator, converse(initiator, responder)
 
 
@@ -64,14 +63,14 @@ def test_the_initiator_learns_exactly_what_each_side_lacks_in_few_bytes(
         assert transcript.size <= 64
 
 
-def scattered(n: int, d: int, recent: bool) -> tuple[RangeTree, RangeTree]:
+def scattered(n: int, d: int, recent: bool) -> tuple[RankSet, RankSet]:
     rng = random.Random(n + d)
     every = some_ranks(rng, n, 10**8)
     differ = every[-d:] if recent else rng.sample(every, d)
     mine, yours = set(differ[::2]), set(differ[1::2])
     return (
-        RangeTree.from_sorted(rank for rank in every if rank not in yours),
-        RangeTree.from_sorted(rank for rank in every if rank not in mine),
+        RankSet(rank for rank in every if rank not in yours),
+        RankSet(rank for rank in every if rank not in mine),
     )
 
 
@@ -125,54 +124,45 @@ def test_a_session_sees_the_sets_as_they_were_when_it_began() -> None:
     rng = random.Random(4)
     a, b = scattered(2000, 60, recent=False)
     only_a, only_b = set(a) - set(b), set(b) - set(a)
-    initiator = Initiator(lambda _: a.snapshot(), cutoff=T, nonce=NONCES[0])
-    responder = Responder(lambda _: b.snapshot(), cutoff=T, nonce=NONCES[1])
+    initiator = Initiator(a, cutoff=T, nonce=NONCES[0])
+    responder = Responder(b, cutoff=T, nonce=NONCES[1])
     frame: bytes | None = initiator.open()
     while frame is not None:
         frame = initiator.receive(responder.receive(frame))
-        for tree in (a, b):
-            tree.insert(some_ranks(rng, 1, 10**8)[0])
-            tree.remove(rng.choice(tree.keys()))
+        a, b = (one.changed(some_ranks(rng, 1, 10**8), [rng.choice(one.keys())]) for one in (a, b))
     assert (initiator.have, initiator.need) == (only_a, only_b)
     assert initiator.agreed
-
-
-def expiring(elements: dict[bytes, int]) -> Callable[[int], RangeTree]:
-    """A replica of ranks with their expiry: what a session sees after a cut-off."""
-    return lambda cutoff: RangeTree.from_sorted(sorted(rank for rank, expiry in elements.items() if expiry > cutoff))
 
 
 @pytest.mark.parametrize("skew", [-MAX_AHEAD, -1000, 0, 1, 1000, MAX_AHEAD])
 def test_replicas_whose_clocks_are_a_minute_apart_compare_after_the_later_cutoff(skew: int) -> None:
     rng = random.Random(5)
-    elements = {rank: T + rng.randrange(-MAX_AHEAD, 3 * MAX_AHEAD) for rank in some_ranks(rng, 400, 10**6)}
+    expiries = sorted(T + rng.randrange(-MAX_AHEAD, 3 * MAX_AHEAD) for _ in range(400))
+    every = RankSet(stamp_at(expiry, number).to_bytes(8, "big") + bytes(32) for number, expiry in enumerate(expiries))
     later = T + max(0, skew)
-    mine = {rank: expiry for rank, expiry in elements.items() if expiry > T}  # swept, at its own time
-    yours = {rank: expiry for rank, expiry in elements.items() if expiry > T + skew}
-    extra = next(rank for rank, expiry in mine.items() if expiry > later)
-    lost = mine.pop(extra)
-    initiator = Initiator(expiring(mine), cutoff=T, nonce=NONCES[0])
-    responder = Responder(expiring(yours), cutoff=T + skew, nonce=NONCES[1])
+    mine, yours = every.after(T), every.after(T + skew)  # swept, each at its own time
+    extra = mine.after(later).at(0)
+    initiator = Initiator(mine.changed(removed=[extra]), cutoff=T, nonce=NONCES[0])
+    responder = Responder(yours, cutoff=T + skew, nonce=NONCES[1])
     converse(initiator, responder)
     assert initiator.cutoff == responder.cutoff == later
     assert (initiator.need, initiator.have, initiator.agreed) == ({extra}, set(), True)
 
-    mine[extra] = lost
-    again = Initiator(expiring(mine), cutoff=T, nonce=NONCES[0])
-    converse(again, Responder(expiring(yours), cutoff=T + skew, nonce=NONCES[1]))
+    again = Initiator(mine, cutoff=T, nonce=NONCES[0])
+    converse(again, Responder(yours, cutoff=T + skew, nonce=NONCES[1]))
     assert (again.need, again.have, again.agreed) == (set(), set(), True)
 
 
 @pytest.mark.parametrize("skew", [-MAX_AHEAD - 1, MAX_AHEAD + 1, 10**9])
 def test_a_responder_refuses_a_cutoff_that_no_working_clock_gives(skew: int) -> None:
-    hello = Initiator(lambda _: RangeTree(), cutoff=T + skew, nonce=NONCES[0]).open()
+    hello = Initiator(RankSet(), cutoff=T + skew, nonce=NONCES[0]).open()
     with pytest.raises(CutoffRefused):
-        Responder(lambda _: RangeTree(), cutoff=T, nonce=NONCES[1]).receive(hello)
+        Responder(RankSet(), cutoff=T, nonce=NONCES[1]).receive(hello)
 
 
 def test_an_initiator_refuses_a_cutoff_that_no_working_clock_gives() -> None:
     """Or a responder could have nothing compared at all."""
-    initiator = Initiator(lambda _: RangeTree(), cutoff=T, nonce=NONCES[0])
+    initiator = Initiator(RankSet(), cutoff=T, nonce=NONCES[0])
     initiator.open()
     later = MAX_AHEAD + 1
     with pytest.raises(CutoffRefused):
@@ -184,14 +174,14 @@ def test_every_session_salts_what_it_sends() -> None:
     tree, other = scattered(500, 10, recent=False)
     frames = []
     for nonce in (b"nonce--1", b"nonce--2"):
-        initiator = Initiator(lambda _: tree, cutoff=T, nonce=NONCES[0])
-        reply = Responder(lambda _: other, cutoff=T, nonce=nonce).receive(initiator.open())
+        initiator = Initiator(tree, cutoff=T, nonce=NONCES[0])
+        reply = Responder(other, cutoff=T, nonce=nonce).receive(initiator.open())
         asks = initiator.receive(reply)
         assert asks is not None
         frames.append((reply[2 + 8 :], asks))
     assert frames[0][0] != frames[1][0]
     assert frames[0][1] != frames[1][1]
-    hellos = [Initiator(lambda _: tree, cutoff=T, nonce=nonce).open()[15:] for nonce in NONCES]
+    hellos = [Initiator(tree, cutoff=T, nonce=nonce).open()[15:] for nonce in NONCES]
     assert hellos[0] != hellos[1]
 
 
@@ -204,11 +194,11 @@ def test_ids_or_marks_that_collide_are_told_in_the_end(broken: str, monkeypatch:
 
 
 def test_a_budget_ends_a_session_that_takes_more_and_what_was_learned_stands() -> None:
-    a, b = RangeTree(), scattered(20_000, 2, recent=False)[1]
+    a, b = RankSet(), scattered(20_000, 2, recent=False)[1]
     for limits in (SessionLimits(frames=4), SessionLimits(size=200_000), SessionLimits(work=12_000)):
-        initiator = Initiator(lambda _: a, cutoff=T, nonce=NONCES[0], limits=limits)
+        initiator = Initiator(a, cutoff=T, nonce=NONCES[0], limits=limits)
         with pytest.raises(reconcile.Exhausted):
-            converse(initiator, Responder(lambda _: b, cutoff=T, nonce=NONCES[1], limits=limits))
+            converse(initiator, Responder(b, cutoff=T, nonce=NONCES[1], limits=limits))
         assert 0 < len(initiator.need) < len(b)
         assert initiator.need <= set(b)
         assert not initiator.agreed
@@ -223,6 +213,6 @@ def test_a_frame_size_at_which_a_session_could_not_go_on_is_refused(frame: int) 
 @pytest.mark.parametrize(("cutoff", "nonce"), [(-1, NONCES[0]), (1 << 48, NONCES[0]), (T, b"short")])
 def test_a_session_begins_with_a_time_and_eight_random_bytes(cutoff: int, nonce: bytes) -> None:
     with pytest.raises(ValueError, match="cut-off"):
-        Initiator(lambda _: RangeTree(), cutoff=cutoff, nonce=nonce)
+        Initiator(RankSet(), cutoff=cutoff, nonce=nonce)
     with pytest.raises(ValueError, match="cut-off"):
-        Responder(lambda _: RangeTree(), cutoff=cutoff, nonce=nonce)
+        Responder(RankSet(), cutoff=cutoff, nonce=nonce)

@@ -8,7 +8,6 @@ import pytest
 import trio
 from statenodes import StateNode, connect, ring_and_chords, start
 
-from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.push import COLLECT
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.testing.simnet import SimWorld, run_simulation
@@ -28,7 +27,7 @@ async def write_some(nodes: list[StateNode], rng: random.Random, count: int, nam
     ranks = []
     for number in range(count):
         record = await rng.choice(nodes).sync.write(f"note/{name}-{number}", number)
-        ranks.append(rank_of(record.hlc, record.id))
+        ranks.append(record.rank)
     return ranks
 
 

@@ -97,7 +97,7 @@ def by_definition(heard: Iterable[Element]) -> set[bytes]:
         groups[element.author, element.kind][element.id] = element
     standing: set[bytes] = set()
     for (_, name), group in groups.items():
-        ranked = sorted(group.values(), key=lambda one: one.order, reverse=True)
+        ranked = sorted(group.values(), key=lambda one: one.rank, reverse=True)
         if not KINDS[name].write_once:
             ranked = [one for i, one in enumerate(ranked) if one.key not in {r.key for r in ranked[:i]}]
         standing.update(one.id for one in ranked[: KINDS[name].slots])
@@ -197,8 +197,8 @@ def _nothing_comes_back(example: list[Step]) -> None:
         here = held
         for one in state.held(latest):
             if not KINDS[one.kind].write_once:
-                assert greatest.get((one.author, one.key), (0, b"")) <= one.order
-                greatest[one.author, one.key] = one.order
+                assert greatest.get((one.author, one.key), b"") <= one.rank
+                greatest[one.author, one.key] = one.rank
 
 
 NO_RETURN = Promise(st.lists(steps, max_size=16), _nothing_comes_back)

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 from memoryshards import UnboundedShards
 
+from swarmnode.crdt.law import EVERYBODY
 from swarmnode.crdt.record import Element
 from swarmnode.node.session import RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
@@ -29,7 +30,7 @@ from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.membership import Membership, admits
+from swarmnode.protocols.state.membership import Membership, admitted
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
@@ -169,12 +170,12 @@ class SimSwarm:
         shards = Shards(network, rpc, UnboundedShards(), runner=inline, seed=self._lives)
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
-        admitted = (lambda peer: True) if name in self.trusting else admits(self.spec)
-        state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time, admitted=admitted)
+        members = EVERYBODY if name in self.trusting else admitted(self.spec)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time, admitted=members)
         if holds:
             await state.merge(holds)
-        sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=real_time, rng=rng)
-        membership = Membership(network=network, state=state, sync=sync, now=real_time, admits=admitted, rng=rng)
+        sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)
+        membership = Membership(network=network, state=state, sync=sync, rng=rng)
         events: list[dict[str, Any]] = []
 
         def emit(event: dict[str, Any]) -> None:
@@ -200,7 +201,7 @@ class SimSwarm:
             state=state,
             sync=sync,
             shards=shards,
-            admits=admitted,
+            admits=members.__contains__,
             now=real_time,
             rng=random.Random(f"session {self._seed} {name}"),
         )

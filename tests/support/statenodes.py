@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import trio
 
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.law import EVERYBODY
 from swarmnode.crdt.record import Record, write
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
@@ -72,14 +73,14 @@ class StateNode:
         *,
         rpc: Rpc | None = None,
         loss: float = 0.0,
-        admitted: Callable[[str], bool] = lambda author: True,
+        admitted: Container[str] = EVERYBODY,
         clock: Callable[[], int] = now,
         seed: int = 0,
     ) -> StateNode:
         rpc = rpc or LossyRpc(network, loss=loss)
         state = MemoryState(RUN, me=network.me, sign=network.sign, now=clock, admitted=admitted)
         rng = random.Random(f"{seed} {network.me}")
-        sync = StateSync(state, network=network, rpc=rpc, runner=inline, now=clock, rng=rng)
+        sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)
         scoring = PeerScoring(ScoringLimits())
         scoring.watch(sync.violations)
         return cls(network, rpc, state, sync, scoring, clock)

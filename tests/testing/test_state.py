@@ -68,7 +68,7 @@ def test_replicas_that_convict_for_different_reasons_agree_after_exchange(exampl
 
 
 def test_verdicts_say_what_became_of_an_element() -> None:
-    state = State(RUN, kinds=KINDS, admitted="A".__eq__)
+    state = State(RUN, kinds=KINDS, admitted={"A"})
     old, new = make_record("A", "member", T0), make_record("A", "member", T0 + 1)
     for element, verdict in (
         (new, Merged.STORED),
@@ -167,7 +167,7 @@ def test_one_authors_elements_never_displace_anothers() -> None:
 
 
 def test_strangers_are_readable_and_outside_every_hash() -> None:
-    state = State(RUN, kinds=KINDS, admitted="B".__eq__)
+    state = State(RUN, kinds=KINDS, admitted={"B"})
     empty, note = state.state_hash(T0), make_record("A", "note/a", T0)
     assert state.merge(note, T0).verdict is Merged.POOLED
     assert state.get("A", "note/a", T0) == note

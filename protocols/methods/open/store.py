@@ -218,10 +218,10 @@ class ChainStore:
         self.rules = rules_of(parts.spec.trust)
         self.contributions = contributions
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
-        self.last_heads: dict[str, tuple[tuple[int, bytes], Said[ForkChoiceVote]]] = {}  # with the record's order
+        self.last_heads: dict[str, tuple[bytes, Said[ForkChoiceVote]]] = {}  # by author, with its record's rank
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
-        self._away: OrderedDict[PeerId, tuple[tuple[int, bytes], bool]] = OrderedDict()  # with the record's order
+        self._away: OrderedDict[PeerId, tuple[bytes, bool]] = OrderedDict()  # with the record's rank
         self._newcomers: OrderedDict[PeerId, float] = OrderedDict()  # who asked where to begin -> trio time
         self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
         self.out_of_sync = False  # validators follow what cannot be reached from here by replaying rosters
@@ -385,8 +385,8 @@ class ChainStore:
         return said
 
     def _insert_absence(self, record: Record) -> None:
-        if record.order > self._away.get(record.author, ((0, b""), False))[0]:
-            self._away[record.author] = (record.order, not record.tombstone)
+        if record.rank > self._away.get(record.author, (b"", False))[0]:
+            self._away[record.author] = (record.rank, not record.tombstone)
             self._away.move_to_end(record.author)
             if len(self._away) > LOOKED_FOR:
                 self._away.popitem(last=False)
@@ -394,12 +394,12 @@ class ChainStore:
 
     def _insert_head(self, record: Record, said: Said[ForkChoiceVote]) -> bool:
         before = self.last_heads.get(said.author)
-        if before is not None and before[0] >= record.order:
+        if before is not None and before[0] >= record.rank:
             return False
         validator = self.stands and said.author in self.block.chain.validators
         if before is None and len(self.last_heads) >= LOOKED_FOR and not validator:
             return False
-        self.last_heads[said.author] = (record.order, said)
+        self.last_heads[said.author] = (record.rank, said)
         return True
 
     def heads(self) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from swarmnode.node.discovery.finder import AddressBook
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.diversity import sample, spread
-from swarmnode.protocols.state.membership import admits
+from swarmnode.protocols.state.membership import admitted
 from swarmnode.training.runspec import parse_runspec
 
 BITS = 8  # in the attack, so that it takes seconds; a run would ask for 20 and more
@@ -38,10 +38,10 @@ class FreeIdentities(Adversary):
     async def attack(self, target: Scene) -> None:
         bits = 0 if target.undefended else BITS
         tables = {"run": {"name": "r", "trust": "open"}, "trust": {"identity_bits": bits}}
-        may_join = admits(parse_runspec(tables, source="attack"))
+        may_join = admitted(parse_runspec(tables, source="attack"))
         count = self.times(2000, 500)
         target.wanted = count
-        target.got = sum(may_join(identity_of(f"free {number}")) for number in range(count))
+        target.got = sum(identity_of(f"free {number}") in may_join for number in range(count))
         target.allowed = 2 * count // 2**BITS + 3
         target.told = "{got} of {wanted} admitted"
 

@@ -14,12 +14,11 @@ from stateswarm import Attacker, StateSwarm
 from swarmnode.crdt import encoding
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import KINDS
-from swarmnode.crdt.ranges import RangeTree
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.reconcile import Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.wire import Elements, RepairAnswer, RepairStep, StateFetch
 
 YEAR = 365 * 86_400_000  # ms
@@ -159,17 +158,15 @@ class LyingReconciler(StateAdversary):
         sessions: dict[int, Responder] = {}
         count = self.times(20_000, 1_000)
 
-        def invented(cutoff: int) -> RangeTree:
-            stamp = stamp_at(now())
-            return RangeTree.from_sorted(
-                sorted(rank_of(stamp - rng.getrandbits(30), rng.randbytes(32)) for _ in range(count))
-            )
+        def invented() -> RankSet:
+            expiry = stamp_at(now() + 60_000)
+            stamps = (expiry + rng.getrandbits(30) for _ in range(count))
+            return RankSet(sorted(stamp.to_bytes(8, "big") + rng.randbytes(32) for stamp in stamps))
 
         async def on_step(peer: str, step: RepairStep) -> RepairAnswer:
-            new = Responder(invented, cutoff=now(), nonce=bytes(NONCE_SIZE))
+            new = Responder(RankSet(), cutoff=now(), nonce=bytes(NONCE_SIZE))
             responder = sessions.setdefault(step.session, new)
-            if responder._tree is not None:
-                responder._tree = invented(0)
+            responder._ranks = invented()
             return RepairAnswer(responder.receive(step.frame), now())
 
         async def on_fetch(peer: str, fetch: StateFetch) -> Elements:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at, time_of
 from swarmnode.crdt.kinds import DAY, KINDS, ElementKind
-from swarmnode.crdt.law import MAX_STEP_BACK, Merged
+from swarmnode.crdt.law import EVERYBODY, MAX_STEP_BACK, Merged
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, write
 from swarmnode.node.identity import peer_id_of
@@ -29,7 +29,6 @@ from swarmnode.protocols.state.backend import (
     NotAdmitted,
     StateBackend,
     WrongClock,
-    rank_of,
 )
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import run_simulation
@@ -84,7 +83,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
     numbers = iter(range(100))
 
     @asynccontextmanager
-    async def made(admitted: Callable[[str], bool] = lambda author: True) -> AsyncIterator[StateBackend]:
+    async def made(admitted: Container[str] = EVERYBODY) -> AsyncIterator[StateBackend]:
         backend: StateBackend
         if request.param == "memory":
             backend = MemoryState(RUN, me=ME.id, sign=ME.key.sign, now=clock, admitted=admitted)
@@ -100,7 +99,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
 
 
 def rank(element: Element) -> bytes:
-    return rank_of(element.hlc, element.id)
+    return element.rank
 
 
 def mixed(seed: int, number: int) -> list[Element]:
@@ -156,7 +155,7 @@ async def test_any_backend_agrees_with_the_law(make: Make, clock: Clock) -> None
                     del shuffled[:90]
                 cutoff = clock.time + 5_000
                 records = [e for e in await backend.select(limit=10_000) if isinstance(e, Record)]
-                assert sorted(records, key=lambda e: e.order) == list(reference.held(clock.time))
+                assert sorted(records, key=lambda e: e.rank) == list(reference.held(clock.time))
                 ranks = [rank(e) for e in await backend.select(limit=10_000) if e.expiry > cutoff]
                 assert backend.snapshot(cutoff).keys(START, END) == sorted(ranks)
                 held = [e for e in records if e.expiry > cutoff]
@@ -258,7 +257,7 @@ async def test_sweeping_needs_nobody(make: Make, clock: Clock) -> None:
 @simulated
 async def test_records_of_strangers_stay_in_the_pool(make: Make) -> None:
     members = {ALICE.id}
-    async with make(admitted=members.__contains__) as backend:
+    async with make(admitted=members) as backend:
         note, lease = BOB.says("note/a", 1), BOB.says("member", 1)
         mine = ALICE.says("note/a", 1)
         assert await backend.merge([note, mine, lease]) == [Merged.POOLED, Merged.STORED, Merged.POOLED]

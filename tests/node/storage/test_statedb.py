@@ -36,20 +36,20 @@ records = st.builds(
 
 
 def state(path: Path, batches: list[list[Record]]) -> tuple[list[Merged], list[tuple[str, bytes]], set[str]]:
-    """Verdicts; kinds and ranks of records, as the steps and the database tell; and who is convicted of what."""
+    """Verdicts; kinds and ranks of records, as the changes and the database tell; and who is convicted of what."""
     writer = StateDatabase(path, RUN, FEW)
     verdicts: list[Merged] = []
     told: set[tuple[str, bytes]] = set()
     for batch in batches:
         applied = writer.apply(batch, now=NOW, horizon=0)
         verdicts += applied.verdicts
-        for added, kind, rank in applied.steps:
-            (told.add if added else told.remove)((kind, rank))
-    stored = [(kind, rank) for kind, ranks in writer.load().items() for rank in ranks]
+        told -= {(kind, rank) for kind, rank in told if rank in applied.removed}
+        told |= {(element.kind, rank) for rank, element in applied.added.items()}
+    stored = writer._connection.execute("SELECT kind, rank FROM element").fetchall()
     assert set(stored) == told and len(stored) == len(told)
-    convicted = {
-        f"{row}" for row in writer._connection.execute("SELECT author, key FROM element WHERE kind = 'evidence'")
-    }
+    assert writer.ranks.keys() == sorted(rank for _, rank in stored)
+    evidence = "SELECT name, key FROM element JOIN author ON author = number WHERE kind = 'evidence'"
+    convicted = {f"{row}" for row in writer._connection.execute(evidence)}
     counts = dict(writer._counts)
     writer._recall()
     assert {slot: count for slot, count in counts.items() if count} == dict(writer._counts)

@@ -26,7 +26,7 @@ from swarmnode.node.storage import datadir, stampfile, statedb
 from swarmnode.node.storage.statedb import StateFull, StateVersion
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable, rank_of
+from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable
 from swarmnode.testing.simnet import run_simulation
 
 RUN = "ab" * 32
@@ -71,7 +71,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def rank(record: Record) -> bytes:
-    return rank_of(record.hlc, record.id)
+    return record.rank
 
 
 def notes(number: int, first: int = 0) -> list[Record]:
@@ -81,7 +81,7 @@ def notes(number: int, first: int = 0) -> list[Record]:
 
 
 def connection_of(store: StateStore) -> sqlite3.Connection:
-    return store._open.database._connection
+    return store._database._connection
 
 
 def test_all_is_there_after_a_restart(lab: Lab) -> None:
@@ -230,7 +230,7 @@ def test_a_full_disk_acknowledges_nothing_and_is_forgotten_once_there_is_room(
 def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
     async def main() -> None:
         async with lab.running() as store:
-            apply, calls = store._open.database.apply, 0
+            apply, calls = store._database.apply, 0
 
             def fails_first(*args: Any, **kwargs: Any) -> Any:
                 nonlocal calls
@@ -239,7 +239,7 @@ def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
                     raise Unwritable("the disk hiccups")
                 return apply(*args, **kwargs)
 
-            store._open.database.apply = fails_first  # type: ignore[method-assign]
+            store._database.apply = fails_first  # type: ignore[method-assign]
             with pytest.raises(Unwritable):
                 await store.merge(notes(1))
             assert await store.merge(notes(1)) == [Merged.STORED]
@@ -250,13 +250,13 @@ def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
 def test_waiting_merges_become_one_transaction(lab: Lab) -> None:
     async def main() -> None:
         async with lab.running() as store:
-            apply, sizes = store._open.database.apply, []
+            apply, sizes = store._database.apply, []
 
             def counted(elements: Any, **times: Any) -> Any:
                 sizes.append(len(elements))
                 return apply(elements, **times)
 
-            store._open.database.apply = counted  # type: ignore[method-assign]
+            store._database.apply = counted  # type: ignore[method-assign]
             async with trio.open_nursery() as nursery:
                 for record in notes(40):
                     nursery.start_soon(store.merge, [record])
@@ -271,18 +271,22 @@ def test_whoever_waits_when_the_store_ends_is_told(lab: Lab) -> None:
         store, ended = lab.store(), []
         async with trio.open_nursery() as outer:
 
-            async def late() -> None:
-                with pytest.raises(Unwritable):
-                    await store.merge(notes(1))
-                ended.append(True)
+            async def late(number: int) -> None:
+                try:
+                    told = await store.merge(notes(1, first=number)) == [Merged.STORED]
+                except Unwritable:
+                    told = False
+                ended.append((number, told))
 
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 nursery.cancel_scope.cancel()
-                for _ in range(3):
-                    outer.start_soon(late)
-            outer.start_soon(late)
-        assert len(ended) == 4
+                for number in range(3):
+                    outer.start_soon(late, number)
+            outer.start_soon(late, 3)
+        assert len(ended) == 4 and not dict(ended)[3], "afterwards nothing is stored"
+        async with lab.running() as again:
+            assert len(again.snapshot(0)) == sum(told for _, told in ended)
         with pytest.raises(RuntimeError):
             store.has(bytes(40))
 
@@ -337,7 +341,7 @@ def test_damage_that_shows_while_it_runs_does_not_end_it(lab: Lab, found_by: str
         async with lab.running() as store:
             await store.merge(notes(2000))
             connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            for connection in (connection_of(store), store._open.database._reader):
+            for connection in (connection_of(store), store._database._reader):
                 connection.execute("PRAGMA shrink_memory")
             for offset in range(4096, lab.path.stat().st_size, 4096):
                 garble(lab.path, offset)

@@ -25,7 +25,7 @@ from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record, parse, write
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.protocols.state.backend import AlreadyWritten, StateError, Unwritable, rank_of
+from swarmnode.protocols.state.backend import AlreadyWritten, StateError, Unwritable
 
 KILLS = int(os.environ.get("STATE_KILLS", "5"))
 RUN = "ab" * 32
@@ -63,7 +63,7 @@ async def write_until_killed(path: Path, seed: int, first: int) -> None:
                 for n in range(draw.randrange(1, FEW))
             ]
             await store.merge(records)
-            tell(merged=[rank_of(record.hlc, record.id).hex() for record in records])
+            tell(merged=[record.rank.hex() for record in records])
 
     async def say() -> None:
         for number in range(first, 1_000_000):
@@ -74,7 +74,7 @@ async def write_until_killed(path: Path, seed: int, first: int) -> None:
                 found = await store.get(author(1)[1], key)
                 assert isinstance(found, Record)
                 record = found
-            tell(own=number, hlc=record.hlc, id=record.id.hex())
+            tell(own=number, rank=record.rank.hex())
 
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -103,10 +103,10 @@ async def fill(path: Path) -> None:
             ]
             try:
                 await store.merge(records)
-                tell(merged=[rank_of(record.hlc, record.id).hex() for record in records])
+                tell(merged=[record.rank.hex() for record in records])
             except Unwritable as error:
                 refused += 1
-                assert not any(store.has(rank_of(record.hlc, record.id)) for record in records)
+                assert not any(store.has(record.rank) for record in records)
                 tell(refused=str(error), warning=store.warning)
         try:
             await store.write("note/a", 1)
@@ -138,7 +138,7 @@ def test_a_kill_at_any_moment_loses_nothing_acknowledged_and_never_equivocates(t
                 said = json.loads(line)
                 merged.update(map(bytes.fromhex, said.get("merged", ())))
                 if "own" in said:
-                    own[said["own"]].add(rank_of(said["hlc"], bytes.fromhex(said["id"])))
+                    own[said["own"]].add(bytes.fromhex(said["rank"]))
         process.wait()
         with sqlite3.connect(path) as raw:
             assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -159,7 +159,7 @@ async def look_after_crash(path: Path, merged: set[bytes], newest: int | None, o
         assert not await store.select("evidence/", limit=9)
         for rank, sealed in zip(merged, await store.sealed(list(merged)), strict=True):
             element = parse(sealed)
-            assert rank_of(element.hlc, element.id) == rank
+            assert element.rank == rank
         nursery.cancel_scope.cancel()
 
 

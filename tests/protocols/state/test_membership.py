@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from statenodes import RUN, StateNode, now
+from statenodes import RUN, StateNode
 
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import DAY, KINDS, SECOND
+from swarmnode.crdt.law import EVERYBODY
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.state import membership
@@ -39,9 +40,7 @@ Simulated = Callable[..., None]
 
 
 class Node:
-    def __init__(
-        self, network: SimNetwork, *, admitted: Callable[[str], bool] = lambda peer: True, life: int = 0
-    ) -> None:
+    def __init__(self, network: SimNetwork, *, admitted: Container[str] = EVERYBODY, life: int = 0) -> None:
         self.network, self.me = network, network.me
         self.state = StateNode.make(network, admitted=admitted)
         self.rpc = self.state.rpc
@@ -49,8 +48,6 @@ class Node:
             network=network,
             state=self.state.state,
             sync=self.state.sync,
-            now=now,
-            admits=admitted,
             rng=random.Random(f"{life} {network.me}"),
         )
         self.scope = trio.CancelScope()
@@ -281,7 +278,7 @@ def test_addresses_of_another_peer_in_a_lease_are_not_learned(simulated: Simulat
 def test_leases_of_strangers_to_a_closed_run_change_nothing_here(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         closed, stranger = world.node("closed"), Node(world.node("stranger"))
-        closed = Node(closed, admitted=lambda peer: peer == closed.me)
+        closed = Node(closed, admitted={closed.me})
         for node in (closed, stranger):
             await nursery.start(node.run)
         await stranger.network.connect(closed.me)

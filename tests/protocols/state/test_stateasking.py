@@ -22,7 +22,7 @@ class Asking(StateIntake):
     def __init__(self, lacks: Callable[[bytes], bool]) -> None:
         state = MemoryState(RUN, me="me", sign=lambda message: bytes(64), now=now)
         violations = Violations(PROTOCOL)
-        super().__init__(state, verify=lambda *of: True, now=now, runner=inline, violations=violations)
+        super().__init__(state, verify=lambda *of: True, runner=inline, violations=violations)
         self.lacks = lacks  # type: ignore[method-assign]
 
 

@@ -15,7 +15,7 @@ from statenodes import RUN, StateNode, connect, now, start
 from swarmnode.crdt.law import Merged
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.peers.scoring import Standing
-from swarmnode.protocols.state.backend import MAX_OFF, AlreadyWritten, Unwritable, WrongClock, rank_of
+from swarmnode.protocols.state.backend import MAX_OFF, AlreadyWritten, Unwritable, WrongClock
 from swarmnode.protocols.state.push import AUTHOR, EAGER, FIRST, LARGE
 from swarmnode.protocols.state.sync import RECOVER_WITHIN, REPAIR_EVERY
 from swarmnode.protocols.state.wire import Push, Pushed
@@ -25,7 +25,7 @@ Simulated = Callable[..., None]
 
 
 def rank(record: Any) -> bytes:
-    return rank_of(record.hlc, record.id)
+    return record.rank
 
 
 def listen(node: StateNode) -> list[tuple[str, str, Any]]:

@@ -11,7 +11,7 @@ import trio
 from statenodes import RUN, StateNode, connect, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
-from swarmnode.protocols.state.backend import ENOUGH, MAX_OFF, PeerClocks, Unwritable, rank_of
+from swarmnode.protocols.state.backend import ENOUGH, MAX_OFF, PeerClocks, Unwritable
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.protocols.state.wire import Elements, OwnElements, OwnQuery, Push, Pushed, StateFetch
 from swarmnode.testing.simnet import SimWorld
@@ -86,8 +86,8 @@ def test_what_a_liar_sends_behind_a_forgery_is_not_lost_to_who_sends_it_truly(si
         await trio.sleep(0.5)
         push = Push(RUN, (genuine.sealed,))
         await honest.rpc.call(node.me, "state.push", push, Pushed, timeout=10)
-        assert node.state.has(rank_of(genuine.hlc, genuine.id))
-        assert not node.state.has(rank_of(other.hlc, other.id))
+        assert node.state.has(genuine.rank)
+        assert not node.state.has(other.rank)
 
     simulated(main)
 
@@ -106,7 +106,7 @@ def test_a_disk_that_cannot_be_read_ends_nothing(simulated: Simulated) -> None:
         record = await author.sync.write("note/a", 1)  # some get it whole, others ask for it by rank
         await trio.sleep(2)
         with pytest.raises(Refused) as refused:
-            rank = rank_of(record.hlc, record.id)
+            rank = record.rank
             await others[0].rpc.call(author.me, "state.fetch", StateFetch(RUN, rank), Elements, timeout=5)
         assert refused.value.code == "unwritable"
         await author.sync.repair_with_all()

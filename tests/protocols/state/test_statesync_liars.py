@@ -10,11 +10,11 @@ import pytest
 import trio
 from statenodes import RUN, StateNode, connect, now, start
 
-from swarmnode.crdt.ranges import RangeTree
+from swarmnode.crdt.hlc import stamp_at
+from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.reconcile import Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.protocols.calls.rpc import Refused, Rpc
-from swarmnode.protocols.state.backend import rank_of
 from swarmnode.protocols.state.repair import OPENINGS, SESSIONS
 from swarmnode.protocols.state.sync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
 from swarmnode.protocols.state.wire import (
@@ -77,29 +77,24 @@ class Liar:
         return self.network.me
 
 
-def invented(count: int, seed: int = 0) -> RangeTree:
+def invented(count: int, seed: int = 0) -> RankSet:
     """Ranks of elements that nobody ever made."""
     rng = random.Random(seed)
-    stamp = now() << 16
-    return RangeTree.from_sorted(sorted(rank_of(stamp + rng.getrandbits(30), rng.randbytes(32)) for _ in range(count)))
+    expiry = stamp_at(now() + 60_000)
+    return RankSet(sorted((expiry + rng.getrandbits(30)).to_bytes(8, "big") + rng.randbytes(32) for _ in range(count)))
 
 
 def inventing(count: int, *, anew: bool) -> Callable[[RepairStep], bytes]:
     """Answers as an honest responder over invented ranks; `anew`: others in each frame."""
     sessions: dict[int, Responder] = {}
     seeds = iter(range(1 << 30))
-    trees = [invented(count)]
-
-    def snapshot(cutoff: int) -> RangeTree:
-        return trees[0]
+    ranks = invented(count)
 
     def frame(step: RepairStep) -> bytes:
+        responder = sessions.setdefault(step.session, Responder(ranks, cutoff=now(), nonce=bytes(NONCE_SIZE)))
         if anew:
-            trees[0] = invented(count, next(seeds))
-        if step.session not in sessions:
-            sessions[step.session] = Responder(snapshot, cutoff=now(), nonce=bytes(NONCE_SIZE))
-        sessions[step.session]._tree = trees[0] if sessions[step.session]._tree is not None else None
-        return sessions[step.session].receive(step.frame)
+            responder._ranks = invented(count, next(seeds))
+        return responder.receive(step.frame)
 
     return frame
 
@@ -128,7 +123,7 @@ def test_a_lying_responder_ends_is_shunned_and_keeps_nobody_from_the_truth(simul
         assert liar.steps == steps
         record = await honest.sync.write("note/a", 1)
         await trio.sleep(2)
-        assert node.state.has(rank_of(record.hlc, record.id))
+        assert node.state.has(record.rank)
         assert node.sync.trusts(honest.me)
 
     simulated(main)
@@ -140,18 +135,18 @@ def test_one_that_answers_a_fetch_with_forgeries_is_shunned(simulated: Simulated
         genuine = author.signs("note/a", 1)
         fields = (getattr(genuine, name) for name in ("v", "run", "author", "key", "hlc", "ttl", "value"))
         forged = type(genuine)(*fields, b"x" * 64)
-        tree = RangeTree.from_sorted([rank_of(genuine.hlc, genuine.id)])
+        ranks = RankSet([genuine.rank])
         responders: dict[int, Responder] = {}
 
         def frame(step: RepairStep) -> bytes:
-            new = Responder(lambda cutoff: tree, cutoff=now(), nonce=bytes(NONCE_SIZE))
+            new = Responder(ranks, cutoff=now(), nonce=bytes(NONCE_SIZE))
             return responders.setdefault(step.session, new).receive(step.frame)
 
         liar = Liar(world, frame, lambda ranks: (forged.sealed,))
         await liar.run(nursery)
         await node.network.connect(liar.me)
         await trio.sleep(8 * REPAIR_EVERY)
-        assert not node.state.has(rank_of(genuine.hlc, genuine.id))
+        assert not node.state.has(genuine.rank)
         assert node.sync.violations.count(liar.me) >= 2
 
     simulated(main)
@@ -252,7 +247,7 @@ def test_those_who_give_at_a_crawl_do_not_keep_a_node_from_repairing_with_others
         honest.sync.repair_with = victim_only  # type: ignore[assignment,method-assign]
         record = await honest.sync.write("note/late", 1)
         await trio.sleep(1.3 * REPAIR_EVERY)
-        assert victim.state.has(rank_of(record.hlc, record.id))
+        assert victim.state.has(record.rank)
         await trio.sleep(REPAIR_WITHIN)
         assert not any(liar.me in victim.sync._repairing for liar in liars)
 
