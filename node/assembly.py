@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.config import NodeConfig
+from swarmnode.node.config import GIGABYTE, MEGABIT, NodeConfig
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.limits import Limits
@@ -93,7 +93,7 @@ class Node:
         self.network = Libp2pNetwork(identity, host_settings(config, limits=limits), trust)
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
-        self.shard_store = ShardStore(datadir.path / "shards", cap=config.shards_cap_bytes)
+        self.shard_store = ShardStore(datadir.path / "shards", cap=int(config.shards_cap * GIGABYTE))
         self.shards = Shards(
             self.network,
             self.rpc,
@@ -282,8 +282,8 @@ def host_settings(config: NodeConfig, *, limits: Limits) -> HostSettings:
         listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
         announce=config.announce,
         mdns=config.mdns,
-        up=config.up_bytes,
-        down=config.down_bytes,
+        up=config.up * MEGABIT,
+        down=config.down * MEGABIT,
         max_peers=config.max_peers,
         agent=AGENT,
         limits=limits,
@@ -317,7 +317,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         sandbox=config.sandbox,
         scratch=str(config.directory / SCRATCH),
         readable=(str(config.directory / "shards"), *config.sandbox_read),
-        memory=config.memory_bytes,
+        memory=int(config.memory * GIGABYTE),
     )
     spec = chosen.spec
     if config.role == "rollout" and spec.exchange.method == "sapo":

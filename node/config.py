@@ -27,6 +27,8 @@ ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
 ROLES = ("train", "rollout", "relay", "watch")
 DEVICES = ("auto", "cpu", "cuda")
+GIGABYTE = 1e9  # bytes
+MEGABIT = 1e6 / 8  # bytes
 SANDBOX = ("auto", "require", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -135,26 +137,6 @@ class NodeConfig:
     def directory(self) -> Path:
         """`data_dir` as an absolute path."""
         return Path(self.data_dir).expanduser().absolute()
-
-    @property
-    def shards_cap_bytes(self) -> int:
-        """`shards_cap` in bytes."""
-        return int(self.shards_cap * 1e9)
-
-    @property
-    def memory_bytes(self) -> int:
-        """`memory` in bytes, 0 for no cap."""
-        return int(self.memory * 1e9)
-
-    @property
-    def up_bytes(self) -> float:
-        """Upload cap in bytes/s, 0 for none."""
-        return self.up * 1e6 / 8
-
-    @property
-    def down_bytes(self) -> float:
-        """Download cap in bytes/s, 0 for none."""
-        return self.down * 1e6 / 8
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import base58
+
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.storage.datadir import explain, sync_directory, write_beside
+from swarmnode.node.storage.datadir import beside, explain, sync_directory, write_all
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 # A libp2p peer id is the multihash of the protobuf public key, and keys up to 42 bytes are hashed by "identity":
 # 00 = identity, 24 = 36 bytes follow; 08 01 = key type Ed25519; 12 20 = 32 bytes of key (libp2p spec, peer-ids).
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 PASSPHRASE_VARIABLE = "SWARMNODE_PASSPHRASE"
 BATCH = 4096  # keys that a process tries before it is heard of: a tenth of a second or two
 
@@ -57,7 +58,7 @@ def peer_id_of(public_key: bytes) -> str:
     """The libp2p peer id of a raw Ed25519 public key (32 bytes)."""
     if len(public_key) != 32:
         raise ValueError(f"an Ed25519 public key has 32 bytes, not {len(public_key)}")
-    return _base58(_PEER_ID_PREFIX + public_key)
+    return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
 
 
 def work_of(identity: Identity) -> int:
@@ -105,17 +106,6 @@ def _search(bits: int, tries: int) -> bytes | None:
         if work_of_key(Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()) >= bits:
             return seed
     return None
-
-
-def _base58(raw: bytes) -> str:
-    """Base58btc: big-endian digits in base 58, and one '1' for each leading zero byte."""
-    number = int.from_bytes(raw, "big")
-    digits: list[str] = []
-    while number:
-        number, remainder = divmod(number, 58)
-        digits.append(_BASE58[remainder])
-    zeros = len(raw) - len(raw.lstrip(b"\0"))
-    return "1" * zeros + "".join(reversed(digits))
 
 
 def read_passphrase(file: str, environ: Mapping[str, str]) -> bytes | None:
@@ -224,13 +214,14 @@ def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> None:
 
     encryption: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
-    beside = write_beside(path, pem, 0o600)
+    with beside(path) as (file, written):
+        write_all(file, pem)
     try:
-        os.link(beside, path)  # unlike a rename, this never replaces a key that is there
+        os.link(written, path)  # unlike a rename, this never replaces a key that is there
     except FileExistsError:
         return
     finally:
-        beside.unlink()
+        written.unlink()
     sync_directory(path.parent)
 
 

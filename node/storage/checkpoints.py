@@ -38,7 +38,7 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,35 +81,26 @@ class CheckpointManifest:
         return Layout.of([(name, shape) for name, shape in self.layout])
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one run in one folder. Blocking."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        run_id: str,
-        layout: Layout,
-        keep: int,
-        hours: float = 0.0,
-        spec: bytes = b"",
-    ) -> None:
-        """`spec` is the run's canonical encoding."""
-        self._folder = folder
-        self._run_id = run_id
-        self._layout = layout
-        self._keep = keep
-        self._hours = hours
-        self._spec = spec
+    folder: Path
+    _: KW_ONLY
+    run_id: str
+    layout: Layout
+    keep: int  # newest ones that stay
+    hours: float = 0.0  # back to which older ones stay, further and further apart
+    spec: bytes = b""  # the run's canonical encoding
 
     def save(self, saved: Saved) -> Path:
         """Write one and drop what is too old. Raises NoSpace or DataDirError; older ones are then intact."""
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            discard_unfinished(self._folder)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            discard_unfinished(self.folder)
         except OSError as error:
-            raise explain(error, self._folder) from error
-        path = self._folder / f"round-{saved.round:08d}.safetensors"
+            raise explain(error, self.folder) from error
+        path = self.folder / f"round-{saved.round:08d}.safetensors"
         vectors: dict[str, NDArray[Any]] = {
             "parameters": saved.state.parameters,
             "momentum": saved.state.momentum,
@@ -117,14 +108,14 @@ class Checkpoints:
             "extra": np.frombuffer(saved.extra, np.uint8),
         }
         kept = {name: np.ascontiguousarray(vector) for name, vector in vectors.items() if not _all_zero(vector)}
-        sha256 = write_tensors(path, kept, {"run": self._run_id, "round": str(saved.round)})
+        sha256 = write_tensors(path, kept, {"run": self.run_id, "round": str(saved.round)})
         manifest = CheckpointManifest(
             FORMAT,
-            self._run_id,
-            base64.b64encode(self._spec).decode(),
+            self.run_id,
+            base64.b64encode(self.spec).decode(),
             saved.round,
-            state_hash(saved.round, self._layout, saved.state),
-            tuple((slot.name, slot.shape) for slot in self._layout.slots),
+            state_hash(saved.round, self.layout, saved.state),
+            tuple((slot.name, slot.shape) for slot in self.layout.slots),
             sha256,
             saved.members,
             saved.method,
@@ -134,18 +125,18 @@ class Checkpoints:
         try:
             self._drop_others_than(path.with_suffix(".json"))
         except OSError as error:
-            raise DataDirError(f"{self._folder}: old checkpoints cannot be deleted: {error.strerror}") from error
+            raise DataDirError(f"{self.folder}: old checkpoints cannot be deleted: {error.strerror}") from error
         return path
 
     def _drop_others_than(self, newest: Path) -> None:
         """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""
-        history = [m for m in _manifests(self._folder) if m.name <= newest.name]
-        kept = {*history[: self._keep], *self._by_age(history[self._keep :])}
-        for manifest in _manifests(self._folder):
+        history = [m for m in _manifests(self.folder) if m.name <= newest.name]
+        kept = {*history[: self.keep], *self._by_age(history[self.keep :])}
+        for manifest in _manifests(self.folder):
             if manifest not in kept:
                 manifest.unlink(missing_ok=True)
         stems = {manifest.stem for manifest in kept}
-        for tensors in self._folder.glob("round-*.safetensors"):
+        for tensors in self.folder.glob("round-*.safetensors"):
             if tensors.stem not in stems:
                 tensors.unlink(missing_ok=True)
 
@@ -154,7 +145,7 @@ class Checkpoints:
         written = sorted((min(m.stat().st_mtime, time.time()), m) for m in manifests)
         kept: set[Path] = set()
         span = HOUR
-        while span <= self._hours * HOUR:
+        while span <= self.hours * HOUR:
             first: dict[int, Path] = {}
             for at, manifest in written:
                 first.setdefault(int(at // span), manifest)
@@ -164,11 +155,11 @@ class Checkpoints:
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole; its arrays are read-only. One that is not is skipped with a warning."""
-        found = newest_whole(self._folder, self._run_id, layout=self._layout)
-        if found is None and _manifests(self._folder):
+        found = newest_whole(self.folder, self.run_id, layout=self.layout)
+        if found is None and _manifests(self.folder):
             logger.warning(
                 "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",
-                self._folder,
+                self.folder,
             )
         return None if found is None else found[1]
 

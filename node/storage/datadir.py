@@ -12,7 +12,6 @@ ends, and never goes stale.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -20,12 +19,16 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
 from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, ExpectedError
 
 LAYOUT_VERSION = 1
+UNFINISHED = ".part"  # how the name of a file ends while it is written
 SOCKET_PATH_LIMIT = 103  # bytes; sun_path holds 104 on macOS and 108 on Linux, the closing zero included
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -84,35 +87,54 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_beside(path: Path, content: bytes | memoryview, mode: int) -> Path:
-    """Write and sync `content` to a new hidden file in the directory of `path`, and return its path."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    beside = Path(name)
+@contextmanager
+def beside(path: Path, mode: int = 0o600) -> Iterator[tuple[FileIO, Path]]:
+    """A new hidden file in the directory of `path`, to be written, and its path. It is synced when the block ends.
+
+    It is gone where the block fails. Raises OSError.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        with FileIO(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            yield file, Path(name)
+            os.fsync(descriptor)
     except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+        with suppress(OSError):
+            os.unlink(name)
         raise
-    return beside
 
 
-def write_atomic(path: Path, content: bytes | memoryview, mode: int = 0o600) -> None:
-    """Replace `path` by `content`, whole or not at all. Raises NoSpace or DataDirError."""
+@contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[FileIO]:
+    """A file to be written that takes the place of `path` when the block ends: whole, or not at all where it fails.
+
+    Raises NoSpace or DataDirError.
+    """
     try:
-        beside = write_beside(path, content, mode)
+        with beside(path, mode) as (file, written):
+            yield file
         try:
-            os.replace(beside, path)
+            os.replace(written, path)
         except OSError:
-            beside.unlink(missing_ok=True)
+            written.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
     except OSError as error:
         raise explain(error, path) from error
+
+
+def write_all(file: FileIO, content: bytes | memoryview) -> None:
+    """Write all of it to a file without a buffer, which may take a part at a time. Raises OSError."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
+def write_atomic(path: Path, content: bytes | memoryview, mode: int = 0o600) -> None:
+    """Replace `path` by `content`, whole or not at all. Raises NoSpace or DataDirError."""
+    with replacing(path, mode) as file:
+        write_all(file, content)
 
 
 class DataDir:
@@ -123,35 +145,14 @@ class DataDir:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
+        self.identity = self.path / "identity.key"
+        self.config = self.path / "config.toml"
+        self.address_book = self.path / "address-book.json"
+        self.layout = self.path / "layout"
+        self.lock = self.path / "lock"
+        self.logs = self.path / "logs"
+        self.runs = self.path / "runs"
         self._lock: int | None = None
-
-    @property
-    def identity(self) -> Path:
-        return self.path / "identity.key"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def address_book(self) -> Path:
-        return self.path / "address-book.json"
-
-    @property
-    def layout(self) -> Path:
-        return self.path / "layout"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def runs(self) -> Path:
-        return self.path / "runs"
 
     def run(self, run_id: str) -> Path:
         """The directory of one run. Raises ValueError for what is no run id, as it would name another place."""

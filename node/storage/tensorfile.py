@@ -7,13 +7,11 @@ written here; its own writer gives neither the hash nor a file that is synced be
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +20,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.node.storage.datadir import explain, sync_directory
+from swarmnode.node.storage.datadir import UNFINISHED, replacing, write_all
 
 PIECE = 4 << 20  # bytes that are hashed and written at a time
 MAX_HEADER = 16 << 20  # bytes; some hundred thousand tensors
-UNFINISHED = ".part"  # how the name of a file ends while it is written
 _NAMES = {"float32": "F32", "uint8": "U8"}
 _TYPES = {name: np.dtype(kind).newbyteorder("<") for kind, name in _NAMES.items()}
 
@@ -59,23 +56,10 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     digest = hashlib.sha256()
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
-        beside = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                for piece in _pieces(encoded, tensors):
-                    digest.update(piece)
-                    _write(file, piece)
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
-        sync_directory(path.parent)
-    except OSError as error:
-        raise explain(error, path) from error
+    with replacing(path) as file:
+        for piece in _pieces(encoded, tensors):
+            digest.update(piece)
+            write_all(file, piece)
     return digest.hexdigest()
 
 
@@ -123,11 +107,6 @@ def _pieces(header: bytes, tensors: Mapping[str, NDArray[Any]]) -> Iterator[memo
         raw = tensor.reshape(-1).data.cast("B") if tensor.size else memoryview(b"")
         for start in range(0, len(raw), PIECE):
             yield raw[start : start + PIECE]
-
-
-def _write(file: Any, piece: memoryview) -> None:
-    while piece:
-        piece = piece[file.write(piece) :]
 
 
 def _read(file: BinaryIO, size: int, digest: Any) -> bytearray:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.node.assembly import host_settings
 from swarmnode.node.config import NodeConfig, default_data_dir, document, load_config
+from swarmnode.node.host.limits import Limits
 from swarmnode.training.options import SettingError, describe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -128,8 +130,8 @@ def test_join_addresses_that_cannot_be_dialled_are_refused(address: str) -> None
 
 
 def test_caps_are_given_in_megabits_and_used_in_bytes() -> None:
-    config = NodeConfig(up=8.0, down=80.0)
-    assert (config.up_bytes, config.down_bytes) == (1e6, 1e7)
+    settings = host_settings(NodeConfig(up=8.0, down=80.0), limits=Limits())
+    assert (settings.up, settings.down) == (1e6, 1e7)
 
 
 def test_every_setting_is_described_and_documented() -> None:

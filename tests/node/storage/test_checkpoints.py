@@ -195,7 +195,6 @@ import sys
 from pathlib import Path
 import numpy as np
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.outer import Layout
 from swarmnode.training.outer import OuterState
