@@ -28,9 +28,10 @@ more. `bench/reconcile.py` measures bytes and time.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from blake3 import blake3
 
@@ -98,37 +99,21 @@ class SessionLimits:
 
 
 class _Meter:
-    """What a session has cost so far. Raises Exhausted beyond the budget."""
+    """What a session may still cost."""
 
     def __init__(self, limits: SessionLimits) -> None:
-        self._limits = limits
-        self.frames = self.size = self.work = 0
+        self._limits = {"frames": limits.frames, "bytes": limits.size, "ranks hashed": limits.work}
+        self._spent = Counter[str]()
+
+    def spend(self, amount: int, what: str) -> None:
+        """Raises Exhausted beyond the budget."""
+        self._spent[what] += amount
+        if self._spent[what] > self._limits[what]:
+            raise Exhausted(f"more than {self._limits[what]} {what} in one session")
 
     def received(self, frame: bytes) -> None:
-        self.frames += 1
-        if self.frames > self._limits.frames:
-            raise Exhausted(f"more than {self._limits.frames} frames in one session")
-        self.moved(frame)
-
-    def moved(self, frame: bytes) -> None:
-        self.size += len(frame)
-        if self.size > self._limits.size:
-            raise Exhausted(f"more than {self._limits.size} bytes in one session")
-
-    def worked(self, ranks: int) -> None:
-        self.work += ranks
-        if self.work > self._limits.work:
-            raise Exhausted(f"more than {self._limits.work} ranks hashed in one session")
-
-
-@dataclass(frozen=True)
-class _Open:
-    """A range about which the initiator knows too little. `mark`: of the own side, where it is not known to differ."""
-
-    lo: bytes
-    hi: bytes
-    mark: bytes | None = None
-    asked: bool = False  # for a list
+        self.spend(1, "frames")
+        self.spend(len(frame), "bytes")
 
 
 class Initiator:
@@ -151,8 +136,8 @@ class Initiator:
         self._nonce = nonce
         self._salt = b""
         self._theirs = b""  # fingerprint of all that the responder has
-        self._open: list[_Open] = []  # ascending
-        self._asks: list[Ask] = []  # the first of `_open`, as they were put
+        self._open: list[Ask] = []  # about ranges of which too little is known, ascending
+        self._put = 0  # how many of them, the first, were put
         self._expected: tuple[int, ...] = ()  # kinds of the next frame
 
     def open(self) -> bytes:
@@ -160,7 +145,7 @@ class Initiator:
         self._expected = (EQUAL, DIFFER)
         ours = self._ranks.fingerprint(START, END, _salt(self.cutoff, self._nonce))
         frame = bytes([HELLO]) + self.cutoff.to_bytes(6, "big") + self._nonce + ours
-        self._meter.moved(frame)
+        self._meter.spend(len(frame), "bytes")
         return frame
 
     def receive(self, frame: bytes) -> bytes | None:
@@ -172,7 +157,7 @@ class Initiator:
             raise Malformed(f"a frame of kind {kind} out of turn")
         self._expected = ()
         if kind == ANSWERS:
-            self._learn(self._asks, reader.answers(self._asks))
+            self._learn(reader.answers(self._open[: self._put]))
         else:
             self._begin(reader, kind)
         if reader:
@@ -181,7 +166,7 @@ class Initiator:
             self.agreed = kind == EQUAL or self._is_explained()
             return None
         reply = self._ask()
-        self._meter.moved(reply)
+        self._meter.spend(len(reply), "bytes")
         self._expected = (ANSWERS,)
         return reply
 
@@ -198,19 +183,21 @@ class Initiator:
         self._salt = _salt(self.cutoff, self._nonce + nonce)
         self._theirs = reader.raw(FINGERPRINT_SIZE)
         everything = Compare(START, END, b"")
-        self._open = [_Open(START, END)]
-        self._learn([everything], [reader.answer(everything)])
+        self._open = [everything]
+        self._learn([reader.answer(everything)])
 
-    def _learn(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> None:
-        """Take in answers to the first of `asks`, which are about the first of what is open."""
-        rest = [_Open(a.lo, a.hi, a.mark if isinstance(a, Compare) else None) for a in asks[len(answers) :]]
-        behind = asks[-1].hi
-        found: list[_Open] = []
-        for ask, answer in zip(asks[: len(answers)], answers, strict=True):
+    def _learn(self, answers: Sequence[Answer]) -> None:
+        """Take in answers to the first of what is open."""
+        found: list[Ask] = []
+        for ask, answer in zip(self._open[: len(answers)], answers, strict=True):
             if isinstance(answer, ListIt):
-                found.append(_Open(ask.lo, ask.hi, asked=True))
+                found += self._asks_about(ask.lo, ask.hi, list_at=LIST_ASKED)
             elif isinstance(answer, RangeParts):
-                found += self._differing(ask, answer)
+                self._meter.spend(_COMPARE_WORK * len(answer.marks), "ranks hashed")
+                cuts = [ask.lo, *answer.bounds, ask.hi]
+                for (lo, hi), mark in zip(pairwise(cuts), answer.marks, strict=True):
+                    if _mark(self._ranks, lo, hi, self._salt) != mark:
+                        found += self._asks_about(lo, hi)
             elif isinstance(answer, Whole):
                 own = self._ranks.keys(ask.lo, ask.hi)
                 self.have.update(set(own).difference(answer.ranks))
@@ -222,48 +209,26 @@ class Initiator:
                 self.have.update(own[place] for place in answer.positions if own[place] < hi)
                 self.need.update(rank for rank in answer.ranks if rank not in self._ranks)
                 if answer.below:
-                    found.append(_Open(answer.below, ask.hi))
-        self._open = found + rest + [o for o in self._open if o.lo >= behind]
+                    found += self._asks_about(answer.below, ask.hi)
+        self._open[: len(answers)] = found
 
-    def _differing(self, ask: Ask, parts: RangeParts) -> list[_Open]:
-        cuts = [ask.lo, *parts.bounds, ask.hi]
-        self._meter.worked(_COMPARE_WORK * len(parts.marks))
-        return [
-            _Open(lo, hi)
-            for (lo, hi), mark in zip(pairwise(cuts), parts.marks, strict=True)
-            if _mark(self._ranks, lo, hi, self._salt) != mark
-        ]
+    def _asks_about(self, lo: bytes, hi: bytes, list_at: int = LIST_AT) -> list[Ask]:
+        """What to ask about a range that differs."""
+        count = self._ranks.count(lo, hi)
+        if count <= list_at:
+            self._meter.spend(count, "ranks hashed")
+            return [Listing(lo, hi, tuple(_short(rank, self._salt) for rank in self._ranks.keys(lo, hi)))]
+        cuts = [lo, *self._ranks.split(lo, hi, fan_out(count)), hi]
+        self._meter.spend(_COMPARE_WORK * (len(cuts) - 1), "ranks hashed")
+        return [Compare(a, b, _mark(self._ranks, a, b, self._salt)) for a, b in pairwise(cuts)]
 
     def _ask(self) -> bytes:
         """Ask about as much of what is open, from the low end, as a frame holds."""
+        sizes = accumulate(map(_size, self._open), initial=1)
+        self._put = max(1, sum(size <= self._limits.frame for size in sizes) - 1)
         out = RangeWriter(bytes([ASKS]))
-        self._asks = []
-        group: list[Ask] = []
-        size = 1
-        for o in self._open:
-            new = self._asks_about(o)
-            size += sum(_size(ask) for ask in new)
-            if size > self._limits.frame and self._asks:
-                break
-            for ask in new:
-                if group and (group[-1].hi != ask.lo or type(group[-1]) is not type(ask)):
-                    out.asks(group)
-                    group = []
-                group.append(ask)
-            self._asks += new
-        out.asks(group)
+        out.asks(self._open[: self._put])
         return out.frame()
-
-    def _asks_about(self, o: _Open) -> list[Ask]:
-        if o.mark is not None:
-            return [Compare(o.lo, o.hi, o.mark)]
-        count = self._ranks.count(o.lo, o.hi)
-        if count <= (LIST_ASKED if o.asked else LIST_AT):
-            self._meter.worked(count)
-            return [Listing(o.lo, o.hi, tuple(_short(rank, self._salt) for rank in self._ranks.keys(o.lo, o.hi)))]
-        cuts = [o.lo, *self._ranks.split(o.lo, o.hi, fan_out(count)), o.hi]
-        self._meter.worked(_COMPARE_WORK * (len(cuts) - 1))
-        return [Compare(lo, hi, _mark(self._ranks, lo, hi, self._salt)) for lo, hi in pairwise(cuts)]
 
     def _is_explained(self) -> bool:
         """Whether what was learned turns the own set into the responder's."""
@@ -300,7 +265,7 @@ class Responder:
             reply = self._answer_all(reader.asks())
         else:
             raise Malformed(f"a frame of kind {kind} out of turn")
-        self._meter.moved(reply)
+        self._meter.spend(len(reply), "bytes")
         return reply
 
     def _begin(self, reader: RangeReader) -> bytes:
@@ -341,7 +306,7 @@ class Responder:
         return answers_frame(settled, body)
 
     def _compare(self, ask: Compare) -> Answer:
-        self._meter.worked(_COMPARE_WORK)
+        self._meter.spend(_COMPARE_WORK, "ranks hashed")
         if _mark(self._ranks, ask.lo, ask.hi, self._salt) == ask.mark:
             return SETTLED
         return self._differs(ask.lo, ask.hi)
@@ -354,13 +319,13 @@ class Responder:
             return ListIt()
         bounds = self._ranks.split(lo, hi, fan_out(count))
         cuts = [lo, *bounds, hi]
-        self._meter.worked(_COMPARE_WORK * len(bounds))
+        self._meter.spend(_COMPARE_WORK * len(bounds), "ranks hashed")
         return RangeParts(tuple(bounds), tuple(_mark(self._ranks, a, b, self._salt) for a, b in pairwise(cuts)))
 
     def _match(self, ask: Listing, room: int) -> Answer | None:
         """What is told of a listing in at most `room` bytes; None where that is nothing."""
         own = self._ranks.keys(ask.lo, ask.hi, WINDOW + 1)
-        self._meter.worked(len(own) + len(ask.shorts))
+        self._meter.spend(len(own) + len(ask.shorts), "ranks hashed")
         below = None
         if len(own) > WINDOW:
             below = separator(own[-2], own[-1])

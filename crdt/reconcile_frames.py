@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from swarmnode.crdt.ranges import END, RANK, START
@@ -158,16 +159,18 @@ class RangeWriter:
             self._rank = rank
 
     def asks(self, asks: Sequence[Ask]) -> None:
-        """Adjoining asks of one kind."""
-        self.bound(asks[0].lo)
-        self.number(2 * len(asks) + isinstance(asks[0], Listing))
-        for ask in asks:
-            self.bound(ask.hi)
-            if isinstance(ask, Compare):
-                self.raw(ask.mark)
-            else:
-                self.number(len(ask.shorts))
-                self.raw(b"".join(ask.shorts))
+        """Ascending asks; those that adjoin and are of one kind in one group."""
+        first = [at for at, ask in enumerate(asks) if not at or not _continues(asks[at - 1], ask)]
+        for begin, behind in pairwise([*first, len(asks)]):
+            self.bound(asks[begin].lo)
+            self.number(2 * (behind - begin) + isinstance(asks[begin], Listing))
+            for ask in asks[begin:behind]:
+                self.bound(ask.hi)
+                if isinstance(ask, Compare):
+                    self.raw(ask.mark)
+                else:
+                    self.number(len(ask.shorts))
+                    self.raw(b"".join(ask.shorts))
 
     def answer(self, answer: Answer) -> None:
         """Any but Settled, which is a bit elsewhere."""
@@ -338,6 +341,10 @@ def answers_frame(settled: Sequence[bool], body: RangeWriter) -> bytes:
     out.number(len(settled))
     out.raw(sum(1 << place for place, bit in enumerate(settled) if bit).to_bytes((len(settled) + 7) // 8, "little"))
     return out.frame() + body.frame()
+
+
+def _continues(one: Ask, other: Ask) -> bool:
+    return one.hi == other.lo and type(one) is type(other)
 
 
 def _shared(one: bytes, other: bytes, limit: int) -> int:
