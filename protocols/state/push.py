@@ -23,9 +23,9 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
 
 import trio
 
@@ -56,27 +56,12 @@ ASK_AGAIN_AFTER = 60.0  # seconds until a peer that is not of this run is tried 
 LATER = 5.0  # seconds until one that is busy or did not answer is
 DISTRUSTED_FOR = 600.0  # seconds that one which repairs falsely is not asked or told anything
 STRANGERS = ("unknown-run", "unknown-method")
-ECHOED = "member"  # kind of which each author is offered its own, by rank
+ECHOED = "member"  # kind of which each author is offered its own, by rank: see `membership.DuplicateIdentity`
+
+_News: TypeAlias = tuple[Element, bool]  # and whether it is sent whole
 
 PUSHES = Metric("swarmnode_state_pushes_total", COUNTER, "messages with news of the state sent to peers")
 DROPPED = Metric("swarmnode_state_dropped_total", COUNTER, "elements not passed on at once; repair brings them")
-
-
-@dataclass(frozen=True)
-class _News:
-    rank: Rank
-    author: PeerId
-    sealed: bytes | None  # None: to be offered by rank only
-    whole: int  # peers that get it whole, the first of those chosen
-    echo: bool  # its author is offered it as well, which another daemon with the same key takes: see `membership`
-
-    @cached_property
-    def offered(self) -> _News:
-        """The same, by rank only."""
-        return replace(self, sealed=None)
-
-    def goes_back_to(self, peer: PeerId) -> bool:
-        return self.echo and self.author == peer
 
 
 class Neighbours:
@@ -130,11 +115,17 @@ class Neighbours:
         """It is too slow to be asked again soon."""
         self._until[peer] = trio.current_time() + ASK_AGAIN_AFTER
 
-    def failed(self, peer: PeerId, error: CallError) -> None:
-        """A call to the peer brought no answer."""
-        stranger = isinstance(error, Refused) and error.code in STRANGERS
-        self._until[peer] = trio.current_time() + (ASK_AGAIN_AFTER if stranger else LATER)
-        logger.debug("%s is left alone for a while: %s", peer, error)
+    @contextmanager
+    def talking_to(self, peer: PeerId) -> Iterator[None]:
+        """A call that brings no answer, or a disk that keeps nothing, ends the block, and leaves the peer alone."""
+        try:
+            yield
+        except CallError as error:
+            stranger = isinstance(error, Refused) and error.code in STRANGERS
+            self._until[peer] = trio.current_time() + (ASK_AGAIN_AFTER if stranger else LATER)
+            logger.debug("%s is left alone for a while: %s", peer, error)
+        except StateError as error:
+            logger.warning("what %s sent, or asked for, could not be stored or read: %s", peer, error)
 
     def welcome(self, peer: PeerId) -> None:
         """It connected, or spoke of this run: whatever was before is no matter."""
@@ -232,18 +223,15 @@ class Pusher:
         with contextlib.suppress(trio.WouldBlock):
             while self._changes is not None and len(self._waiting) < WAITING:
                 self._collect(self._changes.receive_nowait())
-        batch: list[_News] = []
-        room = EAGER_BYTES
+        batch: list[Element] = []
         while self._waiting and len(batch) < MAX_RANKS:
-            rank, element = self._waiting.popitem(last=False)
-            sealed = None if self._neighbours.came_by_repair(rank) else element.sealed
-            room -= len(sealed or b"")
-            sealed = sealed if room >= 0 else None
-            batch.append(_News(rank, element.author, sealed, self._whole(element), element.kind == ECHOED))
-        chosen = self._neighbours.some(self._rng, EAGER + LAZY)
-        for number, peer in enumerate(chosen):
-            news = [each for each in batch if not self._neighbours.has(peer, each.rank) or each.goes_back_to(peer)]
-            news = [each.offered if number >= each.whole and each.sealed is not None else each for each in news]
+            batch.append(self._waiting.popitem(last=False)[1])
+        for number, peer in enumerate(self._neighbours.some(self._rng, EAGER + LAZY)):
+            news = [
+                (element, number < self._whole(element))
+                for element in batch
+                if _is_echo(element, peer) or not self._neighbours.has(peer, element.rank)
+            ]
             if peer in self._later:
                 self._later[peer] = [*self._later[peer], *news][:MAX_RANKS]
             elif news:
@@ -252,19 +240,18 @@ class Pusher:
 
     def _whole(self, element: Element) -> int:
         """How many peers get an element whole."""
+        if self._neighbours.came_by_repair(element.rank):
+            return 0
         if element.author == self._me:
             return FIRST
         return 1 if len(element.sealed) > LARGE else EAGER
 
-    async def _tell(self, peer: PeerId, batch: Sequence[_News]) -> None:
+    async def _tell(self, peer: PeerId, batch: list[_News]) -> None:
         try:
-            while batch:
-                await self._tell_once(peer, batch)
-                batch, self._later[peer] = self._later[peer], []
-        except CallError as error:
-            self._neighbours.failed(peer, error)  # what it misses, repair brings
-        except StateError as error:
-            logger.warning("what %s asked for could not be read: %s", peer, error)
+            with self._neighbours.talking_to(peer):  # what it misses, repair brings
+                while batch:
+                    await self._tell_once(peer, batch)
+                    batch, self._later[peer] = self._later[peer], []
         finally:
             del self._later[peer]
 
@@ -272,19 +259,25 @@ class Pusher:
         whole: list[bytes] = []
         offered: list[Rank] = []
         room = EAGER_BYTES
-        for news in batch:
-            room -= len(news.sealed or b"")
-            if news.sealed is not None and room >= 0 and not news.goes_back_to(peer):
-                whole.append(news.sealed)
+        for element, entire in batch:
+            sealed = element.sealed
+            if entire and len(sealed) <= room and not _is_echo(element, peer):
+                room -= len(sealed)
+                whole.append(sealed)
             else:
-                offered.append(news.rank)
+                offered.append(element.rank)
         wanted = await self._push(peer, tuple(whole), offered)
-        self._neighbours.holds(peer, (news.rank for news in batch))
+        self._neighbours.holds(peer, [element.rank for element, _ in batch])
         asked = set(offered).intersection(wanted)
-        for sealed in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
-            await self._push(peer, sealed, ())
+        for some in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
+            await self._push(peer, some, ())
 
     async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
         push = Push(self._backend.run_id, sealed, joined(ranks))
         self.pushes += 1
         return split((await self._rpc.call(peer, "state.push", push, Pushed, timeout=CALL_TIMEOUT)).wanted)
+
+
+def _is_echo(element: Element, peer: PeerId) -> bool:
+    """Whether an element is offered to its own author, where another daemon with its key may read it."""
+    return element.kind == ECHOED and element.author == peer

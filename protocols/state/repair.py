@@ -52,7 +52,7 @@ from swarmnode.protocols.state.wire import (
     split,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STEP_TIMEOUT = 5.0  # seconds for a half round
 BATCH_TIMEOUT = 20.0  # seconds for a batch of elements, which may wait for a budget
@@ -63,15 +63,6 @@ SESSION_IDLE = 10.0  # seconds without a step after which a session makes room: 
 OPENINGS = Allowance(rate=0.1, burst=8)  # sessions that one peer may begin
 DISPLACED = 32  # elements that newer ones may displace while a repair goes on
 SERVED = Allowance(rate=2 << 20, burst=32 << 20)  # bytes of elements fetched by one peer
-
-
-@dataclass(frozen=True)
-class Repaired:
-    """What a session came to, at the initiator."""
-
-    got: int  # elements stored here
-    gave: int  # elements sent to the other
-    complaint: str  # what the other did wrong, "" for nothing
 
 
 @dataclass
@@ -107,8 +98,11 @@ class Repair:
 
     # --- the initiator ----------------------------------------------------------------------------------------------
 
-    async def repair(self, peer: PeerId) -> Repaired:
-        """One session with `peer`, to its end. Raises CallError, Unwritable."""
+    async def repair(self, peer: PeerId) -> None:
+        """One session with `peer`, to its end; who does not repair as an honest node does is not trusted for a while.
+
+        Raises CallError, Unwritable.
+        """
         cutoff, nonce = self._backend.now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
         initiator = Initiator(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
         complaint = await self._compare(peer, initiator)
@@ -121,7 +115,8 @@ class Repair:
             complaint = f"it gave none of {len(needed)} elements that it named"
         if complaint:
             self._violations.note(peer, f"a repair does not end as it must: {complaint}", Kind.LIE)
-        return Repaired(got, gave, complaint)
+            self._neighbours.distrust(peer)
+        logger.debug("repaired with %s: got %d elements, gave %d; %s", peer, got, gave, complaint or "all well")
 
     async def _compare(self, peer: PeerId, initiator: Initiator) -> str:
         """Exchange frames until the initiator knows what differs; what is to be said against the peer, or ""."""

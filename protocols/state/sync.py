@@ -31,7 +31,7 @@ import trio
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, kind_of
 from swarmnode.crdt.record import Record
-from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import LifecycleGuard, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
@@ -40,7 +40,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import ENOUGH, Change, Rank, StateBackend, StateError
 from swarmnode.protocols.state.intake import ASKED_FOR, PROTOCOL, StateIntake
 from swarmnode.protocols.state.push import Neighbours, Pusher
-from swarmnode.protocols.state.repair import Repair, Repaired
+from swarmnode.protocols.state.repair import Repair
 from swarmnode.protocols.state.wire import (
     Elements,
     OwnElements,
@@ -187,36 +187,29 @@ class StateSync:
         async with self._limit:
             await self.repair_with(peer)
 
-    async def repair_with(self, peer: PeerId) -> Repaired | None:
-        """One repair with `peer`, or the end of the one under way; None where it brought no answer."""
+    async def repair_with(self, peer: PeerId) -> bool:
+        """One repair with `peer`, or the end of the one under way; whether it came to an end here."""
         if peer in self._repairing:
             await self._repairing[peer].wait()
-            return None
+            return False
         done = self._repairing[peer] = trio.Event()
         self.begun += 1
+        ended = False
         try:
-            with trio.fail_after(REPAIR_WITHIN):
-                repaired = await self._repair.repair(peer)
+            with self._neighbours.talking_to(peer), trio.fail_after(REPAIR_WITHIN):
+                await self._repair.repair(peer)
+                ended = True
         except trio.TooSlowError:
             self.violations.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
             self._neighbours.leave_alone(peer)
-            return None
-        except CallError as error:
-            self._neighbours.failed(peer, error)
-            return None
-        except StateError as error:
-            logger.warning("what %s sent could not be kept: %s", peer, error)
-            return None
         finally:
             del self._repairing[peer]
             done.set()
-        if repaired.complaint:
-            self._neighbours.distrust(peer)
-        self.repairs += 1
-        if any(view.peer == peer for view in self._network.peers()):
-            self._repaired_at[peer] = trio.current_time()
-        logger.debug("repaired with %s: %s", peer, repaired)
-        return repaired
+        if ended:
+            self.repairs += 1
+            if self._neighbours.connected(peer):
+                self._repaired_at[peer] = trio.current_time()
+        return ended
 
     async def _ask_others(self, nursery: trio.Nursery) -> None:
         """Fetch what one peer offered, was asked for and did not send, from another that offered it."""
@@ -226,12 +219,8 @@ class StateSync:
                 nursery.start_soon(self._fetch, peer, ranks)
 
     async def _fetch(self, peer: PeerId, ranks: list[Rank]) -> None:
-        try:
+        with self._neighbours.talking_to(peer):
             await self._repair.fetch(peer, ranks)
-        except CallError as error:
-            self._neighbours.failed(peer, error)
-        except StateError as error:
-            logger.warning("what %s sent could not be kept: %s", peer, error)
 
     # --- occasions --------------------------------------------------------------------------------------------------
 
@@ -239,7 +228,7 @@ class StateSync:
         while True:
             await trio.sleep(REPAIR_EVERY * self._rng.uniform(0.8, 1.2))
             for peer in self._neighbours.some(self._rng, TRIES, but=self._repairing):
-                if await self.repair_with(peer) is not None:
+                if await self.repair_with(peer):
                     break
 
     async def _greet(self, peer: PeerId) -> None:
@@ -279,17 +268,12 @@ class StateSync:
 
     async def _remember(self, peer: PeerId) -> None:
         """Ask `peer` what this node signed before, and advance past it."""
-        asked = trio.current_time()
-        query = OwnQuery(self._backend.run_id)
-        try:
+        with self._neighbours.talking_to(peer):
+            asked = trio.current_time()
+            query = OwnQuery(self._backend.run_id)
             own = await self._rpc.call(peer, "state.own", query, OwnElements, timeout=OWN_TIMEOUT)
             self._repair.heard_time(peer, own.time + int(500 * (trio.current_time() - asked)))
             await self.intake.insert(peer, own.sealed)
-        except CallError as error:
-            self._neighbours.failed(peer, error)
-        except StateError as error:
-            logger.warning("what %s remembers of this node could not be kept: %s", peer, error)
-        else:
             self._remembered.add(peer)
             if len(self._remembered) >= ENOUGH:
                 self._recovered.set()
