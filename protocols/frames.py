@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
+
 from swarmnode.protocols.network import Stream, StreamBroken
 from swarmnode.protocols.wire import MAX_BYTES, WireError
 
@@ -62,9 +64,15 @@ class FrameReader:
         Where the stream has `push_to`, `take` is called as the bytes arrive, and no task is woken for it. Raises as
         `frame` does, and what `take` raises.
         """
-        if not self._take_all(take):
+
+        def insert(piece: bytes) -> bool:
+            self._ahead += piece
+            while (payload := self._next()) is not None:
+                if not take(payload):
+                    return False
             return True
-        if await self._each_piece(lambda piece: self._take_piece(piece, take)):
+
+        if not insert(b"") or await self._each_piece(insert):
             return True
         self._check_end()
         return False
@@ -112,16 +120,6 @@ class FrameReader:
                 return True
         return False
 
-    def _take_piece(self, piece: bytes, take: Callable[[bytes], bool]) -> bool:
-        self._ahead += piece
-        return self._take_all(take)
-
-    def _take_all(self, take: Callable[[bytes], bool]) -> bool:
-        while (payload := self._next()) is not None:
-            if not take(payload):
-                return False
-        return True
-
     def _next(self) -> bytes | None:
         """The frame at the head of `_ahead`, where it is whole."""
         ahead = self._ahead
@@ -153,3 +151,9 @@ class FrameReader:
     def _check_end(self) -> None:
         if self._ahead:
             raise StreamBroken(CUT)
+
+
+async def close(stream: Stream) -> None:
+    """Close a stream even where the task was cancelled: `aclose` never waits long."""
+    with trio.CancelScope(shield=True):
+        await stream.aclose()

@@ -150,9 +150,3 @@ class Network(Protocol):
 def relayed_peers(network: Network) -> tuple[PeerId, ...]:
     """Connected peers that are reached through a relay only."""
     return tuple(view.peer for view in network.peers() if view.path == "relayed")
-
-
-async def close(stream: Stream) -> None:
-    """Close a stream even where the task was cancelled: `aclose` never waits long."""
-    with trio.CancelScope(shield=True):
-        await stream.aclose()

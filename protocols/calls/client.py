@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,8 +24,8 @@ from swarmnode.protocols.calls.frames import (
     Refused,
     RpcLimits,
 )
-from swarmnode.protocols.frames import FrameReader
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, close
+from swarmnode.protocols.frames import FrameReader, close
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.wire import WireError, decode
 
@@ -133,8 +134,8 @@ class ClientConnection:
                 return
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._until_broken, self._read, stream, nursery.cancel_scope)
-                    nursery.start_soon(self._until_broken, self._write, stream, nursery.cancel_scope)
+                    nursery.start_soon(self._read, stream)
+                    nursery.start_soon(self._write, stream)
         except NetworkError as error:
             self._why = str(error)
         except Exception as error:  # a fault of the transport must not end the daemon's nursery
@@ -147,11 +148,11 @@ class ClientConnection:
             if stream is not None:
                 await close(stream)
 
-    async def _until_broken(
-        self, job: Callable[[Stream], Awaitable[None]], stream: Stream, scope: trio.CancelScope
-    ) -> None:
+    @contextmanager
+    def _until_broken(self) -> Iterator[None]:
+        """With the block the stream ends, and what fails in it is why."""
         try:
-            await job(stream)
+            yield
         except WireError as error:
             self._violations.note(self.peer, str(error))
             self._why = f"it broke the rules of {PROTOCOL}: {error}"
@@ -161,23 +162,25 @@ class ClientConnection:
             self._why = f"{type(error).__name__}: {error}"
             log.exception("a stream of calls to %s failed", self.peer)
         finally:
-            scope.cancel()
+            self._scope.cancel()
 
     async def _write(self, stream: Stream) -> None:
         self._outbox.write_to(stream)
-        while True:
-            batch = await self._outbox.batch()
-            with self._patient() as scope:
-                await stream.send_all(batch)
-            self._patience = None
-            if scope.cancelled_caught:
-                self._why = "it takes no more bytes"
-                return
+        with self._until_broken():
+            while True:
+                batch = await self._outbox.batch()
+                with self._patient() as scope:
+                    await stream.send_all(batch)
+                self._patience = None
+                if scope.cancelled_caught:
+                    self._why = "it takes no more bytes"
+                    return
 
     async def _read(self, stream: Stream) -> None:
         reader = FrameReader(stream, limit=self._limits.frame)
-        await reader.each(self._take)
-        self._why = "it ended the stream"
+        with self._until_broken():
+            await reader.each(self._take)
+            self._why = "it ended the stream"
 
     def _take(self, raw: bytes) -> bool:
         """One frame of the callee's, for the call that it belongs to."""

@@ -50,8 +50,9 @@ from swarmnode.protocols.calls.frames import (
     RpcLimits,
 )
 from swarmnode.protocols.calls.server import CallServer, LifecycleGuard, ServedMethod, ServerConnection
+from swarmnode.protocols.frames import close
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, PeerId, Stream, close
+from swarmnode.protocols.network import Network, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import encode
 
@@ -108,11 +109,18 @@ class Rpc:
         self.serve(PING, Ping, _pong)
         network.serve(PROTOCOL, self._serve_stream)
 
-    def serve(self, method: str, request: type[Q], handler: Callable[[PeerId, Q], Awaitable[Any]]) -> None:
-        """Answer calls of `method` with `handler(peer, request)`, whose result is a message dataclass."""
+    def serve(
+        self,
+        method: str,
+        request: type[Q],
+        handler: Callable[[PeerId, Q], Awaitable[Any]],
+        *,
+        guard: LifecycleGuard | None = None,
+    ) -> None:
+        """Answer calls of `method` with `handler(peer, request)`, whose result is a message; while `guard` is open."""
         if method in self._server.methods:
             raise ValueError(f"{method} is served already")
-        self._server.methods[method] = ServedMethod(request, handler)
+        self._server.methods[method] = ServedMethod(request, handler, guard)
 
     async def call(self, peer: PeerId, method: str, request: Any, reply: type[A], *, timeout: float) -> A:
         """The peer's answer, within `timeout` seconds from now, connecting included.

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -28,16 +28,61 @@ from swarmnode.protocols.calls.frames import (
     RpcLimits,
 )
 from swarmnode.protocols.frames import FrameReader
+from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.network import NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
-Q = TypeVar("Q")
-R = TypeVar("R")
-
 RESTING = 4  # tasks of one stream that wait for calls
+
+
+class LifecycleGuard:
+    """Answers the calls of one part only while `open`.
+
+    Methods are served from the moment a part is made, and for as long as calls run, which is longer than the part
+    runs. The guard refuses a call that comes before or after, and ends the calls in hand when the part ends: so no
+    handler looks at what is not open yet, or is closed already.
+    """
+
+    def __init__(self, closed: str) -> None:
+        """Callers read `closed` as the reason why they are refused."""
+        self._closed = closed
+        self._open = False
+        self._in_hand: set[trio.CancelScope] = set()
+        self._empty = trio.Event()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Answer within the block; at its end, end what is in hand and wait until it has ended."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+            self._empty = trio.Event()
+            for scope in self._in_hand:
+                scope.cancel()
+            if self._in_hand:
+                with trio.CancelScope(shield=True):
+                    await self._empty.wait()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around the answer to one call. Raises Refuse where the part is not open, or closes meanwhile."""
+        if not self._open:
+            raise Refuse("busy", self._closed)
+        with trio.CancelScope() as scope:
+            self._in_hand.add(scope)
+            try:
+                yield
+            finally:
+                self._in_hand.discard(scope)
+                if not self._in_hand:
+                    self._empty.set()
+        if scope.cancelled_caught:
+            raise Refuse("busy", self._closed)
 
 
 @dataclass(frozen=True)
@@ -46,6 +91,12 @@ class ServedMethod:
 
     request: type[Any]
     handler: Callable[[PeerId, Any], Awaitable[Any]]
+    guard: LifecycleGuard | None
+
+    async def answer(self, peer: PeerId, request: Any) -> Any:
+        """Raises Refuse, and what the handler raises."""
+        with self.guard.call() if self.guard is not None else nullcontext():
+            return await self.handler(peer, request)
 
 
 @dataclass(eq=False)
@@ -59,6 +110,9 @@ class CallServer:
     held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
     refused: Counter[str] = field(default_factory=Counter)  # calls, by why
     failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.turned_away = Budget[PeerId](Allowance(self.limits.calls, self.limits.calls))
 
     def closed(self, peer: PeerId, call: Frame) -> str | None:
         """Why one more call is not carried out, whoever's it were or because of what the peer did before; else None."""
@@ -80,6 +134,12 @@ class CallServer:
         if self.held[peer] + len(call.body) > limits.held:
             return f"requests in progress of more than {limits.held} bytes"
         return None
+
+    def hammers(self, peer: PeerId) -> str | None:
+        """A call was turned away; whether the peer goes on as if none had been."""
+        if self.turned_away.take(peer, 1):
+            return None
+        return f"more than {self.limits.calls} calls in a second while none are taken"
 
     def admit(self, peer: PeerId, call: Frame, sign: int = 1) -> None:
         """Account for a call that begins (`sign` 1) or has ended (-1)."""
@@ -110,18 +170,18 @@ class ServerConnection:
         self._jobs: dict[int, _Job] = {}
         self._due: deque[tuple[Frame, _Job]] = deque()  # calls for which a task was woken or made
         self._resting = trio.lowlevel.ParkingLot()  # tasks that wait for calls
-        self._turned_away = 0  # calls
-        self._turned_away_since = -math.inf  # trio time
 
     async def run(self) -> None:
         with self.scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._until_over, self._write)
-                nursery.start_soon(self._until_over, self._read, nursery)
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._read, nursery)
 
-    async def _until_over(self, job: Callable[..., Awaitable[None]], *args: Any) -> None:
+    @contextmanager
+    def _until_over(self) -> Iterator[None]:
+        """With the block the stream ends; what the caller does wrong in it is counted."""
         try:
-            await job(*args)
+            yield
         except WireError as error:
             self._server.violations.note(self.peer, str(error))
         except NetworkError as error:
@@ -131,8 +191,9 @@ class ServerConnection:
 
     async def _read(self, nursery: trio.Nursery) -> None:
         reader = FrameReader(self._stream, limit=self._limits.frame)
-        while await reader.each(lambda raw: self._take(raw, nursery)):
-            await self._outbox.below(self._limits.queued)
+        with self._until_over():
+            while await reader.each(lambda raw: self._take(raw, nursery)):
+                await self._outbox.below(self._limits.queued)
 
     def _take(self, raw: bytes, nursery: trio.Nursery) -> bool:
         """One frame of the caller's. False where its answers fill their queue: it is not read from then."""
@@ -149,7 +210,7 @@ class ServerConnection:
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
         closed = self._server.closed(self.peer, call)
-        excess = self._server.over(self.peer, call) if closed is None else self._hammers()
+        excess = self._server.over(self.peer, call) if closed is None else self._server.hammers(self.peer)
         if excess is not None:
             self._complain(excess, Kind.LOAD)
         if closed is not None or excess is not None:
@@ -224,20 +285,10 @@ class ServerConnection:
         return Frame(REPLY, call.id, body=body)
 
     async def _body(self, method: ServedMethod, request: Any) -> bytes:
-        body = encode(await method.handler(self.peer, request))
+        body = encode(await method.answer(self.peer, request))
         if len(body) > self._limits.frame - HEADROOM:
             raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
         return body
-
-    def _hammers(self) -> str | None:
-        """A call was turned away; whether the peer goes on as if none had been."""
-        now = trio.current_time()
-        if now - self._turned_away_since >= 1.0:
-            self._turned_away_since, self._turned_away = now, 0
-        self._turned_away += 1
-        if self._turned_away <= self._limits.calls:
-            return None
-        return f"more than {self._limits.calls} calls in a second while none are taken"
 
     def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
         self._server.violations.note(self.peer, what, kind)
@@ -254,59 +305,11 @@ class ServerConnection:
 
     async def _write(self) -> None:
         self._outbox.write_to(self._stream)
-        while True:
-            batch = await self._outbox.batch()
-            with trio.move_on_after(self._limits.write_stall) as scope:
-                await self._stream.send_all(batch)
-            if scope.cancelled_caught:
-                self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
-                return
-
-
-class LifecycleGuard:
-    """Answers the calls of one part only while `open`.
-
-    Methods are served from the moment a part is made, and for as long as calls run, which is longer than the part
-    runs. The guard refuses a call that comes before or after, and ends the calls in hand when the part ends: so no
-    handler looks at what is not open yet, or is closed already.
-    """
-
-    def __init__(self, closed: str) -> None:
-        """Callers read `closed` as the reason why they are refused."""
-        self._closed = closed
-        self._open = False
-        self._in_hand: set[trio.CancelScope] = set()
-        self._empty = trio.Event()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Answer within the block; at its end, end what is in hand and wait until it has ended."""
-        self._open = True
-        try:
-            yield
-        finally:
-            self._open = False
-            self._empty = trio.Event()
-            for scope in self._in_hand:
-                scope.cancel()
-            if self._in_hand:
-                with trio.CancelScope(shield=True):
-                    await self._empty.wait()
-
-    def while_open(self, answer: Callable[[PeerId, Q], Awaitable[R]]) -> Callable[[PeerId, Q], Awaitable[R]]:
-        """`answer`, which otherwise raises Refuse."""
-
-        async def guarded(peer: PeerId, request: Q) -> R:
-            if not self._open:
-                raise Refuse("busy", self._closed)
-            with trio.CancelScope() as scope:
-                self._in_hand.add(scope)
-                try:
-                    return await answer(peer, request)
-                finally:
-                    self._in_hand.discard(scope)
-                    if not self._in_hand:
-                        self._empty.set()
-            raise Refuse("busy", self._closed)
-
-        return guarded
+        with self._until_over():
+            while True:
+                batch = await self._outbox.batch()
+                with trio.move_on_after(self._limits.write_stall) as scope:
+                    await self._stream.send_all(batch)
+                if scope.cancelled_caught:
+                    self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
+                    return

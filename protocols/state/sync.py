@@ -108,10 +108,10 @@ class StateSync:
         self.begun = 0  # sessions that this node began …
         self.repairs = 0  # … and ended
         self._guard = LifecycleGuard("this node's state is not open")
-        rpc.serve("state.push", Push, self._guard.while_open(self._on_push))
-        rpc.serve("state.fetch", StateFetch, self._guard.while_open(self._on_fetch))
-        rpc.serve("state.repair", RepairStep, self._guard.while_open(self._on_step))
-        rpc.serve("state.own", OwnQuery, self._guard.while_open(self._on_own))
+        rpc.serve("state.push", Push, self._on_push, guard=self._guard)
+        rpc.serve("state.fetch", StateFetch, self._on_fetch, guard=self._guard)
+        rpc.serve("state.repair", RepairStep, self._on_step, guard=self._guard)
+        rpc.serve("state.own", OwnQuery, self._on_own, guard=self._guard)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})

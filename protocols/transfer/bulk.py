@@ -39,9 +39,9 @@ from dataclasses import dataclass, field
 import trio
 from blake3 import blake3
 
-from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.frames import FrameReader, close, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken, close
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk_client import (

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import Network, PeerId, Stream, StreamBroken, close
+from swarmnode.protocols.frames import FrameReader, close, frame
+from swarmnode.protocols.network import Network, PeerId, Stream, StreamBroken
 from swarmnode.protocols.wire import decode, encode
 
 MAX_MESSAGE = 4096  # bytes of a request, or of what comes before the raw bytes of an answer

@@ -139,7 +139,7 @@ def straight_calls() -> Iterator[Counts]:
         """Whether the request was handled here and now. Raises RuntimeError where that has to wait after all."""
         if isinstance(request, Push) and len(request.sealed) > CHUNK:  # verified in several tasks
             return False
-        handler = served[target]._server.methods[method].handler(caller.me, request)
+        handler = served[target]._server.methods[method].answer(caller.me, request)
         reply, error = None, None
         try:
             handler.send(None)
@@ -159,7 +159,7 @@ def straight_calls() -> Iterator[Counts]:
         error: Refused | None = None
         try:
             if method in server.methods:
-                reply = await server.methods[method].handler(caller.me, request)
+                reply = await server.methods[method].answer(caller.me, request)
             else:
                 error = Refused("unknown-method", f"no method {method!r}")
         except Refuse as refusal:

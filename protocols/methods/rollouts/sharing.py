@@ -118,9 +118,9 @@ class Rollouts:
         self._was_alone = True  # and nobody was asked since
         self._hurry = trio.Event()
         self._open = LifecycleGuard("this node does not share rollouts now")
-        parts.rpc.serve(OFFER, GroupOffer, self._open.while_open(self._on_offer))
-        parts.rpc.serve(GIVE, Give, self._open.while_open(self._on_give))
-        parts.rpc.serve(RECENT, RecentQuery, self._open.while_open(self._on_recent))
+        parts.rpc.serve(OFFER, GroupOffer, self._on_offer, guard=self._open)
+        parts.rpc.serve(GIVE, Give, self._on_give, guard=self._open)
+        parts.rpc.serve(RECENT, RecentQuery, self._on_recent, guard=self._open)
 
     # -- what this node does
 
