@@ -15,7 +15,7 @@ the ledger waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KEPT
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,7 +58,6 @@ from swarmnode.training.verify.replay import Audit, Verdict
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first
 MAX_HEARD = 16_384  # words of others: 4 MiB
-MAX_QUOTED = 4096  # rosters named as evidence that are not here: the longest known is forgotten first
 HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
@@ -106,7 +105,6 @@ class Ledger:
         self._heard: OrderedDict[tuple[str, str], Attested] = OrderedDict()  # by attester and subject
         self._equivocators: frozenset[str] = frozenset()
         self._disproved: OrderedDict[str, None] = OrderedDict()  # attesters whose own evidence said otherwise
-        self._quoting: dict[bytes, set[tuple[str, str]]] = {}  # by roster that is not here yet: words that name it
         self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
         self._view: dict[str, PeerScore] | None = None
         self._anybody_verified = False  # in that view
@@ -137,9 +135,6 @@ class Ledger:
             old = self._restored is not None and work is not None and work.round < self._restored[0]
             after = before if work is None or old else after_roster(before, work, me=self.me)
             self._stands[roster] = _Stand(parent, round, after, work)
-            if work is not None:
-                named = [self._heard[key] for key in self._quoting.pop(roster[:EVIDENCE], ()) if key in self._heard]
-                self._disprove(named, (work,))
             if len(self._stands) > KEPT:
                 self._stands.popitem(last=False)
         self.go_to(roster)
@@ -276,22 +271,11 @@ class Ledger:
             self._stale = True
             if len(self._heard) > MAX_HEARD:
                 self._heard.popitem(last=False)
-            self._compare(attested, key)
 
-    def _compare(self, attested: Attested, key: tuple[str, str]) -> None:
-        """Hold a word against the rosters that it names, now or when they come."""
-        here = {roster[:EVIDENCE]: stand.work for roster, stand in self._stands.items()}
-        for evidence in {finding.evidence for finding in attested.what.found if finding.evidence}:
-            work = here.get(evidence)
-            if work is not None:
-                self._disprove((attested,), (work,))
-            else:
-                self._quoting.setdefault(evidence, set()).add(key)
-                if len(self._quoting) > MAX_QUOTED:
-                    del self._quoting[next(iter(self._quoting))]
-
-    def _disprove(self, attested: Iterable[Attested], works: Iterable[RoundWork]) -> None:
-        for liar in sorted(disproved(attested, works)):
+    def _disprove(self) -> None:
+        """Find out whose words are disproved by the rosters that they name, of those that are here now."""
+        works = [stand.work for stand in self._stands.values() if stand.work is not None]
+        for liar in sorted(disproved(self._heard.values(), works)):
             self._disproved[liar] = None
             self._disproved.move_to_end(liar)
             if len(self._disproved) > MAX_PEERS:
@@ -359,6 +343,7 @@ class Ledger:
     def view(self) -> dict[str, PeerScore]:
         """Everybody as this node sees it now; with 16 000 words of a thousand peers some 0.2 s of CPU."""
         if self._view is None or self._stale:
+            self._disprove()
             self._view, self._stale = (
                 standings(
                     self.accounts(),

@@ -170,7 +170,7 @@ def standings(
         {peer: one.weight for peer, one in found.items() if not one.probation},
         [peer for peer, one in found.items() if one.probation and not one.contained and peer != me],
     )
-    return {peer: _with_share(one, held.get(peer, 0.0)) for peer, one in found.items()}
+    return {peer: replace(one, share=held.get(peer, 0.0)) for peer, one in found.items()}
 
 
 def disproved(attested: Iterable[Attested], works: Iterable[RoundWork]) -> frozenset[str]:
@@ -233,10 +233,6 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> PeerSco
         tuple(sorted(words, key=lambda word: (-word.voice, word.said.attester))),
         sum(word.voice <= 0 for word in words),
     )
-
-
-def _with_share(one: PeerScore, share: float) -> PeerScore:
-    return replace(one, share=share)
 
 
 def _count(number: int, what: str) -> str:
