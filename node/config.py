@@ -4,15 +4,13 @@
 
 Later sources win: defaults, then a TOML file (`config.toml` in the data directory, or --config FILE), then the
 environment (`SWARMNODE_PORT=4078`), then flags. The file is flat: one `key = value` a line, no tables; a run file has
-tables, which is how `swarmnode config check` tells the two apart. `python -m swarmnode.node.config --document` writes
-`docs/configuration.md` from the descriptions here and in `training/runspec.py`.
+tables, which is how `swarmnode config check` tells the two apart. `docs/generate.py` writes `docs/configuration.md`
+from the descriptions here and in `training/runspec.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,7 +19,7 @@ from typing import Any, get_type_hints
 
 from swarmnode.node.exitcodes import CONFIG
 from swarmnode.node.host.addresses import parse
-from swarmnode.training.options import SettingError, as_toml, coerce, describe, option, parse_section, read_toml
+from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml
 
 ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
@@ -278,60 +276,3 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
         file, _, name = config.task.rpartition(":")
         if not file.endswith(".py") or not name.isidentifier():
             raise wrong("task", config.task, "FILE.py:CLASS, such as my_task.py:Task")
-
-
-def document() -> str:
-    """docs/configuration.md: every setting of a node and of a run, with default, range and meaning."""
-    from swarmnode.training.runspec import SECTIONS
-
-    lines = [
-        "# Configuration",
-        "",
-        "Written by `python -m swarmnode.node.config --document > docs/configuration.md`; change the descriptions in",
-        "`node/config.py` and `training/runspec.py`, not this page.",
-        "",
-        "Check a file with `swarmnode config check FILE`; see what is in force with `swarmnode config show`.",
-        "",
-        "## The node",
-        "",
-        "A flat TOML file, `config.toml` in the data directory or another one named with `--config`. Each key is",
-        "also an environment variable (`SWARMNODE_MAX_PEERS`; lists are separated by commas) and a flag of",
-        "`swarmnode run` (`--max-peers`; for a list, once for each item; `--mdns` and `--no-mdns`). File, then",
-        "environment, then flags: the last one wins.",
-        "",
-        "The passphrase of the key is not a setting: it comes from `SWARMNODE_PASSPHRASE`, or from the file that",
-        "`passphrase_file` names.",
-        "",
-        *_table_of(NodeConfig),
-        "",
-        "## The run",
-        "",
-        "A TOML file with the tables below; every key but `name` has a default. The run id is a hash of all values.",
-        "Who creates a run from a file has a run of their own, as its `nonce` is drawn then; the same command with",
-        "the same data directory goes on with it, and others join it by its join line. For one run from one file on",
-        "several machines, write a `nonce` into the file: two files with the same values are then the same run.",
-    ]
-    for name, section in SECTIONS.items():
-        lines += ["", f"### [{name}]", "", *_table_of(section)]
-    return "\n".join(lines) + "\n"
-
-
-def _table_of(section: type[Any]) -> list[str]:
-    rows = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-    hints = get_type_hints(section)
-    for key, (field, described) in describe(section).items():
-        default = "required" if field.default is dataclasses.MISSING else f"`{as_toml(field.default)}`"
-        allowed = {bool: "true or false", tuple[str, ...]: "a list of texts"}.get(hints[key], described.allowed())
-        if hints[key] is str and not described.choices:
-            allowed = "text"
-        rows.append(f"| `{key}` | {default} | {allowed} | {described.help} |")
-    return rows
-
-
-if __name__ == "__main__":
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m swarmnode.node.config", description="Print docs/configuration.md.")
-    parser.add_argument("--document", action="store_true", required=True, help="print the page on standard output")
-    parser.parse_args()
-    os.write(1, document().encode())

@@ -1,0 +1,119 @@
+"""The pages of the documentation that follow from the code: every setting, and every metric.
+
+python docs/generate.py configuration > docs/configuration.md
+python docs/generate.py metrics > docs/metrics.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from typing import Any, get_type_hints
+
+import swarmnode.node.daemon  # noqa: F401 (with it come all parts of a node, and so their metrics)
+from swarmnode.node.config import NodeConfig
+from swarmnode.protocols.metrics import Metric
+from swarmnode.training.options import as_toml, describe
+from swarmnode.training.runspec import SECTIONS
+
+
+def configuration() -> str:
+    """docs/configuration.md: every setting of a node and of a run, with default, range and meaning."""
+    lines = [
+        "# Configuration",
+        "",
+        "Written by `python docs/generate.py configuration > docs/configuration.md`; change the descriptions in",
+        "`node/config.py` and `training/runspec.py`, not this page.",
+        "",
+        "Check a file with `swarmnode config check FILE`; see what is in force with `swarmnode config show`.",
+        "",
+        "## The node",
+        "",
+        "A flat TOML file, `config.toml` in the data directory or another one named with `--config`. Each key is",
+        "also an environment variable (`SWARMNODE_MAX_PEERS`; lists are separated by commas) and a flag of",
+        "`swarmnode run` (`--max-peers`; for a list, once for each item; `--mdns` and `--no-mdns`). File, then",
+        "environment, then flags: the last one wins.",
+        "",
+        "The passphrase of the key is not a setting: it comes from `SWARMNODE_PASSPHRASE`, or from the file that",
+        "`passphrase_file` names.",
+        "",
+        *_table_of(NodeConfig),
+        "",
+        "## The run",
+        "",
+        "A TOML file with the tables below; every key but `name` has a default. The run id is a hash of all values.",
+        "Who creates a run from a file has a run of their own, as its `nonce` is drawn then; the same command with",
+        "the same data directory goes on with it, and others join it by its join line. For one run from one file on",
+        "several machines, write a `nonce` into the file: two files with the same values are then the same run.",
+    ]
+    for name, section in SECTIONS.items():
+        lines += ["", f"### [{name}]", "", *_table_of(section)]
+    return "\n".join(lines) + "\n"
+
+
+def _table_of(section: type[Any]) -> list[str]:
+    rows = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    hints = get_type_hints(section)
+    for key, (field, described) in describe(section).items():
+        default = "required" if field.default is dataclasses.MISSING else f"`{as_toml(field.default)}`"
+        allowed = {bool: "true or false", tuple[str, ...]: "a list of texts"}.get(hints[key], described.allowed())
+        if hints[key] is str and not described.choices:
+            allowed = "text"
+        rows.append(f"| `{key}` | {default} | {allowed} | {described.help} |")
+    return rows
+
+
+def metrics() -> str:
+    """docs/metrics.md: every metric with its kind, label and meaning."""
+    lines = [
+        "# Metrics",
+        "",
+        "Written by `python docs/generate.py metrics > docs/metrics.md`; change the declarations beside",
+        "what they measure, not this page.",
+        "",
+        "`swarmnode metrics` prints what a running node counts, in Prometheus' text format; `--json` prints it as a",
+        "list of metrics with their samples. The node opens no port for it. To collect it, let node_exporter read a",
+        "file:",
+        "",
+        "```",
+        "swarmnode metrics > /var/lib/node_exporter/swarmnode.prom.new",
+        "mv /var/lib/node_exporter/swarmnode.prom.new /var/lib/node_exporter/swarmnode.prom",
+        "```",
+        "",
+        "every 15 s or so, from a timer of the user that the node runs as, with node_exporter's option",
+        "`--collector.textfile.directory=/var/lib/node_exporter`. The file is moved into place because it may be read",
+        "at any time. node_exporter does not say which file a sample came from: give a second node on the machine a",
+        "node_exporter of its own.",
+        "",
+        "Peers are not labels: there can be any number of them. `swarmnode peers` shows how each one stands. A limit",
+        "is near where a gauge comes near the `swarmnode_limit` of its name, such as `swarmnode_unread_bytes` and",
+        "`connections.unread_in_all`.",
+        "",
+        "| metric | kind | label | meaning |",
+        "|---|---|---|---|",
+    ]
+    for metric in declared():
+        label = f"`{metric.label}`" if metric.label else ""
+        lines.append(f"| `{metric.name}` | {metric.kind} | {label} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def declared() -> tuple[Metric, ...]:
+    """All metrics that a node can show, by name: those that stand as constants beside what they measure."""
+    found = {
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith("swarmnode.") and module is not None
+        for value in vars(module).values()
+        if isinstance(value, Metric)
+    }
+    return tuple(sorted(found, key=lambda metric: metric.name))
+
+
+PAGES = {"configuration": configuration, "metrics": metrics}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PAGES:
+        sys.exit(f"usage: python docs/generate.py {'|'.join(PAGES)}")
+    os.write(1, PAGES[sys.argv[1]]().encode())
