@@ -133,7 +133,7 @@ class Member:
         seconds = time.perf_counter() - began
         self.allreduce.commit(decision.roster)
         self.agreement.acceptor.advance(
-            Position(decision.round + 1, decision.state_hash, decision.roster.peers, (), 1.0)
+            Position(decision.roster.round + 1, decision.state_hash, decision.roster.peers, (), 1.0)
         )
         seated = [self.members.index(peer) for peer in decision.roster.peers]
         computed = decision.state_hash == self.held

@@ -22,15 +22,14 @@ from swarmnode.protocols.methods.known.messages import (
     Decision,
     Goodbye,
     HeadQuery,
+    LeaderReply,
     Noted,
     Owner,
-    Proposal,
     Ready,
     Report,
     RoundHead,
     RoundRoster,
     RoundStep,
-    Ruling,
     Summon,
     leader_order,
 )
@@ -63,27 +62,39 @@ class Position:
         return self.round, self.parent, self.voters
 
 
+class Answer:
+    """What a leader tells all who wait at a box, once it knows: the first that is given."""
+
+    def __init__(self) -> None:
+        self.value: LeaderReply | None = None
+        self._given = trio.Event()
+
+    def give(self, reply: LeaderReply) -> None:
+        if self.value is None:
+            self.value = reply
+            self._given.set()
+
+    async def wait(self) -> LeaderReply:
+        await self._given.wait()
+        if self.value is None:
+            raise RuntimeError("an answer was given without a value")
+        return self.value
+
+
 @dataclass
 class BallotBox:
-    """What the leader of one ballot collects."""
+    """What the leader of one ballot collects, and what it answers."""
 
     readies: dict[PeerId, Ready] = field(default_factory=dict)
-    verdict: Proposal | None = None
-    closed: trio.Event = field(default_factory=trio.Event)
+    proposal: Answer = field(default_factory=Answer)  # to each Ready
     reports: dict[PeerId, Report] = field(default_factory=dict)
-    ruling: Ruling | None = None
-    ruled: trio.Event = field(default_factory=trio.Event)
+    ruling: Answer = field(default_factory=Answer)  # to each Report
     away: set[PeerId] = field(default_factory=set)  # candidates without whom this ballot goes on
 
-    def close(self, verdict: Proposal) -> None:
-        if self.verdict is None:
-            self.verdict = verdict
-            self.closed.set()
-
-    def rule(self, ruling: Ruling) -> None:
-        if self.ruling is None:
-            self.ruling = ruling
-            self.ruled.set()
+    def end(self, ballot: int) -> None:
+        """Send all who still wait to a later ballot."""
+        self.proposal.give(LeaderReply("again", ballot=ballot))
+        self.ruling.give(LeaderReply("again", ballot=ballot))
 
 
 def rank(head: RoundHead) -> tuple[int, int, int]:
@@ -152,10 +163,9 @@ class Acceptor:
         self._began = trio.current_time() - elapsed
         if before is None or before.instance != position.instance:
             for ballot, box in self.boxes.items():
-                past = before is not None and before.round < position.round
-                again = Proposal("again", ballot=ballot + 1)
-                box.close(self._verdict_for_past(before.round) if before is not None and past else again)
-                box.rule(Ruling("again", ballot=ballot + 1))
+                if before is not None and before.round < position.round:
+                    box.proposal.give(self._verdict_for_past(before.round))
+                box.end(ballot + 1)
             self.boxes.clear()
             self._waits_at.clear()
             self.ballot = 0
@@ -199,9 +209,7 @@ class Acceptor:
         """Go to a later ballot of this round; boxes of earlier ones are of no use any more."""
         self.ballot = max(self.ballot, min(ballot, self.ballot + MAX_JUMP))
         for old in [b for b in self.boxes if b < self.ballot]:
-            box = self.boxes.pop(old)
-            box.close(Proposal("again", ballot=self.ballot))
-            box.rule(Ruling("again", ballot=self.ballot))
+            self.boxes.pop(old).end(self.ballot)
 
     def box(self, ballot: int) -> BallotBox:
         return self.boxes.setdefault(ballot, BallotBox())
@@ -265,10 +273,6 @@ class Acceptor:
             and all(p in known for p in (*roster.peers, *(owner.peer for owner in roster.cut_by)))
         )
 
-    def ends(self, decision: Decision) -> bool:
-        """Whether a decision is one of the present round, from this node's state."""
-        return decision.round == self.position.round and self.continues(decision.roster)
-
     # --- requests of others -----------------------------------------------------------------------------------------
 
     def _check(self, run_id: str, peer: PeerId) -> None:
@@ -311,7 +315,7 @@ class Acceptor:
                 self.attempt.cancel()
         return self.head()
 
-    async def _on_ready(self, peer: PeerId, ready: Ready) -> Proposal:
+    async def _on_ready(self, peer: PeerId, ready: Ready) -> LeaderReply:
         self._check(ready.run_id, peer)
         with trio.move_on_after(LAG):
             while ready.round == self.position.round + 1:
@@ -322,48 +326,45 @@ class Acceptor:
         if ready.round < here.round:
             return self._verdict_for_past(ready.round)
         if ready.round > here.round or ready.parent != here.parent:
-            return Proposal("elsewhere", head=self.head())
+            return LeaderReply("elsewhere", head=self.head())
         candidates = self.candidates()
         if candidates[ready.ballot % len(candidates)] != self._parts.me:
             raise Refuse("not-leader", "this ballot belongs to another candidate")
         if self.paused and ready.ballot not in self.boxes:
             raise Refuse("paused", "this node is paused and leads nobody")
         if ready.ballot < self.ballot:
-            return Proposal("again", ballot=self.ballot)
+            return LeaderReply("again", ballot=self.ballot)
         if ready.ballot > self.ballot + MAX_JUMP:
             raise Refuse("far-ahead", "no member is at such a ballot")
         if ready.accepted is not None and not self.continues(ready.accepted.roster):
             ready = replace(ready, accepted=None)
         return await self._wait_at_box(peer, ready)
 
-    async def _wait_at_box(self, peer: PeerId, ready: Ready) -> Proposal:
+    async def _wait_at_box(self, peer: PeerId, ready: Ready) -> LeaderReply:
         self._leave_other_box(peer, ready.ballot)
         box = self.box(ready.ballot)
-        if box.verdict is not None:
-            return Proposal("late") if box.verdict.kind in ("roster", "adopt") else box.verdict
+        if (reply := box.proposal.value) is not None:
+            return LeaderReply("late") if reply.kind in ("roster", "adopt") else reply
         self._excused.pop(peer, None)
         self._waits_at[peer] = ready.ballot
         box.readies[peer] = ready
         self.notify()
         self._take_over(ready.ballot)
         try:
-            await box.closed.wait()
+            return await box.proposal.wait()
         finally:
-            if box.verdict is None and box.readies.get(peer) is ready:
+            if box.proposal.value is None and box.readies.get(peer) is ready:
                 del box.readies[peer]
-        if box.verdict is None:
-            raise RuntimeError("a box was closed without a verdict")
-        return box.verdict
 
     def _leave_other_box(self, peer: PeerId, ballot: int) -> None:
         """Who comes to one box waits at no other: a peer has one place in a node's memory."""
         before = self._waits_at.get(peer)
         box = self.boxes.get(before) if before is not None and before != ballot else None
-        if before is None or box is None or box.verdict is not None:
+        if before is None or box is None or box.proposal.value is not None:
             return
         box.readies.pop(peer, None)
         if not box.readies:
-            box.close(Proposal("again", ballot=ballot))
+            box.end(ballot)
             del self.boxes[before]
 
     def _take_over(self, ballot: int) -> None:
@@ -376,22 +377,22 @@ class Acceptor:
             self.raise_ballot(ballot)
             self.attempt.cancel()
 
-    async def _on_report(self, peer: PeerId, report: Report) -> Ruling:
+    async def _on_report(self, peer: PeerId, report: Report) -> LeaderReply:
         self._check(report.run_id, peer)
-        for decision in reversed(self._decisions):
-            if decision.round == report.round:
-                return Ruling("decided", decision=decision)
+        decision = self._decision_of(report.round)
+        if decision is not None:
+            return LeaderReply("decided", decision=decision)
         box = self.boxes.get(report.ballot) if report.round == self.position.round else None
-        if box is None or box.verdict is None:
-            return Ruling("again", ballot=self.ballot)
+        if box is None or box.proposal.value is None:
+            return LeaderReply("again", ballot=self.ballot)
         if peer in box.readies:
             box.reports[peer] = report
             self.notify()
-        await box.ruled.wait()
-        if box.ruling is None:
-            raise RuntimeError("a box was done without a ruling")
-        return box.ruling
+        return await box.ruling.wait()
 
-    def _verdict_for_past(self, round: int) -> Proposal:
-        decided = next((d for d in reversed(self._decisions) if d.round == round), None)
-        return Proposal("ahead", decision=decided, head=self.head())
+    def _verdict_for_past(self, round: int) -> LeaderReply:
+        return LeaderReply("decided", decision=self._decision_of(round), head=self.head())
+
+    def _decision_of(self, round: int) -> Decision | None:
+        """How a round ended, where that is remembered: the last time that it was done."""
+        return next((d for d in reversed(self._decisions) if d.roster.round == round), None)

@@ -56,15 +56,14 @@ from swarmnode.protocols.methods.known.messages import (
     Decision,
     Goodbye,
     HeadQuery,
+    LeaderReply,
     LeftOut,
     Noted,
     PartsMissing,
-    Proposal,
     Ready,
     Report,
     RoundHead,
     RoundRoster,
-    Ruling,
     Seat,
     Summon,
     capped_weights,
@@ -218,6 +217,8 @@ class Agreement:
         floor, ceiling = self._settings.deadline_floor, self._settings.deadline_ceiling
         self._reducing = AdaptiveDeadline(floor=floor, ceiling=ceiling)
         self._straggling = AdaptiveDeadline(floor=floor, ceiling=ceiling)  # behind the median member
+        self._exchange: Exchange  # of the round in hand
+        self._silence: float | None = None  # seconds for which one may give no sign of life while others wait for it
 
     async def ask_head(self, peer: PeerId, *, join: bool = False, timeout: float) -> RoundHead:
         """Where `peer` stands in this run; with `join` it is to have this node named in the next roster as well.
@@ -253,6 +254,7 @@ class Agreement:
         with the window, deadlines and suspicions of its peers; alone, it decides alone.
         """
         acceptor, here = self.acceptor, self.acceptor.position
+        self._exchange = exchange
         candidates = acceptor.candidates()
         acceptor.late_by = 0.0
         attempts = 0
@@ -273,13 +275,13 @@ class Agreement:
                 tuple(peer for peer in self._parts.relayed() if peer in candidates),
             )
             decision: Decision | None = None
-            silence = silence_allowed(self._reducing.usual, attempts)
+            self._silence = silence_allowed(self._reducing.usual, attempts)
             try:
                 with trio.CancelScope() as acceptor.attempt:
                     if leader == self._me:
-                        decision = await self._lead(ready, candidates, exchange, silence)
+                        decision = await self._lead(ready, candidates)
                     else:
-                        decision = await self._follow(leader, ready, exchange, silence)
+                        decision = await self._follow(leader, ready)
                 if decision is not None:
                     acceptor.decided(decision)
                     return decision
@@ -291,41 +293,36 @@ class Agreement:
             # one breath between attempts, so that a swarm that cannot agree does not spin
             await trio.sleep(min(0.02 * attempts, 0.5))
 
-    async def _follow(self, leader: PeerId, ready: Ready, exchange: Exchange, silence: float | None) -> Decision | None:
-        """One ballot under another's lead, which may be silent for so many seconds. None: go to the next ballot."""
+    async def _follow(self, leader: PeerId, ready: Ready) -> Decision | None:
+        """One ballot under another's lead. None: go to the next ballot."""
         acceptor = self.acceptor
         patience = ready_patience(acceptor.position.window, self._settings.deadline_ceiling)
         try:
-            verdict = await self._liveness.unless_gone(
+            reply = await self._liveness.unless_gone(
                 leader,
-                lambda: self._rpc.call(leader, "round.ready", ready, Proposal, timeout=patience),
-                within=silence,
+                lambda: self._rpc.call(leader, "round.ready", ready, LeaderReply, timeout=patience),
+                within=self._silence,
             )
-            match verdict:
-                case Proposal(kind="ahead", decision=Decision() as decision) if acceptor.ends(decision):
-                    acceptor.note_lateness(verdict.head)
+            match reply:
+                case LeaderReply(decision=Decision() as decision) if acceptor.continues(decision.roster):
+                    acceptor.note_lateness(reply.head)
                     return decision
-                case Proposal(kind="ahead" | "elsewhere", head=RoundHead() as head) if acceptor.should_follow(head):
+                case LeaderReply(head=RoundHead() as head) if acceptor.should_follow(head):
                     raise Behind(head, leader)
-                case Proposal(kind="adopt", accepted=Accepted() as accepted) if acceptor.continues(accepted.roster):
-                    report = await self._adopt(accepted, verdict.holders, ready, exchange)
-                case Proposal(kind="roster", roster=RoundRoster() as roster) if acceptor.is_for(roster, ready.ballot):
-                    report = await self._reduce(roster, ready, exchange, silence)
-                case Proposal(kind="late"):
-                    report = self._report(ready)
-                case _:
-                    acceptor.raise_ballot(verdict.ballot)
-                    return None
+            report = await self._carry_out(reply, ready)
+            if report is None:
+                acceptor.raise_ballot(reply.ballot)
+                return None
             ruling = await self._liveness.unless_gone(
                 leader,
-                lambda: self._rpc.call(leader, "round.report", report, Ruling, timeout=patience),
-                within=silence,
+                lambda: self._rpc.call(leader, "round.report", report, LeaderReply, timeout=patience),
+                within=self._silence,
             )
         except (PeerGoneSilent, CallError) as error:
             logger.info("round %d: the member that led it is gone, another leads now", ready.round)
             logger.debug("ballot %d of round %d failed with its leader: %s", ready.ballot, ready.round, error)
             return None
-        if ruling.decision is not None and acceptor.ends(ruling.decision):
+        if ruling.decision is not None and acceptor.continues(ruling.decision.roster):
             return ruling.decision
         acceptor.raise_ballot(ruling.ballot)
         return None
@@ -333,13 +330,26 @@ class Agreement:
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)
 
-    async def _reduce(self, roster: RoundRoster, ready: Ready, exchange: Exchange, silence: float | None) -> Report:
+    async def _carry_out(self, reply: LeaderReply, ready: Ready) -> Report | None:
+        """What a leader asks of a member, and what this one reports to it; None where there is nothing to do."""
+        match reply:
+            case LeaderReply(kind="adopt", accepted=Accepted() as found) if self.acceptor.continues(found.roster):
+                return await self._adopt(found, reply.holders, ready)
+            case LeaderReply(kind="roster", roster=RoundRoster() as roster) if self.acceptor.is_for(
+                roster, ready.ballot
+            ):
+                return await self._reduce(roster, ready)
+            case LeaderReply(kind="late"):
+                return self._report(ready)
+        return None
+
+    async def _reduce(self, roster: RoundRoster, ready: Ready) -> Report:
         self.acceptor.cut_by = roster.cutters
         if self._me not in roster.peers:
             return self._report(ready)
         began = trio.current_time()
         try:
-            state_hash = await exchange.reduce(roster, self._reducing.seconds(), silence)
+            state_hash = await self._exchange.reduce(roster, self._reducing.seconds(), self._silence)
         except PartsMissing as error:
             return self._report(ready, missing=error.peers)
         if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
@@ -347,9 +357,9 @@ class Agreement:
         self.acceptor.accepted = Accepted(ready.ballot, state_hash, roster)
         return self._report(ready, state_hash)
 
-    async def _adopt(self, accepted: Accepted, holders: tuple[PeerId, ...], ready: Ready, exchange: Exchange) -> Report:
+    async def _adopt(self, accepted: Accepted, holders: tuple[PeerId, ...], ready: Ready) -> Report:
         try:
-            await exchange.obtain(accepted.state_hash, holders)
+            await self._exchange.obtain(accepted.state_hash, holders)
         except PartsMissing as error:
             return self._report(ready, missing=error.peers)
         self.acceptor.accepted = replace(accepted, ballot=ready.ballot)
@@ -362,14 +372,13 @@ class Agreement:
     # then given up, and the next does without one end of each broken link. A leader that finds others beyond it, since
     # it was frozen or cut off, takes their decision or raises Behind.
 
-    async def _lead(
-        self, ready: Ready, candidates: tuple[PeerId, ...], exchange: Exchange, silence: float | None
-    ) -> Decision | None:
+    async def _lead(self, ready: Ready, candidates: tuple[PeerId, ...]) -> Decision | None:
         """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
 
-        `silence`: for how many seconds one may give no sign of life while others wait for it. However this ends, by an
-        error or cancelled too, whoever waits at the box is answered. Raises Behind when the others are elsewhere.
+        However this ends, by an error or cancelled too, whoever waits at the box is answered. Raises Behind when the
+        others are elsewhere.
         """
+        silence = self._silence
         within = self._reducing.seconds()  # that a reduction may wait for somebody
         box = self.acceptor.box(ready.ballot)
         box.readies[self._me] = ready
@@ -380,11 +389,11 @@ class Agreement:
             with self._liveness.watching(others):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._probe, ready, others, box, found)
-                    await self._gather(box, candidates, found, silence)
+                    await self._gather(box, candidates, found)
                     if not found:
                         verdict = self._close_roster(box, candidates, ready.ballot)
-                        box.close(verdict)
-                        nursery.start_soon(self._take_part, box, verdict, ready, exchange, silence)
+                        box.proposal.give(verdict)
+                        nursery.start_soon(self._take_part, box, verdict, ready)
                         with self._liveness.watching(others, within=silence and silence * max(1, len(others) / MANY)):
                             decision = await self._collect(box, verdict, within)
                     nursery.cancel_scope.cancel()
@@ -393,16 +402,14 @@ class Agreement:
                     raise behind
                 case [Decision() as known, *_]:
                     decision = known
-                    box.close(Proposal("ahead", decision=decision, head=self.acceptor.head()))
+                    box.proposal.give(LeaderReply("decided", decision=decision, head=self.acceptor.head()))
             if decision is None:
                 self.acceptor.raise_ballot(self._next_ballot(ready.ballot, candidates))
             else:
-                box.rule(Ruling("decided", decision=decision))
+                box.ruling.give(LeaderReply("decided", decision=decision))
             return decision
         finally:
-            following = max(self.acceptor.ballot, ready.ballot + 1)
-            box.close(Proposal("again", ballot=following))
-            box.rule(Ruling("again", ballot=following))
+            box.end(max(self.acceptor.ballot, ready.ballot + 1))
 
     def _next_ballot(self, ballot: int, candidates: tuple[PeerId, ...]) -> int:
         """After a ballot that failed: the next that this node leads, or, where it is itself the trouble, the next."""
@@ -412,30 +419,16 @@ class Agreement:
             return ballot + 1
         return ballot + len(candidates)
 
-    async def _take_part(
-        self, box: BallotBox, verdict: Proposal, ready: Ready, exchange: Exchange, silence: float | None
-    ) -> None:
+    async def _take_part(self, box: BallotBox, reply: LeaderReply, ready: Ready) -> None:
         """What this node does as a member of a ballot that it leads itself."""
-        if verdict.accepted is not None:
-            report = await self._adopt(verdict.accepted, verdict.holders, ready, exchange)
-        elif verdict.roster is not None:
-            report = await self._reduce(verdict.roster, ready, exchange, silence)
-        else:
-            report = self._report(ready)
-        box.reports[self._me] = report
+        box.reports[self._me] = await self._carry_out(reply, ready) or self._report(ready)
         self.acceptor.notify()
 
-    async def _gather(
-        self,
-        box: BallotBox,
-        candidates: tuple[PeerId, ...],
-        found: list[Decision | Behind],
-        silence: float | None,
-    ) -> None:
+    async def _gather(self, box: BallotBox, candidates: tuple[PeerId, ...], found: list[Decision | Behind]) -> None:
         """Wait until the roster can be closed: all are ready or absent, or the stragglers' deadline has passed.
 
-        Once half are ready, `silence` seconds without a sign of life make one of the others absent. Nobody is waited
-        for who would not be let in, such as a voter that was banned since.
+        Once half are ready, silence makes one of the others absent. Nobody is waited for who would not be let in, such
+        as a voter that was banned since.
 
         Without a majority of the voters it waits `floor` seconds for those that are gone to come back, and for those
         that answer and are not ready until their window and another `ceiling` have passed; then it goes on without.
@@ -470,7 +463,7 @@ class Agreement:
                 if sum(p in box.readies for p in voters) < majority(voters):
                     box.away.update(waited_for)
                 break
-            with self._liveness.watching(waited_for if half_at < math.inf else (), within=silence):
+            with self._liveness.watching(waited_for if half_at < math.inf else (), within=self._silence):
                 await acceptor.changed(until=give_up)
         if half_at < math.inf:
             self._straggling.observe(max(0.0, latest - half_at))
@@ -497,7 +490,7 @@ class Agreement:
 
         if ready.ballot == 0:
             await trio.sleep(PROBE_EVERY)
-        while box.verdict is None:
+        while box.proposal.value is None:
             async with trio.open_nursery() as nursery:
                 for peer in others:
                     if peer not in box.readies:
@@ -507,11 +500,11 @@ class Agreement:
     async def _decision_of(self, peer: PeerId, ready: Ready) -> Decision | None:
         """How the present round ended for a peer that is beyond it, where it still knows. Raises CallError."""
         nothing = Report(ready.run_id, ready.round, ready.ballot, None, ())
-        ruling = await self._rpc.call(peer, "round.report", nothing, Ruling, timeout=PROBE_EVERY)
+        ruling = await self._rpc.call(peer, "round.report", nothing, LeaderReply, timeout=PROBE_EVERY)
         decision = ruling.decision
-        return decision if decision is not None and self.acceptor.ends(decision) else None
+        return decision if decision is not None and self.acceptor.continues(decision.roster) else None
 
-    def _close_roster(self, box: BallotBox, candidates: tuple[PeerId, ...], ballot: int) -> Proposal:
+    def _close_roster(self, box: BallotBox, candidates: tuple[PeerId, ...], ballot: int) -> LeaderReply:
         """Who counts in this ballot; or the result of an earlier ballot that may have been decided."""
         acceptor, settings = self.acceptor, self._settings
         here = acceptor.position
@@ -519,7 +512,7 @@ class Agreement:
         adopted = result_to_adopt(box.readies, here.voters, distrusted=distrusted)
         if adopted is not None:
             accepted, holders = adopted
-            return Proposal("adopt", ballot=ballot, accepted=accepted, holders=holders)
+            return LeaderReply("adopt", ballot=ballot, accepted=accepted, holders=holders)
         present = [p for p in candidates if p in box.readies and (p == self._me or self._parts.admits(p))]
         able = without_broken_links(present, self.acceptor.broken)
         if self._me not in able:
@@ -535,12 +528,12 @@ class Agreement:
         joiners = tuple(sorted(j for j in asked - set(members) if self._parts.admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)
         cut_by = cut_to_keep(acceptor.cut_by, seats)
-        return Proposal(
+        return LeaderReply(
             "roster",
             roster=RoundRoster(acceptor.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by),
         )
 
-    async def _collect(self, box: BallotBox, verdict: Proposal, within: float) -> Decision | None:
+    async def _collect(self, box: BallotBox, verdict: LeaderReply, within: float) -> Decision | None:
         """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
         here, acceptor = self.acceptor.position, self.acceptor
         roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
@@ -561,7 +554,7 @@ class Agreement:
                 reachable = [p for p in here.voters if p not in box.away and not acceptor.is_absent(p)]
                 if mine is not None and is_safe(holders, here.voters, reachable):
                     absent = (set(here.voters) | expected) - holders
-                    return Decision(acceptor.run_id, here.round, mine, roster, tuple(sorted(absent)))
+                    return Decision(mine, roster, tuple(sorted(absent)))
                 self._blame(reports, hashes, outstanding if late else set())
                 return None
             await acceptor.changed(until=deadline)

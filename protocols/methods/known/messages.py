@@ -1,7 +1,7 @@
 """What members of a run say to one another about rounds: the roster of a round, requests, replies and decisions.
 
 All travel as `protocols.calls.rpc` calls named `round.<verb>`; `agreement.py` tells the order in which they are sent. A
-message whose numbers or lengths no honest node sends is never built: `__post_init__` refuses it, so that neither
+message whose numbers or lengths no honest node sends is never built: the types of its fields refuse it, so that neither
 `wire.decode` nor this node's own code can make one. What follows from the facts in a message is computed here and in
 `agreement.py` by pure functions: members who know the same facts build the same roster.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.network import PeerId
@@ -28,6 +29,8 @@ MAX_SHARE = 16
 MAX_SECONDS = 1e9  # of any duration; thirty years
 
 _HASH = re.compile("[0-9a-f]{64}")
+
+Check = Callable[[str, Any], None]  # raises WireError, with what it is told the value is
 
 
 def check_range(what: str, value: float, low: float, high: float) -> None:
@@ -55,6 +58,43 @@ def check_peers(what: str, peers: Sequence[PeerId]) -> None:
         raise WireError(f"{what} names a peer whose id is empty or above {MAX_PEER_ID} characters")
 
 
+def within(low: float, high: float) -> Check:
+    """That a number lies there, or a length does."""
+
+    def check(what: str, value: Any) -> None:
+        check_range(what, value if isinstance(value, (int, float)) else len(value), low, high)
+
+    return check
+
+
+Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
+Hash = Annotated[str, check_hash]
+Peers = Annotated[tuple[PeerId, ...], check_peers]
+Seconds = Annotated[float, check_seconds]
+
+
+class Message:
+    """A dataclass none of whose fields is what no honest node sends: each is checked as its type is annotated."""
+
+    _checks: ClassVar[tuple[tuple[str, Check], ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls._checks = tuple(
+            (name, check)
+            for name, hint in get_type_hints(cls, include_extras=True).items()
+            for option in (hint, *get_args(hint))  # the type of a field that may be None is one of two options
+            if get_origin(option) is Annotated
+            for check in option.__metadata__
+        )
+
+    def __post_init__(self) -> None:
+        """Raises WireError."""
+        for name, check in self._checks:
+            value = getattr(self, name)
+            if value is not None:
+                check(f"{type(self).__name__}.{name}", value)
+
+
 PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that encoding a part equals encoding the whole
 
 
@@ -76,34 +116,30 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class RoundRoster:
+class RoundRoster(Message):
     """What a round's result rests on. Two rosters with equal `roster_id` are equal."""
 
     run_id: str
-    round: int
-    ballot: int
-    parent: str  # state hash that all seats start from
+    round: Counter
+    ballot: Counter
+    parent: Hash  # state hash that all seats start from
     seats: tuple[Seat, ...]  # in the order in which contributions are summed
-    joiners: tuple[PeerId, ...]  # may take part from the next round on, without a vote in it
-    window: float  # seconds that members should train in the next round at the most
-    cut_by: tuple[Owner, ...] = ()  # those of an earlier attempt whose cut stays (`partition.py`); none in a first one
+    joiners: Peers  # may take part from the next round on, without a vote in it
+    window: Seconds  # that members should train in the next round at the most
+    # those of an earlier attempt whose cut stays (`partition.py`); none in a first one
+    cut_by: Annotated[tuple[Owner, ...], within(0, MAX_SEATS)] = ()
 
     def __post_init__(self) -> None:
-        check_range("RoundRoster.round", self.round, 0, MAX_ROUND)
-        check_range("RoundRoster.ballot", self.ballot, 0, MAX_ROUND)
-        check_hash("RoundRoster.parent", self.parent)
+        super().__post_init__()
         check_peers("RoundRoster.seats", self.peers)
-        check_peers("RoundRoster.joiners", self.joiners)
-        check_seconds("RoundRoster.window", self.window)
+        check_peers("RoundRoster.cut_by", tuple(owner.peer for owner in self.cut_by))
         for seat in self.seats:
             check_range("Seat.weight", seat.weight, 0, MAX_WEIGHT)
             check_range("Seat.share", seat.share, 0, MAX_SHARE)
-        if not any(seat.share for seat in self.seats):
-            raise wire.WireError("RoundRoster.seats has nobody who reduces a part")
-        check_peers("RoundRoster.cut_by", tuple(owner.peer for owner in self.cut_by))
-        check_range("RoundRoster.cut_by", len(self.cut_by), 0, MAX_SEATS)
         for owner in self.cut_by:
             check_range("Owner.share", owner.share, 1, MAX_SHARE)
+        if not any(seat.share for seat in self.seats):
+            raise WireError("RoundRoster.seats has nobody who reduces a part")
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -221,40 +257,34 @@ MAX_SAMPLES = 1 << 53  # more would not be exact in a float64
 MAX_RATE = 1e15  # bytes per second
 
 
+def check_rates(what: str, rates: Mapping[PeerId, float]) -> None:
+    """Raise WireError where there are too many, or one that no link has."""
+    check_range(what, len(rates), 0, MAX_PEERS)
+    for rate in rates.values():
+        check_range(what, rate, 0.0, MAX_RATE)
+
+
 @dataclass(frozen=True)
-class RoundStep:
+class RoundStep(Message):
     """One link of a node's recent history: the state hash after `round`."""
 
-    round: int
-    state_hash: str
-
-    def __post_init__(self) -> None:
-        check_range("RoundStep.round", self.round, -1, MAX_ROUND)
-        check_hash("RoundStep.state_hash", self.state_hash)
+    round: Annotated[int, within(-1, MAX_ROUND)]
+    state_hash: Hash
 
 
 @dataclass(frozen=True)
-class RoundHead:
+class RoundHead(Message):
     """Where a node stands in a run. What a joiner needs to take part in `round`."""
 
     run_id: str
-    round: int  # the round that the node works on
-    state_hash: str  # of the state at its start
-    voters: tuple[PeerId, ...]  # the seats of the last roster
-    joiners: tuple[PeerId, ...]  # those admitted by it
-    history: tuple[RoundStep, ...]  # recent rounds, oldest first
-    elapsed: float  # seconds since the round began on this node
-    window: float  # seconds that members train in it at the most
+    round: Counter  # the round that the node works on
+    state_hash: Hash  # of the state at its start
+    voters: Peers  # the seats of the last roster
+    joiners: Peers  # those admitted by it
+    history: Annotated[tuple[RoundStep, ...], within(0, MAX_HISTORY)]  # recent rounds, oldest first
+    elapsed: Seconds  # since the round began on this node
+    window: Seconds  # that members train in it at the most
     paused: bool
-
-    def __post_init__(self) -> None:
-        check_range("RoundHead.round", self.round, 0, MAX_ROUND)
-        check_hash("RoundHead.state_hash", self.state_hash)
-        check_peers("RoundHead.voters", self.voters)
-        check_peers("RoundHead.joiners", self.joiners)
-        check_range("RoundHead.history", len(self.history), 0, MAX_HISTORY)
-        check_seconds("RoundHead.elapsed", self.elapsed)
-        check_seconds("RoundHead.window", self.window)
 
 
 @dataclass(frozen=True)
@@ -266,140 +296,87 @@ class HeadQuery:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class Accepted(Message):
     """A result that a member computed and holds (accepted, as in Paxos): it must survive if a majority holds it."""
 
-    ballot: int
-    state_hash: str
+    ballot: Counter
+    state_hash: Hash
     roster: RoundRoster
-
-    def __post_init__(self) -> None:
-        check_range("Accepted.ballot", self.ballot, 0, MAX_ROUND)
-        check_hash("Accepted.state_hash", self.state_hash)
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Message):
     """`round.ready`, member to leader: I have trained (the promise of Paxos).
 
-    Answered with a Proposal when the roster is closed.
+    Answered with a LeaderReply when the roster is closed.
     """
 
     run_id: str
-    round: int
-    ballot: int
-    parent: str  # state hash that I trained from
-    samples: int
-    train_seconds: float
-    rates: dict[str, float]  # bytes per second that I measured when fetching from others
-    joiners: tuple[PeerId, ...]  # who asked me to be named
+    round: Counter
+    ballot: Counter
+    parent: Hash  # state hash that I trained from
+    samples: Annotated[int, within(0, MAX_SAMPLES)]
+    train_seconds: Seconds
+    rates: Annotated[dict[str, float], check_rates]  # bytes per second that I measured when fetching from others
+    joiners: Peers  # who asked me to be named
     accepted: Accepted | None  # what I hold from an earlier ballot of this round
-    relayed: tuple[PeerId, ...] = ()  # those of the candidates that I reach through a relay only
-
-    def __post_init__(self) -> None:
-        check_range("Ready.round", self.round, 0, MAX_ROUND)
-        check_range("Ready.ballot", self.ballot, 0, MAX_ROUND)
-        check_hash("Ready.parent", self.parent)
-        check_range("Ready.samples", self.samples, 0, MAX_SAMPLES)
-        check_seconds("Ready.train_seconds", self.train_seconds)
-        check_range("Ready.rates", len(self.rates), 0, MAX_PEERS)
-        for rate in self.rates.values():
-            check_range("Ready.rates", rate, 0.0, MAX_RATE)
-        check_peers("Ready.joiners", self.joiners)
-        check_peers("Ready.relayed", self.relayed)
+    relayed: Peers = ()  # those of the candidates that I reach through a relay only
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The outcome of a round: final as soon as a majority of the voters holds the state."""
+class Decision(Message):
+    """The outcome of the round of `roster`: final as soon as a majority of the voters holds the state."""
 
-    run_id: str
-    round: int
-    state_hash: str  # after the round
+    state_hash: Hash  # after the round
     roster: RoundRoster
-    missing: tuple[PeerId, ...]  # voters without a seat, or seats that had not reported
-
-    def __post_init__(self) -> None:
-        check_range("Decision.round", self.round, 0, MAX_ROUND)
-        check_hash("Decision.state_hash", self.state_hash)
-        check_peers("Decision.missing", self.missing)
+    missing: Peers  # voters without a seat, or seats that had not reported
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """The leader's answer to a Ready (the accept request of Paxos): what the member is to do next.
+class LeaderReply(Message):
+    """A leader's answer to a Ready (the accept request of Paxos) or a Report: what the member is to do next.
 
-    `roster`: exchange with these, or wait for the decision when not among them; `adopt`: an earlier ballot's result
-    may have been decided: hold it and report; `late`: the roster was closed before, wait for the decision;
-    `again`: go to `ballot`; `ahead`: the round is over, `decision` tells how; `elsewhere`: the leader stands somewhere
-    else, see `head`.
+    To a Ready: `roster`: exchange with these, or wait for the decision when not among them; `adopt`: an earlier
+    ballot's result may have been decided: hold it and report; `late`: the roster was closed before, wait for the
+    decision; `elsewhere`: the leader stands somewhere else, see `head`. To both: `again`: go to `ballot`; `decided`:
+    the round is over, `decision` tells how, where that is remembered.
     """
 
     kind: str
-    ballot: int = 0
+    ballot: Counter = 0
     roster: RoundRoster | None = None
     accepted: Accepted | None = None
-    holders: tuple[PeerId, ...] = ()
+    holders: Peers = ()
     decision: Decision | None = None
     head: RoundHead | None = None
 
-    def __post_init__(self) -> None:
-        check_range("Proposal.ballot", self.ballot, 0, MAX_ROUND)
-        check_peers("Proposal.holders", self.holders)
-
 
 @dataclass(frozen=True)
-class Report:
-    """`round.report`, member to leader: the state I hold now, or whom I missed. Answered with a Ruling."""
+class Report(Message):
+    """`round.report`, member to leader: the state I hold now, or whom I missed. Answered with a LeaderReply."""
 
     run_id: str
-    round: int
-    ballot: int
-    state_hash: str | None
-    missing: tuple[PeerId, ...]
-
-    def __post_init__(self) -> None:
-        check_range("Report.round", self.round, 0, MAX_ROUND)
-        check_range("Report.ballot", self.ballot, 0, MAX_ROUND)
-        if self.state_hash is not None:
-            check_hash("Report.state_hash", self.state_hash)
-        check_peers("Report.missing", self.missing)
+    round: Counter
+    ballot: Counter
+    state_hash: Hash | None
+    missing: Peers
 
 
 @dataclass(frozen=True)
-class Ruling:
-    """`decided` with the decision, or `again` with the ballot to go to."""
-
-    kind: str
-    ballot: int = 0
-    decision: Decision | None = None
-
-    def __post_init__(self) -> None:
-        check_range("Ruling.ballot", self.ballot, 0, MAX_ROUND)
-
-
-@dataclass(frozen=True)
-class Summon:
+class Summon(Message):
     """`round.summon`, leader to all candidates: I lead this ballot (Paxos: prepare). Answered with a RoundHead."""
 
     run_id: str
-    round: int
-    ballot: int
-
-    def __post_init__(self) -> None:
-        check_range("Summon.round", self.round, 0, MAX_ROUND)
-        check_range("Summon.ballot", self.ballot, 0, MAX_ROUND)
+    round: Counter
+    ballot: Counter
 
 
 @dataclass(frozen=True)
-class Goodbye:
+class Goodbye(Message):
     """`round.goodbye`, to all candidates: do not wait for me in this round (leaving or paused)."""
 
     run_id: str
-    round: int
-
-    def __post_init__(self) -> None:
-        check_range("Goodbye.round", self.round, 0, MAX_ROUND)
+    round: Counter
 
 
 @dataclass(frozen=True)

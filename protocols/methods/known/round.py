@@ -249,10 +249,10 @@ class DilocoRounds:
         try:
             await self.obtain(decision.state_hash, decision.roster.peers)
         except PartsMissing as error:
-            raise CatchUpFailed(f"the result of round {decision.round} could not be fetched: {error}") from error
+            raise CatchUpFailed(f"the result of round {decision.roster.round} could not be fetched: {error}") from error
         if self._proposed is None:
             raise RuntimeError("a state was obtained and is not held")
-        round, roster = decision.round + 1, decision.roster
+        round, roster = decision.roster.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
         window = min(max(roster.window, 0.0), LONGEST_WINDOW)
         self._late_by = self._acceptor.late_by

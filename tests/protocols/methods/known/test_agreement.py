@@ -17,17 +17,16 @@ from swarmnode.protocols.methods.known.messages import (
     Behind,
     Decision,
     Goodbye,
+    LeaderReply,
     LeftOut,
     Noted,
     Owner,
     PartsMissing,
-    Proposal,
     Ready,
     Report,
     RoundHead,
     RoundRoster,
     RoundStep,
-    Ruling,
     Seat,
     Summon,
     leader_order,
@@ -286,7 +285,7 @@ def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -
         ahead = sorted(swarm.members[1:], key=lambda m: m.agreement.acceptor.candidates().index(m.me))
         swarm.begin(*ahead)
         decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
-        assert decision.round == 5 and not swarm.errors
+        assert decision.roster.round == 5 and not swarm.errors
         older = RoundHead(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
         assert not ahead[0].agreement.acceptor.should_follow(older)
 
@@ -346,7 +345,7 @@ def test_no_ballot_is_so_high_that_a_round_cannot_end(simulated: Simulated) -> N
         for member in honest:
             for ballot in range(1 << 40, (1 << 40) + 3):
                 with pytest.raises(Refused):
-                    await liar.rpc.call(member.me, "round.ready", a_ready(ballot), Proposal, timeout=1)
+                    await liar.rpc.call(member.me, "round.ready", a_ready(ballot), LeaderReply, timeout=1)
                 await liar.rpc.call(member.me, "round.summon", Summon(RUN, 0, ballot), RoundHead, timeout=1)
             assert member.agreement.acceptor.ballot <= 3 * 4096
         swarm.begin()
@@ -361,7 +360,7 @@ def test_one_peer_holds_one_desk(simulated: Simulated) -> None:
         leader, liar, *_ = swarm.members
 
         async def ask(ballot: int) -> None:
-            await liar.rpc.call(leader.me, "round.ready", a_ready(ballot), Proposal, timeout=5)
+            await liar.rpc.call(leader.me, "round.ready", a_ready(ballot), LeaderReply, timeout=5)
 
         for turn in range(40):
             swarm.nursery.start_soon(ask, 5 * (turn + 1))
@@ -466,7 +465,7 @@ def test_a_report_of_one_that_was_not_ready_does_not_count(simulated: Simulated)
             while True:
                 report = Report(RUN, 0, 0, "ee" * 32, ())
                 with trio.move_on_after(0.05):
-                    await stranger.rpc.call(leader.me, "round.report", report, Ruling, timeout=0.05)
+                    await stranger.rpc.call(leader.me, "round.report", report, LeaderReply, timeout=0.05)
 
         swarm.nursery.start_soon(keep_reporting)
         swarm.begin()
