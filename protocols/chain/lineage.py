@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swarmnode.protocols.chain.forks import TrustedRoster, empty_block
-from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, check_quotes, derive
+from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, check_derived, check_quotes, derive
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
 from swarmnode.protocols.chain.statements import Roster, Said
 
@@ -41,15 +41,9 @@ def after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
     """The chain after a roster, without its norms. Raises InvalidRoster, or NotHeld."""
     check_quotes(chain, rules, roster, quoted)
     unmeasured = replace(quoted, norms=dict.fromkeys(quoted.commits, 1.0))
-    derived, made = derive(chain, rules, unmeasured), roster.what
-    told = tuple(replace(entry, clip=0) for entry in made.entries)
-    if (tuple(replace(entry, clip=0) for entry in derived.entries), derived.total, derived.revert, derived.window) != (
-        told,
-        made.total,
-        made.revert,
-        made.window,
-    ):
-        raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
+    derived = derive(chain, rules, unmeasured)
+    told, found = (tuple(replace(entry, clip=0) for entry in one.entries) for one in (roster.what, derived))
+    check_derived(replace(roster.what, entries=told), replace(derived, entries=found))
     return _light(advance(chain, rules, roster, unmeasured, derived))
 
 

@@ -337,14 +337,14 @@ def check(
     if made.state != state or made.chain != chain.digest:
         raise InvalidRoster("its leader derived another state from the same chain")
     derived = derived or derive(chain, rules, quoted)
-    if (derived.entries, derived.total, derived.revert, derived.window) != (
-        made.entries,
-        made.total,
-        made.revert,
-        made.window,
-    ):
-        raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
+    check_derived(made, derived)
     return derived
+
+
+def check_derived(made: Roster, derived: Derived) -> None:
+    """Raises InvalidRoster unless a roster says what follows from its quotes."""
+    if any(getattr(made, name) != getattr(derived, name) for name in ("entries", "total", "revert", "window")):
+        raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
 
 
 def check_quotes(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Quoted) -> None:

@@ -186,9 +186,7 @@ PATIENCE = 3  # empty rosters in a row before the quorum shrinks
 SUCCESSION = 6  # empty rosters in a row after which others become validators; the quorum of a committee of 33 is 1 then
 SUCCESSORS = 16  # of them at most
 FALL = 32  # what the participation may be divided by from one round to the next
-SETTLING = (
-    2  # rosters after a change of the validator set that do not raise it: who is drawn anew has to catch up first
-)
+SETTLING = 2  # rosters after a change of the validator set that do not raise it: who is drawn anew catches up first
 ROOM_AT_FIRST = 2  # times the contributions aimed at are let in while nothing is known: members seen may be gone
 SMALL = 4  # validators; below, nothing is promised against liars
 VALIDATORS_SHARE = 750_000  # millionths of the participants that validators may grow to
@@ -282,10 +280,7 @@ def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     )
     stay = set(chain.validators).difference(lapsed[: len(chain.validators) // 2])
     new = candidates(chain, rules)
-    room = min(
-        max(1, len(chain.validators) * rules.growth // MILLION),
-        most_validators(rules) - len(stay),
-    )
+    room = min(max(1, len(chain.validators) * rules.growth // MILLION), most_validators(rules) - len(stay))
     return tuple(sorted(stay.union(new[: max(0, room)])))
 
 
@@ -313,8 +308,13 @@ def _named(chain: ChainState, rules: ChainRules) -> set[str]:
 
 def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter[str]]:
     """Rosters with accepted work and units of it, by author, in those of the last rosters that count by now."""
+    return _tally(chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :])
+
+
+def _tally(history: Iterable[tuple[Worked, ...]]) -> tuple[Counter[str], Counter[str]]:
+    """Rosters with accepted work and units of it, by author."""
     rosters, work = Counter[str](), Counter[str]()
-    for worked in chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :]:
+    for worked in history:
         for one in worked:
             rosters[one.author] += 1
             work[one.author] += one.units
@@ -323,11 +323,7 @@ def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter
 
 def successors(chain: ChainState) -> tuple[str, ...]:
     """The validators where those of `chain` are silent for good: with them, who did most of the remembered work."""
-    rosters, work = Counter[str](), Counter[str]()
-    for worked in chain.history:
-        for one in worked:
-            rosters[one.author] += 1
-            work[one.author] += one.units
+    rosters, work = _tally(chain.history)
     others = sorted(set(rosters).difference(chain.validators), key=lambda peer: (-rosters[peer], -work[peer], peer))
     return tuple(sorted({*chain.validators, *others[:SUCCESSORS]}))
 
@@ -429,19 +425,13 @@ class HashChain:
 
     def preimage(self, value: bytes) -> bytes:
         """What hashes to `value`, a value of this chain; empty where there is none before it, or it is of another."""
-        place = self._place(value)
-        if not place:
+        at, ahead = value, 0
+        while at not in self._places and ahead < _STRIDE:
+            at, ahead = step(at), ahead + 1
+        place = self._places.get(at, 0) - ahead
+        if place <= 0:
             return b""
         before = self._kept[(place - 1) // _STRIDE]
         for _ in range((place - 1) % _STRIDE):
             before = step(before)
         return before
-
-    def _place(self, value: bytes) -> int:
-        """How many steps `value` is from the secret; 0 where it is not in the chain."""
-        at = value
-        for ahead in range(_STRIDE):
-            if at in self._places:
-                return self._places[at] - ahead
-            at = step(at)
-        return 0

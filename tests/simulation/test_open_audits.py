@@ -177,7 +177,7 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: boo
         await swarm.round_done(12, *NAMES)
         found = {name: swarm.verdicts(name) for name in NAMES}
         assert found[LIAR][Verdict.LIED] >= 3
-        # It began to lie in one of the first two rounds; and a stretch that a mark cut short may be the one step it did.
+        # It began to lie in one of the first two rounds. A stretch that a mark cut short may be the one step it did.
         least = 2 if cheat == "fewer steps" else 0
         held = [audit for audit in swarm.audits(LIAR) if audit.round > 1 and audit.verdict is Verdict.HELD]
         assert not [audit for audit in held if audit.stretch[2] >= least], held

@@ -45,7 +45,7 @@ from enum import Enum
 import numpy as np
 
 from swarmnode.training.codecs import Codec
-from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.verify.trace import State, Stretch, Trace, Vector, vector_id
 
 SAVED = 4.0  # audits that may be saved up, so that a node which trained alone does not audit in a burst
@@ -130,9 +130,9 @@ def distance(start: State, claimed: State, replayed: State) -> Distance:
     if claimed.updates != replayed.updates or claimed.moments.size != replayed.moments.size:
         return Distance(math.inf, math.inf, math.inf)
     return Distance(
-        _apart(claimed.parameters - start.parameters, replayed.parameters - start.parameters),
-        _apart(claimed.moments[:half], replayed.moments[:half]),
-        _apart(claimed.moments[half:], replayed.moments[half:]),
+        apart(claimed.parameters - start.parameters, replayed.parameters - start.parameters),
+        apart(claimed.moments[:half], replayed.moments[:half]),
+        apart(claimed.moments[half:], replayed.moments[half:]),
     )
 
 
@@ -142,15 +142,6 @@ def calibrated(own: Iterable[Distance]) -> float | None:
     if MARGIN * greatest > MOST:
         return None
     return max(LEAST, MARGIN * greatest)
-
-
-def _apart(claimed: Vector, replayed: Vector) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        off = float(np.linalg.norm((claimed - replayed).astype(np.float64)))
-        length = float(np.linalg.norm(replayed.astype(np.float64)))
-    if not math.isfinite(off) or not math.isfinite(length):
-        return math.inf
-    return 0.0 if off == 0 else off / length if length > 0 else math.inf
 
 
 NEAR = 1e-3  # relative distance
@@ -181,12 +172,12 @@ def residual_after(offer: Offered) -> Vector:
     if not offer.accepted:
         feedback.rollback()
         feedback.fade()
-        _give_back(feedback, offer.delta, _norm(offer.delta))
+        feedback.give_back(offer.delta)
         return feedback.export()
     feedback.commit()
     if offer.returned > 0:
         sent = feedback.codec.decode(offer.raw, feedback.size)
-        _give_back(feedback, sent * np.float32(offer.returned), _norm(sent))
+        feedback.give_back(sent * np.float32(offer.returned), norm_in_float64(sent))
     return feedback.export()
 
 
@@ -221,24 +212,18 @@ def explains(raw: bytes, delta: Vector, residual: Vector, codec: Codec) -> None:
 
 
 def apart(told: Vector, expected: Vector) -> float:
-    """Relative Euclidean distance."""
-    off, length = _norm(told - expected), _norm(expected)
-    return 0.0 if off == 0 else off / length if length > 0 else float("inf")
+    """Relative Euclidean distance; infinite where one is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        off, length = norm_in_float64(told - expected), norm_in_float64(expected)
+    if not math.isfinite(off) or not math.isfinite(length):
+        return math.inf
+    return 0.0 if off == 0 else off / length if length > 0 else math.inf
 
 
 def _feedback(residual: Vector, codec: Codec) -> ErrorFeedback:
     feedback = ErrorFeedback(codec, residual.size, decay=DECAY)
     feedback.restore(np.asarray(residual, np.float32))
     return feedback
-
-
-def _give_back(feedback: ErrorFeedback, work: Vector, norm: float) -> None:
-    if norm > 0 and np.isfinite(norm):
-        feedback.add(work, norm)
-
-
-def _norm(vector: Vector) -> float:
-    return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 class Verdict(Enum):

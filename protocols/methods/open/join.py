@@ -10,10 +10,10 @@ tell, and says so. One whose join string names a roster takes nothing from membe
 from it (`prove_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
 finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
 
-**Whether a history goes back to the trusted roster** (`chain/lineage.py`) a member shows by three answers:
+**Whether a history goes back to the trusted roster** (`chain/lineage.py`) a member shows by two answers:
 
-    chain.path      the ids of the rosters up to where the member stands; the trusted one is among them, or it is not
-    chain.before    the chain that the trusted roster builds on, which must have the digest that the roster names
+    chain.path      the ids of the rosters up to where the member stands; the trusted one is among them, or it is not;
+                    and the chain that the trusted roster builds on, which must have the digest that the roster names
     chain.records   each roster since, with the cuts, scores, commits and reveals that it rests on
 
 A member that lies in one of them is as one that has another history. No state and no contribution is fetched for it: a
@@ -385,7 +385,7 @@ async def prove_lineage(
     Raises OtherLineage or CannotTell.
     """
     try:
-        path = await sync.path_of(peer, tip.tip)
+        path = await sync.path_of(peer, tip.tip, since=trusted.id)
         if trusted.id not in path.ids:
             oldest = tip.round - len(path.ids)  # the round that the first of these rosters ended
             if trusted.round < oldest:
@@ -398,7 +398,9 @@ async def prove_lineage(
         roster = next((said for said in told if said.id == trusted.id), None)
         if roster is None:
             raise Lost("it does not have that roster")
-        chain = lineage.begin(trusted, roster, await sync.chain_before(peer, trusted.id))
+        if not path.before:
+            raise Lost("it does not have the chain before that roster")
+        chain = lineage.begin(trusted, roster, path.before)
         rosters = shrunken = 0
         for id, is_empty in steps:
             if lineage.leads_to(chain, base):

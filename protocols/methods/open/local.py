@@ -95,6 +95,9 @@ class LocalTrainer:
         """Root of the record of the work behind the offer; empty where none is kept."""
         return b""
 
+    def stand(self, roster: bytes, *, after: bytes = b"") -> None:
+        """The shared state is that after `roster`, which builds on `after`; empty: it may be of another history."""
+
     # --- training -----------------------------------------------------------------------------------------------------
 
     async def until_enough(self) -> None:
@@ -401,9 +404,8 @@ class TracedTrainer(LocalTrainer):
         last = self._legs[-1]
         self._legs[-1] = replace(last, stretches=(*last.stretches, *marked.stretches))
 
-    def stand(self, roster: bytes, *, follows: bool) -> None:
-        """The shared state is that after `roster`; it `follows` on the one before, or else is of another history."""
-        if not follows and self._tip and roster != self._tip:
+    def stand(self, roster: bytes, *, after: bytes = b"") -> None:
+        if self._tip and self._tip not in (after, roster):
             self.unlink()
         self._tip = roster
         if not self._legs[-1].base and len(self._legs) > 1:

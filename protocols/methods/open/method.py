@@ -24,6 +24,7 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
+from swarmnode.crdt.envelope import Domain
 from swarmnode.protocols.chain.forks import Block, settled
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import (
@@ -37,6 +38,7 @@ from swarmnode.protocols.methods.method import (
     Saved,
 )
 from swarmnode.protocols.methods.open.checks.audits import Audits
+from swarmnode.protocols.methods.open.checks.check import WorkCheck
 from swarmnode.protocols.methods.open.checks.ledger import update_ledger
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
 from swarmnode.protocols.methods.open.join import Joining, Splits
@@ -53,6 +55,7 @@ from swarmnode.training.verify.recorder import stretch_steps
 
 logger = logging.getLogger(__name__)
 
+SECRET = Domain("open/secret", 1, max_size=64)  # what is signed to have a secret; the signature is never told
 SETTLED = 4  # rounds on a roster until join strings name it: more than a fork lasts where nodes are connected
 
 
@@ -90,19 +93,18 @@ class Open(Method):
         self.store = ChainStore(parts, self.contributions)
         self.sync = ChainSync(parts, self.store, parts.state)
         self.local = self._make_local(parts)
-        self.audits: Audits | None = None
+        self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):
             self.audits = Audits(parts, self.store, self.local)
-        self.unique: UniqueWork | None = None  # where somebody keeps what comes of it, and the trainer can
-        if parts.ledger is not None and parts.trainer.capabilities.draws:
+        if parts.ledger is not None and parts.trainer.capabilities.draws:  # somebody keeps what comes of it
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
+        self._checks: list[WorkCheck] = [check for check in (self.audits, self.unique) if check is not None]
         self.signer = Signer(parts.sync, self.sync, _secret(parts))
         self.rounds = OpenRounds(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
         self.splits = Splits(parts, self.sync)
         self.places = Joining(parts, self.sync, self.local, self.catch_up, self.splits)
         self._paused = False
         self._said_away = False
-        self._stood = b""  # the block before, as far as `_arrive` saw it
 
     def _make_local(self, parts: Context) -> LocalTrainer:
         """Local training; with a record of it, for audits, where the run has them and the trainer can."""
@@ -115,9 +117,9 @@ class Open(Method):
         return LocalTrainer(trainer, parts.runner, spec)
 
     def measure(self, metrics: Metrics) -> None:
-        for part in (self.store, self.unique, self.audits):
-            if part is not None:
-                part.measure(metrics)
+        self.store.measure(metrics)
+        for check in self._checks:
+            check.measure(metrics)
 
     @property
     def phase(self) -> str:
@@ -172,9 +174,8 @@ class Open(Method):
 
     def _note_place(self) -> None:
         """Tell the record of this node's work where it stands."""
-        if isinstance(self.local, TracedTrainer) and self.store.stands:
-            self.local.stand(self.store.tip, follows=False)
-            self._stood = self.store.tip
+        if self.store.stands:
+            self.local.stand(self.store.tip)
 
     async def run_round(self) -> RoundResult:
         if not self.store.stands:
@@ -191,14 +192,11 @@ class Open(Method):
         store, state = self.store, self.store.state(block.id)
         assert state is not None, "the state on which a node stands is kept"
         self.catch_up.serve_state(block.chain.round, store.hashes[block.id], state)
-        if isinstance(self.local, TracedTrainer):
-            self.local.stand(block.id, follows=block.parent == self._stood)
-        self._stood = block.id
+        self.local.stand(block.id, after=block.parent)
         if self._parts.ledger is not None:
             update_ledger(self._parts.ledger, store, block)
-        for check in (self.audits, self.unique):
-            if check is not None:
-                check.consider(block)
+        for check in self._checks:
+            check.consider(block)
 
     async def regain_place(self) -> None:
         await self.places.regain()
@@ -208,9 +206,8 @@ class Open(Method):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.sync.run)
             nursery.start_soon(self.splits.run)
-            for check in (self.audits, self.unique):
-                if check is not None:
-                    nursery.start_soon(check.run)
+            for check in self._checks:
+                nursery.start_soon(check.run)
 
     async def leave(self) -> None:
         if self.store.stands:
@@ -243,4 +240,4 @@ class Open(Method):
 
 def _secret(parts: Context) -> bytes:
     """32 bytes that only this identity can make, the same in each of its lives in this run."""
-    return hashlib.sha256(parts.sign(b"swarmnode/open/secret/1\0" + parts.run_id.encode())).digest()
+    return hashlib.sha256(parts.sign(SECRET.message(parts.run_id.encode()))).digest()

@@ -18,9 +18,8 @@ other. A feed that was too fast for this node is made up for by reading the last
 
 What nodes ask one another about the chain; all else travels as records of the replicated state:
 
-    chain.path      how do I get to this roster?        Path: the ids of the rosters up to it
+    chain.path      how do I get to this roster?        Path: the ids of the rosters up to it, and the chain before one
     chain.records   what do these rosters rest on?      Records: they, what they quote, what opens what they accept
-    chain.before    what was the chain before this one? Before: the chain that a roster builds on
     chain.tip       where do you stand?                 see `join.py`
 
 Every answer can be checked: rosters by their rules, a chain by its digest in the roster that follows, records by their
@@ -70,7 +69,7 @@ TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at f
 GIVE_UP = 3  # tries in vain at what a validator leads or follows after which a node may be too far away to replay
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
 
-PATH, RECORDS, BEFORE = "chain.path", "chain.records", "chain.before"
+PATH, RECORDS = "chain.path", "chain.records"
 MAX_PATH = 160  # rosters in one path, or asked about at once; more than the rounds that can be gone back
 MAX_BYTES = 900_000  # of records in one answer
 TIMEOUT = 5.0  # seconds for an answer
@@ -84,8 +83,11 @@ def check_id(id: bytes) -> None:
 
 @dataclass(frozen=True)
 class PathQuery:
+    """`since`: a roster on the way; the chain that it builds on is wanted as well."""
+
     run_id: str
     tip: bytes
+    since: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Path:
 
     ids: tuple[bytes, ...]
     empty: tuple[bool, ...]
+    before: bytes = b""  # an encoded ChainState, of which the roster asked about has the digest; empty: it is not here
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.empty) or len(self.ids) > MAX_PATH:
@@ -119,22 +122,6 @@ class Records:
     sealed: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class BeforeQuery:
-    run_id: str
-    roster: bytes
-
-    def __post_init__(self) -> None:
-        check_id(self.roster)
-
-
-@dataclass(frozen=True)
-class Before:
-    """An encoded ChainState; the roster that was asked about has its digest."""
-
-    chain: bytes
-
-
 class Lost(Exception):
     """What is needed to follow a roster cannot be had now. The message says what."""
 
@@ -154,7 +141,6 @@ class ChainSync:
         self._nursery: trio.Nursery | None = None
         parts.rpc.serve(PATH, PathQuery, self._on_path)
         parts.rpc.serve(RECORDS, RecordsQuery, self._on_records)
-        parts.rpc.serve(BEFORE, BeforeQuery, self._on_before)
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
@@ -531,23 +517,15 @@ class ChainSync:
                 logger.debug("%s", error)
         raise Lost("nobody who was asked knows the way to it")
 
-    async def path_of(self, peer: PeerId, id: bytes) -> Path:
-        """The rosters that lead to one, as a peer tells them. Raises Lost."""
+    async def path_of(self, peer: PeerId, id: bytes, *, since: bytes = b"") -> Path:
+        """The rosters that lead to one, as a peer tells them, and the chain before `since`. Raises Lost."""
         try:
-            path = await self._rpc.call(peer, PATH, PathQuery(self._run_id, id), Path, timeout=TIMEOUT)
+            path = await self._rpc.call(peer, PATH, PathQuery(self._run_id, id, since), Path, timeout=TIMEOUT)
         except CallError as error:
             raise Lost(f"{peer} does not know the way to a roster: {error}") from None
         if not path.ids or path.ids[-1] != id:
             raise Lost(f"{peer} tells the way to another roster")
         return path
-
-    async def chain_before(self, peer: PeerId, roster: bytes) -> bytes:
-        """The encoded chain that a roster builds on, as a peer tells it. Raises Lost."""
-        try:
-            answer = await self._rpc.call(peer, BEFORE, BeforeQuery(self._run_id, roster), Before, timeout=TIMEOUT)
-        except CallError as error:
-            raise Lost(f"{peer} does not tell the chain before a roster: {error}") from None
-        return answer.chain
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -562,15 +540,10 @@ class ChainSync:
         self.admit(query.run_id)
         if query.tip not in self.store.tree:
             raise Refuse("unknown-roster", "this node does not know that roster")
-        path = self.store.tree.path(query.tip)[-MAX_PATH:]
-        return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path))
-
-    async def _on_before(self, peer: PeerId, query: BeforeQuery) -> Before:
-        self.admit(query.run_id)
         tree = self.store.tree
-        if query.roster not in tree or tree[query.roster].parent not in tree:
-            raise Refuse("unknown-roster", "this node does not know that roster, or not what it builds on")
-        return Before(tree[tree[query.roster].parent].chain.encode())
+        path, parent = tree.path(query.tip)[-MAX_PATH:], tree[query.since].parent if query.since in tree else b""
+        before = tree[parent].chain.encode() if parent in tree else b""
+        return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path), before)
 
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
         self.admit(query.run_id)

@@ -129,9 +129,6 @@ class _Work:
     commit: bytes
     reveal: Reveal
 
-    def query(self, run_id: str) -> ShowQuery:
-        return ShowQuery(run_id, self.block.id, self.reveal.trace, ())
-
 
 class Audits(WorkCheck):
     """One node's audits of others, and its answers to theirs."""
@@ -233,7 +230,7 @@ class Audits(WorkCheck):
         try:
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
-            trace = await self._record(work.author, work.query(self._parts.run_id), work.reveal.trace)
+            trace = await self._record(work, work.reveal.trace)
             stretch = which(work.block.chain.seed, self._parts.me, work.author, trace)
             self._check_form(work, trace)
             linked = await self._check_residual(work, trace)
@@ -285,42 +282,47 @@ class Audits(WorkCheck):
 
     # --- what the author shows ----------------------------------------------------------------------------------------
 
-    async def _record(self, author: PeerId, query: ShowQuery, root: bytes) -> Trace:
+    async def _record(self, work: _Work, root: bytes) -> Trace:
         """The record with this root. Raises NotShown, and BadTrace where the author signed what is none."""
-        (raw,) = (await self._fetch(author, query, (root,), MAX_TRACE)).values()
+        (raw,) = (await self._fetch(work, (root,), MAX_TRACE)).values()
         if root_of(raw) != root:
             raise NotShown("it sent another record than the one that it signed")
         return Trace.decode(raw)
 
-    async def _fetch_vectors(self, author: PeerId, query: ShowQuery, ids: set[bytes], most: int) -> dict[bytes, Vector]:
-        """Vectors of at most so many elements by their ids. Raises NotShown."""
-        found = {}
-        for id, raw in (await self._fetch(author, query, tuple(sorted(ids)), 4 * most)).items():
+    async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
+        """Parameters (P,) and moments (2 P,) or (0,) by their ids, all finite. Raises NotShown, Wrong."""
+        found, parameters = {}, self._local.feedback.size
+        for id, raw in (await self._fetch(work, tuple(sorted(ids)), 8 * parameters)).items():
             vector = np.frombuffer(raw, "<f4") if len(raw) % 4 == 0 else np.zeros(0, np.float32)
             if await self._parts.runner(lambda vector=vector: vector_id(vector)) != id:  # type: ignore[misc]
                 raise NotShown("it sent another state than the one that it signed")
+            if vector.size not in (0, parameters, 2 * parameters):
+                raise Wrong("states of another model")
+            if not np.isfinite(vector).all():
+                raise Wrong("states that are not finite")
             found[id] = vector
         return found
 
-    async def _fetch(self, author: PeerId, query: ShowQuery, ids: tuple[bytes, ...], most: int) -> dict[bytes, bytes]:
-        asked = ShowQuery(query.run_id, query.roster, query.trace, ids)
+    async def _fetch(self, work: _Work, ids: tuple[bytes, ...], most: int) -> dict[bytes, bytes]:
+        """What the author signed, of at most so many bytes each, by id. Raises NotShown."""
+        author, roster = work.author, work.block.id
+        query = ShowQuery(self._parts.run_id, roster, work.reveal.trace, ids)
         try:
-            showing = await self._parts.rpc.call(author, SHOW, asked, Showing, timeout=TIMEOUT)
+            showing = await self._parts.rpc.call(author, SHOW, query, Showing, timeout=TIMEOUT)
         except CallError as error:
             raise NotShown(f"it does not answer: {error}") from error
         if len(showing.found) != len(ids) or not all(showing.found):
             raise NotShown("it has what it signed no more")
         found = {}
-        prefix = self._prefix(self._parts.me, query.roster)
+        prefix = self._prefix(self._parts.me, roster)
         for id in ids:
-            raw: bytes | memoryview | None = None
-            with trio.move_on_after(FETCH_WITHIN):
-                try:
+            try:
+                with trio.fail_after(FETCH_WITHIN):
                     raw = await self._parts.bulk.fetch(author, (*prefix, id.hex()), max_size=max(1, most))
-                except NetworkError as error:
-                    raise NotShown(f"it does not send what it shows: {error}") from error
-            if raw is None:
-                raise NotShown(f"it took more than {FETCH_WITHIN:.0f} s for one thing")
+            except NetworkError as error:
+                raise NotShown(f"it does not send what it shows: {error}") from error
+            except trio.TooSlowError:
+                raise NotShown(f"it took more than {FETCH_WITHIN:.0f} s for one thing") from None
             found[id] = bytes(raw)
         return found
 
@@ -391,19 +393,10 @@ class Audits(WorkCheck):
             for commit, said in log.reveals.items():
                 if said.author == work.author and said.what.trace == trace.previous and commit in entries:
                     earlier = _Work(block, work.author, commit, said.what)
-                    record = await self._record(work.author, work.query(self._parts.run_id), trace.previous)
+                    record = await self._record(work, trace.previous)
                     _check_follows(record, trace, said.what)
                     return earlier, record, entries[commit]
         raise NotShown("it follows on a contribution that is in no roster")
-
-    async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
-        parameters = self._local.feedback.size
-        vectors = await self._fetch_vectors(work.author, work.query(self._parts.run_id), ids, 2 * parameters)
-        if not all(vector.size in (0, parameters, 2 * parameters) for vector in vectors.values()):
-            raise Wrong("states of another model")
-        if not all(np.isfinite(vector).all() for vector in vectors.values()):
-            raise Wrong("states that are not finite")
-        return vectors
 
     def _state(self, roster: bytes) -> Vector:
         state = self._store.state(roster)
