@@ -26,7 +26,7 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity
-from swarmnode.node.logs import LogRing
+from swarmnode.node.logs import Line, Ring
 from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.provenance import SuccessorWatch
@@ -56,6 +56,7 @@ from swarmnode.training.runspec import RunSpec, encode
 logger = logging.getLogger(__name__)
 
 AGENT = f"swarmnode/{__version__}"
+EVENTS = 256  # kept for a slow reader, who then misses the oldest
 RECENT = 16  # rounds that averages shown to people go over
 
 
@@ -81,7 +82,7 @@ class Node:
     """The parts of one node. Those of its run are None until it has one: `join_run`, then `take_part`."""
 
     def __init__(
-        self, config: NodeConfig, datadir: DataDir, identity: Identity, logs: LogRing, options: RunOptions
+        self, config: NodeConfig, datadir: DataDir, identity: Identity, logs: Ring[Line], options: RunOptions
     ) -> None:
         self.config = config
         self.options = options
@@ -112,7 +113,7 @@ class Node:
         self.stopping = trio.Event()  # an orderly stop has begun
         self.left = trio.Event()  # the session is over and saved
         self.forgetting = False  # `leave` deletes what was saved
-        self.followers: set[trio.MemorySendChannel[dict[str, Any]]] = set()  # of events; a slow one misses some
+        self.events: Ring[dict[str, Any]] = Ring(EVENTS)
         self.paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
@@ -234,11 +235,7 @@ class Node:
         """Tell an event to those who follow, and on standard output where that was asked for."""
         if event["event"] == "round":
             self.paces.append((event["seconds"], event["compute_seconds"], event["tokens"]))
-        for follower in self.followers:
-            try:
-                follower.send_nowait(event)
-            except trio.WouldBlock:
-                logger.debug("a reader of events is too slow; it misses one")
+        self.events.put(event)
         if self.options.json_events:
             print(json.dumps(event, allow_nan=False), flush=True)
 

@@ -1,4 +1,4 @@
-"""What the exit code of `swarmnode` says, and the errors that end it in an orderly way.
+"""What the exit code of `swarmnode` says (docs/cli.md has the table), and the errors that end it in an orderly way.
 
 An `ExpectedError` is something that happens to careful people too: a port is taken, a disk is full. Its text says what
 happened, what it means and what to do; the program prints it without a traceback and ends with its `exit_code`.
@@ -6,37 +6,19 @@ happened, what it means and what to do; the program prints it without a tracebac
 
 from __future__ import annotations
 
-OK = 0
-ERROR = 1
-USAGE = 2
-CONFIG = 3
-DATADIR_BUSY = 4
-DATADIR_VERSION = 5
-PORT_TAKEN = 6
-NO_SPACE = 7
+OK = 0  # done, or stopped in order after the first Ctrl-C
+ERROR = 1  # failed; the message says why
+USAGE = 2  # the command line is not understood
+CONFIG = 3  # a setting, a run file or a key file cannot be used
+DATADIR_BUSY = 4  # another daemon holds the data directory
+DATADIR_VERSION = 5  # the data directory was written by another version of swarmnode
+PORT_TAKEN = 6  # another program listens on the port
+NO_SPACE = 7  # the disk is full or a quota is used up; after a stop: the newest state is not saved
+# nobody answers at the join addresses or has the data, it was refused, or no history there has the join line's roster
 RUN_UNAVAILABLE = 8
-NOT_RUNNING = 9
-KEY_IN_USE = 10
-FORCED = 130
-
-MEANINGS: dict[int, tuple[str, str]] = {
-    OK: ("OK", "done, or stopped in order after the first Ctrl-C"),
-    ERROR: ("ERROR", "failed; the message says why"),
-    USAGE: ("USAGE", "the command line is not understood"),
-    CONFIG: ("CONFIG", "a setting, a run file or a key file cannot be used"),
-    DATADIR_BUSY: ("DATADIR_BUSY", "another daemon holds the data directory"),
-    DATADIR_VERSION: ("DATADIR_VERSION", "the data directory was written by another version of swarmnode"),
-    PORT_TAKEN: ("PORT_TAKEN", "another program listens on the port"),
-    NO_SPACE: ("NO_SPACE", "the disk is full or a quota is used up; after a stop: the newest state is not saved"),
-    RUN_UNAVAILABLE: (
-        "RUN_UNAVAILABLE",
-        "nobody answers at the join addresses or has the data, it was refused, or no history there has the roster "
-        "of the join line",
-    ),
-    NOT_RUNNING: ("NOT_RUNNING", "the command needs a running daemon and there is none"),
-    KEY_IN_USE: ("KEY_IN_USE", "an older daemon runs with the same key; the younger one stops"),
-    FORCED: ("FORCED", "ended at once by a second Ctrl-C"),
-}
+NOT_RUNNING = 9  # the command needs a running daemon and there is none
+KEY_IN_USE = 10  # an older daemon runs with the same key; the younger one stops
+FORCED = 130  # ended at once by a second Ctrl-C
 
 
 class ExpectedError(Exception):

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import trio
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 FILE_NAME = "swarmnode.jsonl"
 FILE_SIZE = 8 << 20  # bytes of one log file before it is rotated
 FILES = 3  # rotated files kept beside the current one
-RING = 2000  # lines kept in memory; about 1 MB
+RING = 2000  # lines, or events, kept in memory; about 1 MB
 LINE_LIMIT = 8 << 10  # characters of one message; the rest of it is cut, as peers' words may be in it
 TAIL_CHUNK = 64 << 10  # bytes read at a time from the end of a log file
 
+T = TypeVar("T")
 Line = dict[str, Any]  # {"time", "level", "logger", "message"}
 
 
@@ -77,21 +78,19 @@ class _RotatedFile(logging.handlers.RotatingFileHandler):
             print(f"{self.baseFilename}: disk full, log lines are lost until there is space", file=sys.stderr)
 
 
-class LogRing(logging.Handler):
-    """The newest lines, for whoever asks. Lines may come from any thread."""
+class Ring(Generic[T]):
+    """The newest items, for whoever asks. They may be put from any thread; a reader that is too slow misses some."""
 
     def __init__(self, size: int = RING) -> None:
-        super().__init__()
-        self._lines: deque[tuple[int, Line]] = deque(maxlen=size)
+        self._items: deque[tuple[int, T]] = deque(maxlen=size)
         self._count = 0
         self._guard = threading.Lock()
         self._followers: list[tuple[trio.lowlevel.TrioToken, trio.Event]] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
-        line = as_line(record)
+    def put(self, item: T) -> None:
         with self._guard:
             self._count += 1
-            self._lines.append((self._count, line))
+            self._items.append((self._count, item))
             followers, self._followers = self._followers, []
         if followers:
             import trio
@@ -102,65 +101,64 @@ class LogRing(logging.Handler):
                 except trio.RunFinishedError:
                     continue  # the loop that followed has ended, and its follower with it
 
-    def newest(self, lines: int) -> list[Line]:
-        """Up to `lines` lines, oldest first."""
-        with self._guard:
-            return [line for _, line in self._lines][-lines:] if lines > 0 else []
-
-    async def stream(self, lines: int, follow: bool) -> AsyncIterator[Line]:
-        """The newest `lines` lines, and with `follow` each further one as it comes, until it is closed."""
+    async def stream(self, newest: int, follow: bool) -> AsyncIterator[T]:
+        """The `newest` items, and with `follow` each further one as it comes, until it is closed."""
         import trio
 
         with self._guard:
-            seen = self._count - min(max(lines, 0), len(self._lines))
+            seen = self._count - min(max(newest, 0), len(self._items))
         while True:
             event = trio.Event()
             with self._guard:
-                fresh = [(number, line) for number, line in self._lines if number > seen]
+                fresh = [(number, item) for number, item in self._items if number > seen]
                 if not fresh and follow:
                     self._followers.append((trio.lowlevel.current_trio_token(), event))
-            for number, line in fresh:
+            for number, item in fresh:
                 seen = number
-                yield line
+                yield item
             if not follow:
                 return
             if not fresh:
                 await event.wait()
 
 
-def setup_logs(folder: Path | None, level: str, *, console: TextIO | None = sys.stderr) -> LogRing:
-    """Send all logging to `folder`/swarmnode.jsonl, to `console` and to the ring that is returned.
+class _IntoRing(logging.Handler):
+    def __init__(self, ring: Ring[Line]) -> None:
+        super().__init__()
+        self._ring = ring
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._ring.put(as_line(record))
+
+
+def setup_logs(folder: Path, level: str) -> Ring[Line]:
+    """Send all logging to `folder`/swarmnode.jsonl, to standard error and to the ring that is returned.
 
     Replaces handlers that were there. Call `adopt("libp2p")` after libp2p is imported. Raises OSError where the file
     cannot be opened.
     """
     root = logging.getLogger()
-    ring = LogRing()
-    handlers: list[logging.Handler] = [ring]
-    if folder is not None:
-        file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
-        (folder / FILE_NAME).chmod(0o600)
-        file.setFormatter(_JsonLines())
-        handlers.append(file)
-    if console is not None:
-        lines = logging.StreamHandler(console)
-        lines.setFormatter(_ConsoleLines())
-        handlers.append(lines)
+    ring: Ring[Line] = Ring()
+    file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
+    (folder / FILE_NAME).chmod(0o600)
+    file.setFormatter(_JsonLines())
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(_ConsoleLines())
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
-    for handler in handlers:
+    for handler in (_IntoRing(ring), file, console):
         root.addHandler(handler)
     root.setLevel(level.upper())
     return ring
 
 
-def adopt(name: str, *, level: int = logging.WARNING) -> None:
+def adopt(name: str) -> None:
     """Take in a library's logger that had cut itself off, as `import libp2p` does (`propagate = False`)."""
     library = logging.getLogger(name)
     library.handlers.clear()
     library.propagate = True
-    library.setLevel(level)
+    library.setLevel(logging.WARNING)
 
 
 def read_tail(folder: Path, lines: int) -> list[Line]:

@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
 PING_TIMEOUT = 5.0  # seconds
 GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three attempts
-EVENTS_WAITING = 256  # events kept for a slow reader of the events stream, who then misses the newest
 
 
 class Api:
@@ -253,14 +252,8 @@ class Api:
     def logs(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))
 
-    async def events(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        send, receive = trio.open_memory_channel[dict[str, Any]](EVENTS_WAITING)
-        self._node.followers.add(send)
-        try:
-            while True:
-                yield await receive.receive()
-        finally:
-            self._node.followers.discard(send)
+    def events(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
+        return self._node.events.stream(0, follow=True)
 
     # --- asking the model -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -27,15 +26,21 @@ def restored_root() -> Iterator[None]:
     root.handlers[:], root.level = before, level
 
 
-def test_lines_reach_file_console_and_ring(tmp_path: Path) -> None:
-    console = io.StringIO()
-    ring = logs.setup_logs(tmp_path, "info", console=console)
+def newest(ring: logs.Ring[logs.Line]) -> list[logs.Line]:
+    async def main() -> list[logs.Line]:
+        return [line async for line in ring.stream(10, follow=False)]
+
+    return trio.run(main)
+
+
+def test_lines_reach_file_console_and_ring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ring = logs.setup_logs(tmp_path, "info")
     logging.getLogger("swarmnode.node.x").warning("two\nlines %d", 7)
     logging.getLogger("swarmnode.node.x").debug("not this")
     (line,) = logs.read_tail(tmp_path, 10)
     assert (line["level"], line["logger"], line["message"]) == ("WARNING", "swarmnode.node.x", "two\nlines 7")
-    assert ring.newest(10) == [line]
-    assert "WARNING node.x: two" in console.getvalue()
+    assert newest(ring) == [line]
+    assert "WARNING node.x: two" in capsys.readouterr().err
     assert (tmp_path / logs.FILE_NAME).stat().st_mode & 0o077 == 0
 
 
@@ -43,7 +48,7 @@ def test_the_file_is_rotated_and_bounded_and_read_across_rotations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "FILE_SIZE", 2000)
-    logs.setup_logs(tmp_path, "info", console=None)
+    logs.setup_logs(tmp_path, "info")
     for number in range(200):
         logging.getLogger("x").info("line %d", number)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= (logs.FILES + 1) * 2000
@@ -51,7 +56,7 @@ def test_the_file_is_rotated_and_bounded_and_read_across_rotations(
 
 
 def test_a_follower_gets_lines_from_any_thread_and_the_last_ones_first(tmp_path: Path) -> None:
-    ring = logs.setup_logs(None, "info", console=None)
+    ring = logs.setup_logs(tmp_path, "info")
     log = logging.getLogger("x")
     log.info("old")
     log.info("before")
@@ -73,21 +78,22 @@ def test_a_follower_gets_lines_from_any_thread_and_the_last_ones_first(tmp_path:
 
 
 def test_the_ring_is_bounded_and_a_long_message_is_cut() -> None:
-    ring = logs.LogRing(size=3)
+    ring: logs.Ring[logs.Line] = logs.Ring(3)
     for number in range(5):
-        ring.emit(logging.makeLogRecord({"msg": f"{number}" + "x" * 20_000, "levelname": "INFO", "name": "x"}))
-    lines = ring.newest(10)
+        record = logging.makeLogRecord({"msg": f"{number}" + "x" * 20_000, "levelname": "INFO", "name": "x"})
+        ring.put(logs.as_line(record))
+    lines = newest(ring)
     assert [line["message"][0] for line in lines] == ["2", "3", "4"]
     assert all(len(line["message"]) < logs.LINE_LIMIT + 50 for line in lines)
 
 
-def test_a_library_that_cut_itself_off_is_heard_again() -> None:
-    ring = logs.setup_logs(None, "info", console=None)
+def test_a_library_that_cut_itself_off_is_heard_again(tmp_path: Path) -> None:
+    ring = logs.setup_logs(tmp_path, "info")
     library = logging.getLogger("a_library")
     library.propagate = False
     logs.adopt("a_library")
     library.warning("heard")
-    assert [line["message"] for line in ring.newest(5)] == ["heard"]
+    assert [line["message"] for line in newest(ring)] == ["heard"]
 
 
 def test_what_is_no_json_in_the_file_is_left_out(tmp_path: Path) -> None:
