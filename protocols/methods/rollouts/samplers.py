@@ -1,7 +1,8 @@
 """Those who only sample for a policy that one node trains: its weights on the wire, and what it holds of their groups.
 
     rollouts.weights   sampler → trainer: what is newest, and what came of my groups?         Newest
-    rollouts.fresh     trainer → sampler, where the run says "push": this is newest now       Thanks
+
+Where the run says "push", the trainer answers as soon as there are newer weights than those that the sampler names.
 
 **Weights** (SHARDCAST, INTELLECT-2 2505.07291) are one shard: float32, little-endian, in the layout's order. What names
 it is signed by the trainer and has a counter that only grows, the number of updates, and the hash of all bytes.
@@ -47,8 +48,8 @@ from swarmnode.protocols.methods.rollouts.messages import (
     MAX_COUNTER,
     TIMEOUT,
     SignedGroup,
-    Thanks,
 )
+from swarmnode.protocols.methods.rollouts.sharing import admit
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
@@ -66,11 +67,12 @@ MOST = 128  # groups of one author that wait to be learned from; the oldest are 
 WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets go of his oldest
 AUTHORS = 256  # that are remembered; the one silent longest is forgotten first, liars last
 LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
-WEIGHTS, FRESH = "rollouts.weights", "rollouts.fresh"
+WEIGHTS = "rollouts.weights"
 MAX_SIGNED = 1024  # bytes of Weights
 OFFERS = Domain("weights", 2, MAX_SIGNED)  # what trainers sign; 1 was not canonical
 ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
-MAX_SAMPLERS = 256  # that are told of new weights
+HELD_FOR = 5.0  # seconds for which a question waits for newer weights
+MAX_SAMPLERS = 256  # that are counted, who asked last
 QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
 
 
@@ -302,30 +304,18 @@ class Weights:
 class WeightsQuery:
     run_id: str
     samples: bool = False  # I sample for you
-    push: bool = False  # tell me of new ones
+    after: int = -1  # counter of weights that I know: answer when there are newer ones, or after HELD_FOR
 
 
 @dataclass(frozen=True)
 class Newest:
-    """Whether the peer trains a policy, its newest weights where they are out, and how the asker stands with it."""
+    """The newest weights of a peer that trains a policy, where they are out, and how the asker stands with it."""
 
-    trains: bool = False
     shape: str = ""  # of the policy, such as gpt:2x48
     payload: bytes = b""  # of Weights; empty where none are out yet: ask again
     signature: bytes = b""
     samplers: int = 0  # others that sample for it
-    expected: int = -1  # counter of the asker's next group; -1 where none came yet
-    came: int = 0  # the asker's groups
-    accepted: int = 0  # of these, learned from or found to teach nothing
-    refused: dict[str, int] = field(default_factory=dict)  # by reason
-    caught: str = ""  # why nothing of the asker's is taken any more
-
-
-@dataclass(frozen=True)
-class Fresh:
-    run_id: str
-    payload: bytes
-    signature: bytes
+    tally: SamplerTally = field(default_factory=SamplerTally)  # of the asker's groups
 
 
 def hash_of(parameters: Vector) -> str:
@@ -355,6 +345,7 @@ def open_weights(envelope: Envelope, *, run_id: str, trainer: PeerId, verify: Ve
 
 async def fetch_weights(weights: Weights, *, shards: Shards, runner: Runner) -> Vector:
     """The parameters (P,), from the trainer and whoever else has them. Raises ShardError or NoWeights."""
+    await trio.lowlevel.checkpoint()  # a node that is being stopped begins nothing more
     await shards.fetch(weights.shard, providers=[weights.trainer], announce=False)
     content = await shards.content(weights.shard)
 
@@ -380,7 +371,7 @@ class WeightsBroadcast:
         self._newest: tuple[Weights, Envelope] | None = None
         self._out: deque[bytes] = deque()  # shards that are here, the oldest first
         self._counter = 0
-        self._asked: OrderedDict[PeerId, tuple[float, bool]] = OrderedDict()  # trio time of the last question; push?
+        self._asked: OrderedDict[PeerId, float] = OrderedDict()  # trio time of the last question
         self._queries = Budget[PeerId](QUERIES)
         self._changed = trio.Event()  # newer weights are out
         parts.rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
@@ -388,7 +379,7 @@ class WeightsBroadcast:
     @property
     def wanted(self) -> bool:
         """Whether somebody samples for this node."""
-        return any(True for _ in self._askers())
+        return bool(self._askers())
 
     @property
     def newest(self) -> Weights | None:
@@ -410,6 +401,7 @@ class WeightsBroadcast:
             if gone not in self._out:
                 await self._shards.drop(gone)
         self._changed.set()
+        self._changed = trio.Event()
 
     async def _put(self, parameters: Vector) -> bytes:
         """The shard that these parameters are now."""
@@ -421,61 +413,32 @@ class WeightsBroadcast:
         except OSError as error:
             raise ShardError(f"the folder for temporary files takes no weights: {error}") from error
 
-    async def watch(self) -> None:
-        """Tell those who want to be told, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                await self._changed.wait()
-                self._changed = trio.Event()
-                for peer in [peer for peer, push in self._askers() if push]:
-                    nursery.start_soon(self._tell, peer)
-
-    async def _tell(self, peer: PeerId) -> None:
-        assert self._newest is not None
-        envelope = self._newest[1]
-        try:
-            await self._parts.rpc.call(peer, FRESH, Fresh(self._parts.run_id, *envelope), Thanks, timeout=TIMEOUT)
-        except CallError as error:
-            log.debug("%s is not told of new weights: %s", peer, error)
-
-    def _askers(self) -> list[tuple[PeerId, bool]]:
+    def _askers(self) -> list[PeerId]:
         now = trio.current_time()
-        return [(peer, push) for peer, (at, push) in self._asked.items() if now - at <= ASKED_WITHIN]
+        return [peer for peer, at in self._asked.items() if now - at <= ASKED_WITHIN]
 
     async def _on_query(self, peer: PeerId, query: WeightsQuery) -> Newest:
-        if query.run_id != self._parts.run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._parts.admits(peer):
-            raise Refuse("not-admitted", "this run does not admit you")
+        admit(self._parts, peer, query.run_id)
         if not self._queries.take(peer, 1):
             self.violations.note(peer, "asks too often for weights", Kind.LOAD)
             raise Refuse("busy", f"at most {QUERIES.rate:g} questions for weights a second")
         self._asked.pop(peer, None)
         if query.samples:
-            self._asked[peer] = (trio.current_time(), query.push)
+            self._asked[peer] = trio.current_time()
         while len(self._asked) > MAX_SAMPLERS:
             self._asked.popitem(last=False)
-        tally = self._samplers.tally(peer)
+        if query.after >= self._counter:
+            with trio.move_on_after(HELD_FOR):
+                await self._changed.wait()
         payload, signature = self._newest[1] if self._newest is not None else (b"", b"")
-        return Newest(
-            trains=True,
-            shape=self._shape,
-            payload=payload,
-            signature=signature,
-            samplers=sum(asker != peer for asker, _ in self._askers()),
-            expected=tally.expected,
-            came=tally.came,
-            accepted=tally.accepted,
-            refused=dict(tally.refused),
-            caught=tally.caught,
-        )
+        samplers = sum(asker != peer for asker in self._askers())
+        return Newest(self._shape, payload, signature, samplers, self._samplers.tally(peer))
 
 
-async def ask(rpc: Rpc, peer: PeerId, *, run_id: str, samples: bool, push: bool) -> Newest | None:
+async def ask(rpc: Rpc, peer: PeerId, query: WeightsQuery) -> Newest | None:
     """What a peer says of its weights; None where it does not answer, or trains nothing."""
     try:
-        newest = await rpc.call(peer, WEIGHTS, WeightsQuery(run_id, samples, push), Newest, timeout=TIMEOUT)
+        return await rpc.call(peer, WEIGHTS, query, Newest, timeout=TIMEOUT + (HELD_FOR if query.after >= 0 else 0))
     except CallError as error:
         log.debug("%s does not tell of weights: %s", peer, error)
         return None
-    return newest if newest.trains else None

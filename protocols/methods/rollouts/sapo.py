@@ -12,7 +12,7 @@ whoever dies, freezes or lies costs nobody a round. A trainer process that dies 
 A node may also only sample: it writes answers for a policy that another node trains (Echo, arXiv 2508.05387;
 INTELLECT-2, 2505.07291). Its `Method` is `SapoSampler`, whatever role others have:
 
-    weights   the newest of the trainer's, by itself (pull) or as it is told of them (push)
+    weights   the newest of the trainer's, after each batch (pull) or as soon as they are out (push)
     sample    answers to the questions that follow from this node's identity, its counter and the weights, with proofs
     give      to the trainer alone, which checks them and says what became of them
 
@@ -37,20 +37,18 @@ import numpy as np
 import trio
 
 from swarmnode.crdt.envelope import Envelope
-from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts.intake import informative
-from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup, Thanks
+from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.rollouts.samplers import (
-    FRESH,
-    Fresh,
     Newest,
     NoWeights,
     Samplers,
     Weights,
     WeightsBroadcast,
+    WeightsQuery,
     ask,
     fetch_weights,
     hash_of,
@@ -74,7 +72,7 @@ CANDIDATES = 8  # others' groups that a trainer is given, as a multiple of what 
 LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
 LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
 PATIENCE = 15.0  # seconds for which a trainer may be silent
-ASK_EVERY = 3.0  # seconds between questions to a trainer that tells of new weights by itself, for the tally
+LEAST_BETWEEN = 0.25  # seconds between questions to a trainer that answers when there are new weights
 AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
@@ -251,11 +249,6 @@ class Sapo(_ByRollouts):
         if self._place is not None:
             await self._stand_after(self._place.round)
 
-    async def watch(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.rollouts.watch)
-            nursery.start_soon(self.broadcast.watch)
-
     def _teaches(self, group: RolloutGroup) -> bool:
         return score(self._parts.me, group, judged=self._judged).informative
 
@@ -316,12 +309,11 @@ class SapoSampler(_ByRollouts):
         self.told: Newest | None = None  # by the trainer, last
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
-        self._heard = self._asked = -PATIENCE  # trio times
+        self._heard = -PATIENCE  # trio time
         self._look_at = 0.0  # trio time from which on another trainer may need this node more
-        self._named = trio.Event()  # newer weights were
         self._given = 0
         self._counter = 0
-        parts.rpc.serve(FRESH, Fresh, self._on_fresh)
+        self._expected = -1  # counter that the trainer said it expects next; -1 where it said nothing since
 
     def peers(self) -> Sequence[PeerId]:
         """Whom groups are given to, while it is connected."""
@@ -378,9 +370,8 @@ class SapoSampler(_ByRollouts):
             if self.trainer is None:
                 await trio.sleep(LOOK_EVERY)
                 continue
-            if not self._push or trio.current_time() - self._asked >= ASK_EVERY:
-                await self._ask()
             if not self._push or (self.weights is None and self._next is None):
+                await self._ask()
                 await self._fetch()
             if self._next is not None:
                 self.weights, parameters = self._next
@@ -411,7 +402,7 @@ class SapoSampler(_ByRollouts):
         async with trio.open_nursery() as nursery:
             for peer in self._parts.membership.connected():
                 nursery.start_soon(look, peer)
-        alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.caught]
+        alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.tally.caught]
         self._warn_of(found, alike)
         if self.trainer in found or (self.trainer is None and alike):
             before, needs = self.trainer, min(alike, key=lambda peer: self._others(peer, found[peer]), default=None)
@@ -426,41 +417,39 @@ class SapoSampler(_ByRollouts):
 
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:
-            self.trainer, self._heard, self._asked = trainer, trio.current_time(), -PATIENCE
+            self.trainer, self._heard, self._expected = trainer, trio.current_time(), -1
             self._newest = self.weights = self._next = self.told = None
             self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
 
-    async def _ask(self) -> None:
-        """Have the trainer say what is newest, and what became of this node's groups."""
-        assert self.trainer is not None
-        self._asked = trio.current_time()
-        told = await self._told_by(self.trainer, samples=True)
+    async def _ask(self, *, after: int = -1) -> None:
+        """Have the trainer say what is newest, and what became of this node's groups; `after`: as in WeightsQuery."""
+        asked = self.trainer
+        assert asked is not None
+        told = await self._told_by(asked, samples=True, after=after)
+        if self.trainer != asked:  # meanwhile this node went to another
+            return
         if told is not None:
-            self._heard, self.told = trio.current_time(), told
-            self._name(self._opened(self.trainer, Envelope(told.payload, told.signature)))
-            if told.expected > self._counter or 0 <= told.expected < self._counter - AGAIN:
-                self._counter = told.expected
-        if told is not None and told.caught:
+            self._heard, self.told, self._expected = trio.current_time(), told, told.tally.expected
+            self._name(self._opened(asked, Envelope(told.payload, told.signature)))
+        if told is not None and told.tally.caught:
             self._parts.observer.warn(
                 "caught",
-                f"what this node samples is refused ({told.caught}): have a look at its memory and disk; the trainer "
-                f"{self.trainer} found groups that were not written with the weights that they name",
+                f"what this node samples is refused ({told.tally.caught}): have a look at its memory and disk; the "
+                f"trainer {asked} found groups that were not written with the weights that they name",
             )
             self._go_to(None)
         elif trio.current_time() - self._heard > PATIENCE:
-            log.warning("%s does not answer any more; looking for another trainer", self.trainer)
+            log.warning("%s does not answer any more; looking for another trainer", asked)
             self._go_to(None)
 
-    async def _told_by(self, peer: PeerId, *, samples: bool) -> Newest | None:
-        push = samples and self._push
-        return await ask(self._parts.rpc, peer, run_id=self._parts.run_id, samples=samples, push=push)
+    async def _told_by(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
+        return await ask(self._parts.rpc, peer, WeightsQuery(self._parts.run_id, samples, after))
 
     def _name(self, weights: Weights | None) -> None:
         """The trainer named these weights."""
         if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
             self._newest = weights
             self.rollouts.forget_before(weights.version - self._settings.staleness)
-            self._named.set()
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
         shapes = sorted({told.shape for told in found.values()})
@@ -480,21 +469,14 @@ class SapoSampler(_ByRollouts):
             log.warning("%s", error)
             return None
 
-    async def _on_fresh(self, peer: PeerId, fresh: Fresh) -> Thanks:
-        if fresh.run_id != self._parts.run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        weights = self._opened(peer, Envelope(fresh.payload, fresh.signature)) if peer == self.trainer else None
-        if weights is not None:
-            self._heard = trio.current_time()
-            self._name(weights)
-        await trio.lowlevel.checkpoint()
-        return Thanks()
-
     async def _fetch_meanwhile(self) -> None:
+        """Fetch new weights as soon as they are out."""
         while True:
-            await self._named.wait()
-            self._named = trio.Event()
-            await self._fetch()
+            asked_at = trio.current_time()
+            if self.trainer is not None:
+                await self._ask(after=self._newest.counter if self._newest is not None else -1)
+                await self._fetch()
+            await trio.sleep_until(asked_at + (LEAST_BETWEEN if self.trainer is not None else LOOK_EVERY))
 
     async def _fetch(self) -> None:
         """Have the newest weights that the trainer named in `_next`, unless they are here already."""
@@ -523,6 +505,9 @@ class SapoSampler(_ByRollouts):
     # -- sampling
 
     async def _sample(self, weights: Weights) -> Answered:
+        if self._expected > self._counter or 0 <= self._expected < self._counter - AGAIN:
+            self._counter = self._expected
+        self._expected = -1
         tasks = [
             assigned_task(
                 self._parts.run_id,
@@ -544,6 +529,6 @@ class SapoSampler(_ByRollouts):
             groups=len(answered.groups),
             reward=answered.reward,
             given=self._given,
-            accepted=told.accepted,
-            refused=dict(told.refused),
+            accepted=told.tally.accepted,
+            refused=dict(told.tally.refused),
         )

@@ -13,7 +13,7 @@ has no room is left alone for as long as it says. A copy that peers with room de
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -185,7 +185,15 @@ class Rollouts:
         return RolloutStats(self.pool.stats(), self.alone, len(self._loads), dict(self.counts))
 
     def measure(self, metrics: Metrics) -> None:
-        show(metrics, self.pool, self.counts, self.runner)
+        def held_bytes() -> dict[str, float]:
+            stats = self.pool.stats()
+            return {"own": stats.own_bytes, "others": stats.bytes}
+
+        metrics.show(HELD, lambda: {"own": len(self.pool.own()), "others": len(self.pool)})
+        metrics.show(HELD_BYTES, held_bytes)
+        metrics.show(EVENTS, lambda: self.counts)
+        metrics.show(SHARE_SECONDS, lambda: self.runner.seconds)
+        metrics.show(REFUSED, lambda: self.pool.refused)
         self.violations.measure(metrics)
 
     # -- passing on
@@ -324,14 +332,8 @@ class Rollouts:
 
     # -- answers
 
-    def _admit(self, peer: PeerId, run_id: str) -> None:
-        if run_id != self._parts.run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._parts.admits(peer):
-            raise Refuse("not-admitted", "this run does not admit you")
-
     async def _on_offer(self, peer: PeerId, offer: GroupOffer) -> OfferAnswer:
-        self._admit(peer, offer.run_id)
+        admit(self._parts, peer, offer.run_id)
         if not self._takes:
             return OfferAnswer(wait=LONGEST_WAIT)
         if not self._entries.take(peer, len(offer.groups)):
@@ -341,14 +343,14 @@ class Rollouts:
             return self._intake.weigh(peer, offer)
 
     async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
-        self._admit(peer, give.run_id)
+        admit(self._parts, peer, give.run_id)
         for group, copies in await self._intake.take(peer, give.groups):
             self._hand_on(group, copies, peer)
         return Thanks()
 
     async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Thanks:
         """Offer one copy of each: whoever asks has them, and hands none on."""
-        self._admit(peer, query.run_id)
+        admit(self._parts, peer, query.run_id)
         if not self._queries.take(peer, 1):
             raise Refuse("busy", "asked too often what is recent")
         if self._takes and self._nursery is not None:
@@ -358,18 +360,9 @@ class Rollouts:
         return Thanks()
 
 
-def show(metrics: Metrics, pool: RolloutPool, counts: Counter[str], runner: TimedRunner) -> None:
-    """Show what is held, what happened, and the CPU seconds that it took."""
-
-    def held() -> dict[str, float]:
-        return {"own": len(pool.own()), "others": len(pool)}
-
-    def held_bytes() -> dict[str, float]:
-        stats = pool.stats()
-        return {"own": stats.own_bytes, "others": stats.bytes}
-
-    metrics.show(HELD, held)
-    metrics.show(HELD_BYTES, held_bytes)
-    metrics.show(EVENTS, lambda: counts)
-    metrics.show(SHARE_SECONDS, lambda: runner.seconds)
-    metrics.show(REFUSED, lambda: pool.refused)
+def admit(parts: Context, peer: PeerId, run_id: str) -> None:
+    """Raises Refuse for a call about another run, and of whom the run does not admit."""
+    if run_id != parts.run_id:
+        raise Refuse("unknown-run", "this node does not take part in that run")
+    if not parts.admits(peer):
+        raise Refuse("not-admitted", "this run does not admit you")
