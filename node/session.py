@@ -332,7 +332,7 @@ def method_of(context: Context, *, samples: bool) -> Method:
             f"the run {spec.run.name} shares no rollouts, so nobody can only sample for it; leave out "
             "--role rollout, or name a run such as --task digits-rl"
         )
-    return sapo.build_sampler(context)
+    return sapo.SapoSampler(context)
 
 
 def _what_came(result: RoundResult) -> str:

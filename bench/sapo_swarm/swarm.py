@@ -156,7 +156,7 @@ def settings_of(arm: Arm) -> Settings:
         sampling=Sampling(max_tokens=arm.max_tokens),
         learning_rate=arm.learning_rate,
         oversample=arm.oversample,
-        correction=arm.correction,
+        tapered=arm.correction == "tapered",
         gate=TokenGate() if arm.defended else None,
         judged=arm.defended and arm.worked,
     )

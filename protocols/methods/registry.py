@@ -19,5 +19,5 @@ METHODS: dict[str, Build] = {
     "btard": btard.build,
     "diloco": diloco.build,
     "open": open_.build,
-    "sapo": sapo.build,
+    "sapo": sapo.Sapo,
 }

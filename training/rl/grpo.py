@@ -1,20 +1,19 @@
-"""From groups of answers to one loss: which groups a batch has, then GRPO as SAPO uses it, or decoupled PPO. Torch.
+"""From groups of answers to one loss: which groups a batch has, then GRPO as SAPO uses it. Torch.
 
     chosen = choose(own, pool, Split(own=4, external=4), BatchLimits(), rng)
     chosen.groups, chosen.refused                                    # what to learn from, and why the rest is left out
     logprobs = token_logprobs(policy, batch)                         # (N, T - 1), with a gradient
-    loss = grpo_loss(logprobs, logprobs.detach(), batch, Clip())     # the one step of a SAPO round
+    loss = grpo_loss(logprobs, batch, tapered=True)                  # the one step of a SAPO round
 
 **The choice**: I groups of a node's own and J of others', so that no peer owns the batch. SAPO (2509.08721) drops
 external groups without advantage, then draws J uniformly: that filter is what makes sharing work. Added here: a cap on
 what one author may have in a batch, because half poison and half gibberish passes the filter by design ("Hail to the
 Thief", 2511.09780). How many to take from others is learned too (`AdaptiveSplit`).
 
-**The loss**: with one step a round the ratio is 1 everywhere: a peer's text is learned from as if the own policy had
-written it, and the clip does nothing yet. There is no KL term. Where several steps are taken on one batch, `proximal`
-is the policy before the first of them; where log-probabilities of the policy that wrote the text are known,
-`decoupled_loss` weighs each token by how much likelier the proximal policy finds it than its writer did. Texts that are
-known to be by an older version of this very policy (`Batch.stale`) always are, whatever the others' correction is.
+**The loss**: with one step a round the ratio is 1 everywhere, and there is nothing to clip: a peer's text is learned
+from as if the own policy had written it. There is no KL term. Where log-probabilities of the policy that wrote a text
+are known, wrong answers weigh as much as this policy is likely to give them (`tapered`). Texts that are known to be by
+an older version of this very policy (`Batch.stale`) are weighed by decoupled PPO, whatever is done with others'.
 
 Shapes: N texts of T tokens at most, padded at the right; column t of a (N, T - 1) tensor is about token t + 1.
 """
@@ -195,13 +194,7 @@ class AdaptiveSplit:
 # -- losses
 
 
-@dataclass(frozen=True)
-class Clip:
-    """How far one token's ratio may carry the policy."""
-
-    low: float = 0.2  # below 1
-    high: float = 0.28  # above 1: wider, so that unlikely tokens can rise (DAPO 2503.14476, section 3.1)
-    cap: float = 4.0  # of the ratio where the advantage is negative, and of π_prox / π_behav (INTELLECT-2)
+CAP = 4.0  # of π / π_behav, by which text of an older version weighs (INTELLECT-2, 2505.07291)
 
 
 @dataclass(frozen=True)
@@ -252,56 +245,38 @@ def token_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
     return -F.cross_entropy(logits.reshape(N * T, V), tokens[:, 1:].reshape(N * T), reduction="none").view(N, T)
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """min(r A, clip(r, 1 − low, 1 + high) A), the term of GRPO (2402.03300, eq. 3) with DAPO's bounds (eq. 8).
-
-    Where A < 0 the term has no bound above; there r is first cut at `cap` (two-sided clipping, INTELLECT-2 2505.07291).
-    """
-    bounded = torch.where(advantages < 0, ratio.clamp(max=clip.cap), ratio)
-    return torch.minimum(bounded * advantages, ratio.clamp(1 - clip.low, 1 + clip.high) * advantages)
-
-
 def token_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over all answer tokens of the batch (DAPO, eq. 12): long answers weigh as much as they have tokens."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def grpo_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
-    """−J of GRPO without KL, token-level: SAPO's loss. `proximal` has no gradient."""
-    return _weighed(torch.ones_like(proximal), logprobs, proximal, batch, clip)
+def grpo_loss(logprobs: Tensor, batch: Batch, *, tapered: bool = False) -> Tensor:
+    """−J of GRPO (2402.03300, eq. 3) without KL, by token; `logprobs` (N, T - 1) are those of the policy that steps."""
+    now = logprobs.detach()
+    weight = tapering(now, batch)[:, None].expand_as(now) if tapered else torch.ones_like(now)
+    weight = torch.where(batch.stale[:, None], decoupling(now, batch), weight)
+    ratio = (logprobs - now).exp()  # 1; its gradient is that of `logprobs`
+    return -token_mean(weight * ratio * batch.advantages[:, None], batch.mask)
 
 
-def decoupled_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
-    """−J of decoupled PPO (AReaL, 2505.24298): E Σ (π_prox / π_behav) · min(u A, clip(u) A), u = π / π_prox.
+def decoupling(now: Tensor, batch: Batch) -> Tensor:
+    """min(CAP, π / π_behav) of each token (N, T - 1): decoupled PPO (AReaL, 2505.24298) before its second step.
 
-    Rollouts whose writer's chances are unknown count with weight 1, as in `grpo_loss`. The weight is cut at `cap`.
+    1 where the writer's chances are unknown.
     """
-    return _weighed(_decoupled(proximal, batch, clip), logprobs, proximal, batch, clip)
+    weight = (now - batch.behaviour).exp().clamp(max=CAP)
+    return torch.where(batch.known[:, None], weight, torch.ones_like(weight))
 
 
-def tapered_loss(logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
-    """−J of GRPO where answers worse than their group weigh min(1, π_prox / π_behav) of the answer (TOPR, 2503.14286).
+def tapering(now: Tensor, batch: Batch) -> Tensor:
+    """(N,) min(1, π / π_behav) of answers that are worse than their group, 1 of others (TOPR, 2503.14286).
 
     A wrong answer that this policy would never give teaches it nothing, but pushing it further down sharpens whatever
     the policy does already; policies that drift apart stop exploring so. Right answers weigh 1, however unlikely. A
     sender that lies about `behaviour` can lessen the weight of its own answers and never raise it above 1.
     """
-    ratio = ((proximal - batch.behaviour) * batch.mask).sum(dim=1).exp().clamp(max=1.0)  # (N,)
-    weight = torch.where(batch.known & (batch.advantages < 0), ratio, torch.ones_like(ratio))
-    return _weighed(weight[:, None].expand_as(proximal), logprobs, proximal, batch, clip)
-
-
-def _decoupled(proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
-    """min(cap, π_prox / π_behav) of each token (N, T - 1), 1 where the writer's chances are unknown."""
-    weight = (proximal - batch.behaviour).exp().clamp(max=clip.cap)
-    return torch.where(batch.known[:, None], weight, torch.ones_like(weight))
-
-
-def _weighed(weight: Tensor, logprobs: Tensor, proximal: Tensor, batch: Batch, clip: Clip) -> Tensor:
-    """−J with these weights (N, T - 1) of the clipped surrogate."""
-    weight = torch.where(batch.stale[:, None], _decoupled(proximal, batch, clip), weight)
-    surrogate = clipped_surrogate((logprobs - proximal).exp(), batch.advantages[:, None], clip)
-    return -token_mean(weight * surrogate, batch.mask)
+    ratio = ((now - batch.behaviour) * batch.mask).sum(dim=1).exp().clamp(max=1.0)
+    return torch.where(batch.known & (batch.advantages < 0), ratio, torch.ones_like(ratio))
 
 
 def supervised_loss(logprobs: Tensor, batch: Batch) -> Tensor:

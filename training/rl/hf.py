@@ -11,7 +11,7 @@ LoRA (Hu et al., 2106.09685) trains a few numbers beside the frozen weights of a
 adapters share one model: a policy and its reference cost one set of weights together.
 
     base = Adapted(model, rank=16)                        # freezes it; sets hooks on its linear layers
-    adapters = base.fresh(seed=1)                         # {layer: (A, B)}, B = 0: the model is as it was
+    adapters = base.fresh(seed=1)                         # A and B of each layer, B = 0: the model is as it was
     with base.using(adapters):
         model(tokens)                                     # W x + (alpha / rank) B A x in every layer
 """
@@ -22,7 +22,7 @@ import copy
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmnode.training.rl.policies import State, content_hash
-from swarmnode.training.rl.vocabulary import register
+from swarmnode.training.rl.vocabulary import before, register
 from swarmnode.training.tasks import TaskError
 
 RANK = 16  # of LoRA
@@ -64,7 +64,7 @@ class Tokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        ended = list(ids[: ids.index(self.end)] if self.end in ids else ids)
+        ended = list(before(ids, self.end))
         text = self._tokenizer.decode(ended, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -115,9 +115,7 @@ class HFPolicy(nn.Module):
             self.model = model
         else:
             self._adapted = Adapted(model, rank=RANK)
-            pairs = self._adapted.fresh(seed=seed)
-            self.names = list(pairs)
-            self.adapters = nn.ParameterList([nn.Parameter(tensor) for name in self.names for tensor in pairs[name]])
+            self.adapters = nn.ParameterList(map(nn.Parameter, self._adapted.fresh(seed=seed)))
 
     @property
     def head(self) -> nn.Module:
@@ -154,11 +152,9 @@ class HFPolicy(nn.Module):
         yield from revert_weight_conversion(self._model, whole).items()
 
     def _merged(self, name: str, tensor: Tensor) -> Tensor:
-        layer = name.removesuffix(".weight")
-        if self._adapted is None or layer not in self.names:
+        if self._adapted is None:
             return tensor
-        index = 2 * self.names.index(layer)
-        return self._adapted.merged(layer, (self.adapters[index], self.adapters[index + 1]))
+        return self._adapted.merged(name.removesuffix(".weight"), tensor, list(self.adapters))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HFPolicy:
         """With LoRA, adapters of its own on the same frozen model."""
@@ -180,9 +176,7 @@ class HFPolicy(nn.Module):
         if self._adapted is None:
             out = self.model(**given)
         else:
-            values = list(self.adapters)
-            pairs = {name: (values[2 * n], values[2 * n + 1]) for n, name in enumerate(self.names)}
-            with self._adapted.using(pairs):
+            with self._adapted.using(list(self.adapters)):
                 out = self._model(**given)
         return out.logits.float().to(tokens.device), out.past_key_values
 
@@ -217,38 +211,39 @@ def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:
 
 ALPHA = 2.0  # scale of the change is ALPHA, whatever the rank: alpha = 2 · rank, as is usual
 
-Pair = tuple[Tensor, Tensor]  # A (rank, in), B (out, rank)
-
 
 class Adapted:
-    """A frozen model with places for adapters. `model` stays usable: without adapters it is as before."""
+    """A frozen model with places for adapters, A (rank, in) and B (out, rank) of one layer after another.
+
+    `model` stays usable: without adapters it is as before.
+    """
 
     def __init__(self, model: nn.Module, *, rank: int) -> None:
         """Raises ValueError where the model has no linear layer but its head."""
         self.model, self.rank = model.requires_grad_(False), rank
-        self._active: Mapping[str, Pair] | None = None
+        self._active: Sequence[Tensor] | None = None
         head = getattr(model, "get_output_embeddings", lambda: None)()
         self._shapes: dict[str, tuple[int, int]] = {}  # (in, out)
         for name, module in model.named_modules():
             shape = _in_out(module)
             if shape is not None and module is not head:
+                module.register_forward_hook(self._hook(2 * len(self._shapes)))
                 self._shapes[name] = shape
-                module.register_forward_hook(self._hook(name))
         if not self._shapes:
             raise ValueError("the model has no linear layers to adapt")
 
-    def fresh(self, *, seed: int) -> dict[str, Pair]:
+    def fresh(self, *, seed: int) -> list[Tensor]:
         """Adapters that change nothing yet; A is random, as `seed` says, uniform as in `nn.Linear`."""
         generator = torch.Generator().manual_seed(seed)
-        pairs = {}
-        for name, (inputs, outputs) in self._shapes.items():
+        adapters = []
+        for inputs, outputs in self._shapes.values():
             bound = 1 / math.sqrt(inputs)
             a = torch.empty(self.rank, inputs).uniform_(-bound, bound, generator=generator)
-            pairs[name] = (a, torch.zeros(outputs, self.rank))
-        return pairs
+            adapters += [a, torch.zeros(outputs, self.rank)]
+        return adapters
 
     @contextmanager
-    def using(self, adapters: Mapping[str, Pair]) -> Iterator[None]:
+    def using(self, adapters: Sequence[Tensor]) -> Iterator[None]:
         """The model with these adapters, for as long as the block lasts."""
         before, self._active = self._active, adapters
         try:
@@ -257,19 +252,21 @@ class Adapted:
             self._active = before
 
     @torch.no_grad()
-    def merged(self, name: str, pair: Pair) -> Tensor:
-        """The weight of one layer with its adapter in it, of the shape and type of the frozen one: W + ALPHA B A."""
-        module = self.model.get_submodule(name)
-        a, b = (part.detach().to(module.weight.device) for part in pair)
+    def merged(self, name: str, weight: Tensor, adapters: Sequence[Tensor]) -> Tensor:
+        """The weight of one layer with its adapter in it, of the same shape and type: W + ALPHA B A."""
+        if name not in self._shapes:
+            return weight
+        place = 2 * list(self._shapes).index(name)
+        a, b = (part.detach().to(weight.device) for part in adapters[place : place + 2])
         change = ALPHA * (b @ a)  # (out, in)
-        change = change if isinstance(module, nn.Linear) else change.T
-        return (module.weight.float() + change).to(module.weight.dtype)
+        change = change if isinstance(self.model.get_submodule(name), nn.Linear) else change.T
+        return (weight.float() + change).to(weight.dtype)
 
-    def _hook(self, name: str) -> Any:
+    def _hook(self, place: int) -> Any:
         def add(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if self._active is None:
                 return output
-            a, b = self._active[name]
+            a, b = self._active[place : place + 2]
             x = given[0]  # (..., in)
             change: Tensor = (x.float() @ a.T.to(x.device)) @ b.T.to(x.device)  # (..., out)
             return output + (ALPHA * change).to(output.dtype)

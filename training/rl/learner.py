@@ -31,14 +31,11 @@ from swarmnode.training.rl.grpo import (
     Batch,
     BatchLimits,
     Chosen,
-    Clip,
     Split,
     choose,
-    decoupled_loss,
     grpo_loss,
     pack,
     supervised_loss,
-    tapered_loss,
     token_logprobs,
 )
 from swarmnode.training.rl.policies import parameter_hash
@@ -46,8 +43,6 @@ from swarmnode.training.rl.proofs import commit
 from swarmnode.training.rl.sampling import Completion, Sampler, Sampling, read, sample
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import translate
-
-LOSSES = {"none": grpo_loss, "decoupled": decoupled_loss, "tapered": tapered_loss}
 
 External = tuple[str, RolloutGroup]  # the author, as the signature says, and the group
 
@@ -61,11 +56,9 @@ class Settings:
     split: Split | AdaptiveSplit = field(default_factory=Split)
     limits: BatchLimits = field(default_factory=BatchLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    clip: Clip = field(default_factory=Clip)
     learning_rate: float = 1e-3  # Adam's
     clip_norm: float = 1.0  # of the gradient
-    epochs: int = 1  # steps on one batch; from the second on the clip matters
-    correction: str = "none"  # for text of others. none: SAPO, as if it were own; decoupled: AReaL; tapered: TOPR
+    tapered: bool = False  # others' wrong answers weigh as much as they are likely here (TOPR); else as own (SAPO)
     oversample: int = 0  # ask on until so many own groups are informative: a control, not SAPO
     gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
@@ -172,7 +165,7 @@ class Learner:
         *,
         standings: Mapping[str, float] = EVERYBODY_EQUAL,
     ) -> Learned:
-        """Take in what others sent, choose, and take one step of policy gradient (or `epochs` of them).
+        """Take in what others sent, choose, and take one step of policy gradient.
 
         `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
         from, by decoupled PPO. `standings`: as in `choose`.
@@ -318,7 +311,7 @@ class Learner:
     def _batch(self, groups: Sequence[Scored], sampled: Sequence[Scored]) -> Batch | None:
         """Answers with an advantage, in this policy's own tokens; None where there are none."""
         prompts, answers, advantages, behaviour, stale = [], [], [], [], []
-        vocabulary, corrected = self.policy.vocabulary, self.settings.correction != "none"
+        vocabulary = self.policy.vocabulary
         for number, scored in enumerate((*groups, *sampled)):
             older = number >= len(groups)
             source = scored.vocabulary
@@ -326,8 +319,7 @@ class Learner:
             for index, advantage in enumerate(scored.advantages.tolist()):
                 if not advantage:
                     continue
-                comparable = source.id == vocabulary.id and (corrected or older)
-                logprobs = scored.group.logprobs if comparable else None
+                logprobs = scored.group.logprobs if source.id == vocabulary.id else None
                 prompts.append(prompt)
                 answers.append(translate(scored.group.answers[index], source, vocabulary))
                 advantages.append(advantage)
@@ -339,18 +331,12 @@ class Learner:
         batch = self._batch(chosen.groups, sampled)
         if batch is None:
             return 0.0
-        proximal = None
-        value = 0.0
-        for _ in range(self.settings.epochs):
-            logprobs = token_logprobs(self.policy, batch.tokens)
-            proximal = logprobs.detach() if proximal is None else proximal
-            loss = LOSSES[self.settings.correction](logprobs, proximal, batch, self.settings.clip)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)
-            self.optimizer.step()
-            value = float(loss.detach())
-        return value
+        loss = grpo_loss(token_logprobs(self.policy, batch.tokens), batch, tapered=self.settings.tapered)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)
+        self.optimizer.step()
+        return float(loss.detach())
 
     def _chosen(self, own: Sequence[Scored], fit: Sequence[Scored], external: int) -> Chosen:
         """The batch of these own groups and at most `external` of others'."""

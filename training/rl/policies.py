@@ -3,7 +3,7 @@
     policy = build(PolicySpec("gpt", layers=2, width=48), seed=1)
     logits = policy(torch.zeros(8, 12, dtype=torch.long))            # (8, 12, V)
     logits, state = policy.begin(prompts)                            # prompts (B, T) -> (B, V) and a cache
-    logits, state = policy.step(tokens, repeat(state, 8))            # tokens (8 B,): each prompt goes on eight ways
+    logits, state = policy.step(tokens, state.repeat(8))             # tokens (8 B,): each prompt goes on eight ways
 
 Both read left to right, so that a batch of texts of unequal length is padded at its right end and needs no mask. What
 one of them writes is text to the other: policies that learn from each other share nothing but a vocabulary's text.
@@ -23,15 +23,27 @@ from torch import Tensor, nn
 from swarmnode.training.rl.vocabulary import DIGITS, KNOWN, Vocabulary
 
 
-class OtherState(Protocol):
-    """A cache that knows how to follow its batch."""
+class State(Protocol):
+    """The cache of a batch. What it is changed into uses it up."""
 
-    def repeat(self, times: int) -> OtherState: ...
+    def repeat(self, times: int) -> State:
+        """That of a batch in which each row stands `times` times in a row."""
 
-    def kept(self, rows: Tensor) -> OtherState: ...
+    def kept(self, rows: Tensor) -> State:
+        """That of the rows `rows` (indices) of the batch."""
 
 
-State = list[tuple[Tensor, ...]] | OtherState  # per layer, tensors with the batch in front
+@dataclass
+class LayerStates:
+    """Implements `State`: of each layer, tensors with the batch in front."""
+
+    layers: list[tuple[Tensor, ...]]
+
+    def repeat(self, times: int) -> LayerStates:
+        return LayerStates([tuple(each.repeat_interleave(times, dim=0) for each in layer) for layer in self.layers])
+
+    def kept(self, rows: Tensor) -> LayerStates:
+        return LayerStates([tuple(each.index_select(0, rows) for each in layer) for layer in self.layers])
 
 
 class Policy(Protocol):
@@ -79,20 +91,6 @@ def build(spec: PolicySpec, *, seed: int) -> TinyGPT | TinyGRU:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TinyGPT(spec) if spec.kind == "gpt" else TinyGRU(spec)
-
-
-def repeat(state: State, times: int) -> State:
-    """The cache of a batch in which each row stands `times` times in a row. The one given is used up."""
-    if not isinstance(state, list):
-        return state.repeat(times)
-    return [tuple(tensor.repeat_interleave(times, dim=0) for tensor in layer) for layer in state]
-
-
-def kept(state: State, rows: Tensor) -> State:
-    """The cache of the batch rows `rows` (indices). The one given is used up."""
-    if not isinstance(state, list):
-        return state.kept(rows)
-    return [tuple(tensor.index_select(0, rows) for tensor in layer) for layer in state]
 
 
 def parameter_hash(policy: nn.Module) -> str:
@@ -168,15 +166,15 @@ class TinyGPT(nn.Module):
         return logits[:, 0], state
 
     def _run(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        assert state is None or isinstance(state, list)
-        P = 0 if state is None else state[0][0].shape[2]
+        assert state is None or isinstance(state, LayerStates)
+        P = 0 if state is None else state.layers[0][0].shape[2]
         x = self.tokens(tokens) + self.positions.weight[P : P + tokens.shape[1]]  # (B, T, C)
         after: list[tuple[Tensor, ...]] = []
         for index, block in enumerate(self.blocks):
-            x, cache = block(x, None if state is None else state[index])
+            x, cache = block(x, None if state is None else state.layers[index])
             after.append(cache)
         logits: Tensor = self.head(self.norm(x))  # (B, T, V)
-        return logits, after
+        return logits, LayerStates(after)
 
 
 class TinyGRU(nn.Module):
@@ -197,10 +195,10 @@ class TinyGRU(nn.Module):
 
     def begin(self, tokens: Tensor) -> tuple[Tensor, State]:
         hidden, last = self.gru(self.tokens(tokens))  # (B, T, C), (layers, B, C)
-        return self.head(hidden[:, -1]), [(layer,) for layer in last]
+        return self.head(hidden[:, -1]), LayerStates([(layer,) for layer in last])
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        assert isinstance(state, list)
-        before = torch.stack([layer[0] for layer in state])  # (layers, B, C)
+        assert isinstance(state, LayerStates)
+        before = torch.stack([layer[0] for layer in state.layers])  # (layers, B, C)
         hidden, last = self.gru(self.tokens(tokens.view(-1, 1)), before)
-        return self.head(hidden[:, 0]), [(layer,) for layer in last]
+        return self.head(hidden[:, 0]), LayerStates([(layer,) for layer in last])

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from swarmnode.training.rl.defence import TokenReading
 from swarmnode.training.rl.groups import Scored
-from swarmnode.training.rl.policies import Policy, kept, repeat
+from swarmnode.training.rl.policies import Policy
 from swarmnode.training.rl.vocabulary import translate
 
 LOGITS = 1 << 26  # of one pass that reads, at the most: 256 MiB in float32
@@ -105,7 +105,7 @@ def _continue(policy: Policy, prompts: Tensor, how: Sampling, generator: torch.G
     with _watched(policy) if how.traced else nullcontext() as seen:
         logits, state = policy.begin(prompts)
         final = seen.last.repeat_interleave(how.copies, dim=0) if seen else None
-        logits, state = logits.repeat_interleave(how.copies, dim=0), repeat(state, how.copies)
+        logits, state = logits.repeat_interleave(how.copies, dim=0), state.repeat(how.copies)
         while True:
             tokens, logprobs = draw(logits, how, generator)
             for row, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -123,7 +123,7 @@ def _continue(policy: Policy, prompts: Tensor, how: Sampling, generator: torch.G
                 break
             if len(going) < len(alive):
                 chosen = torch.tensor(going)
-                tokens, state = tokens[chosen], kept(state, chosen)
+                tokens, state = tokens[chosen], state.kept(chosen)
                 alive = [alive[position] for position in going]
             logits, state = policy.step(tokens, state)
             final = seen.last if seen else None

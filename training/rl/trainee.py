@@ -61,7 +61,7 @@ class DigitsRL:
             clip_norm=spec.inner.clip,
             gate=TokenGate() if is_small else TEXT_GATE,
             sampling=Sampling() if is_small else TEXT_SAMPLING,
-            correction="tapered",
+            tapered=True,
             judged=rollouts.judge != "none",
         )
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.

@@ -39,10 +39,11 @@ class Vocabulary(Protocol):
 
     def prompt(self, text: str) -> list[int]:
         """Ids of a question, as a policy is asked it. Raises ValueError for what cannot be written."""
+        return self.encode(text)
 
 
 @dataclass(frozen=True)
-class Characters:
+class Characters(Vocabulary):
     """One token a character of an alphabet, and the end token."""
 
     alphabet: str
@@ -66,14 +67,11 @@ class Characters:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.alphabet[i] for i in _before(ids, self.end))
-
-    def prompt(self, text: str) -> list[int]:
-        return self.encode(text)
+        return "".join(self.alphabet[i] for i in before(ids, self.end))
 
 
 @dataclass(frozen=True)
-class Bytes:
+class Bytes(Vocabulary):
     """UTF-8, a token a byte, and the end token 256. What is no UTF-8 decodes to replacement characters."""
 
     id: str = "bytes"
@@ -84,10 +82,7 @@ class Bytes:
         return list(text.encode("utf-8", errors="replace"))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(_before(ids, self.end)).decode("utf-8", errors="replace")
-
-    def prompt(self, text: str) -> list[int]:
-        return self.encode(text)
+        return bytes(before(ids, self.end)).decode("utf-8", errors="replace")
 
 
 DIGITS = Characters(ALPHABET)
@@ -111,7 +106,8 @@ def known(id: str) -> Vocabulary | None:
     return KNOWN.get(id) or KNOWN.get(id.partition("/")[0])
 
 
-def _before(ids: Sequence[int], end: int) -> Sequence[int]:
+def before(ids: Sequence[int], end: int) -> Sequence[int]:
+    """The ids before the first that is `end`."""
     return ids[: ids.index(end)] if end in ids else ids
 
 

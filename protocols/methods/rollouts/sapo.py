@@ -76,16 +76,6 @@ LEAST_BETWEEN = 0.25  # seconds between questions to a trainer that answers when
 AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
-def build(parts: Context) -> Sapo:
-    """The method of a node that trains. Raises TypeError where its trainer process has no policy."""
-    return Sapo(parts)
-
-
-def build_sampler(parts: Context) -> SapoSampler:
-    """The method of a node that only samples. Raises TypeError where its trainer process has no policy."""
-    return SapoSampler(parts)
-
-
 class _ByRollouts(Method):
     """What both roles have alike. It implements `SharingRules` as a method that takes no groups."""
 
@@ -95,6 +85,7 @@ class _ByRollouts(Method):
     rollouts: Rollouts
 
     def __init__(self, parts: Context, *, limits: RolloutLimits, takes: bool) -> None:
+        """Raises TypeError where the trainer process has no policy."""
         if not parts.trainer.capabilities.rollouts:
             raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
         self._parts, self._settings, self._trainer = parts, parts.spec.rollouts, parts.trainer

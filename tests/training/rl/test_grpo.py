@@ -10,34 +10,13 @@ import torch.nn.functional as F
 
 from swarmnode.training.rl.grpo import (
     Batch,
-    Clip,
-    clipped_surrogate,
-    decoupled_loss,
     grpo_loss,
     pack,
     supervised_loss,
-    tapered_loss,
     token_logprobs,
     token_mean,
 )
 from swarmnode.training.rl.policies import PolicySpec, build
-
-CLIP = Clip(low=0.2, high=0.28, cap=4.0)
-
-
-@pytest.mark.parametrize(
-    "ratio, advantage, value",
-    [
-        (1.0, 2.0, 2.0),
-        (1.5, 2.0, 2.56),  # cut at 1.28
-        (0.5, 2.0, 1.0),  # a good token that got rarer is not cut
-        (0.5, -2.0, -1.6),  # cut at 0.8
-        (1.5, -2.0, -3.0),  # a bad token that got likelier is not cut
-        (9.0, -2.0, -8.0),  # but for the cap of 4
-    ],
-)
-def test_the_surrogate_is_cut_where_it_would_carry_too_far(ratio: float, advantage: float, value: float) -> None:
-    assert clipped_surrogate(torch.tensor(ratio), torch.tensor(advantage), CLIP).item() == pytest.approx(value)
 
 
 def test_long_answers_weigh_as_much_as_they_have_tokens() -> None:
@@ -46,51 +25,44 @@ def test_long_answers_weigh_as_much_as_they_have_tokens() -> None:
     assert token_mean(values, torch.zeros(2, 3)).item() == 0
 
 
-def a_batch(behaviour: list[list[float] | None] | None = None) -> Batch:
+def a_batch(behaviour: list[list[float] | None] | None = None, *, stale: bool = False) -> Batch:
     """Two answers of one token to prompts of one: advantages 1 and −1."""
-    return pack([[1], [1]], [[2], [3]], [1.0, -1.0], behaviour)
+    return pack([[1], [1]], [[2], [3]], [1.0, -1.0], behaviour, [stale, stale])
 
 
 def test_the_one_step_of_a_sapo_round_is_the_policy_gradient() -> None:
     logprobs = torch.log(torch.tensor([[0.5], [0.25]])).requires_grad_()
-    loss = grpo_loss(logprobs, logprobs.detach(), a_batch(), CLIP)
+    loss = grpo_loss(logprobs, a_batch())
     loss.backward()
     assert loss.item() == pytest.approx(0.0)
     # d/dlogp of −mean(ratio · A) at ratio 1 is −A / 2.
     torch.testing.assert_close(logprobs.grad, torch.tensor([[-0.5], [0.5]]))
 
 
-def test_a_second_step_is_held_by_the_clip() -> None:
-    logprobs = torch.log(torch.tensor([[0.8], [0.1]])).requires_grad_()
-    proximal = torch.log(torch.tensor([[0.5], [0.25]]))  # ratios 1.6 and 0.4
-    loss = grpo_loss(logprobs, proximal, a_batch(), CLIP)
+def test_decoupled_ppo_weighs_by_how_much_likelier_the_policy_finds_a_token_than_its_older_self() -> None:
+    logprobs = torch.log(torch.tensor([[0.5], [0.25]])).requires_grad_()
+    loss = grpo_loss(logprobs, a_batch([[math.log(0.25)], None], stale=True))  # weights 2 and, unknown, 1
     loss.backward()
-    assert loss.item() == pytest.approx(-(1.28 - 0.8) / 2)
-    torch.testing.assert_close(logprobs.grad, torch.zeros(2, 1))
-
-
-def test_decoupled_ppo_weighs_by_how_much_likelier_the_proximal_policy_finds_a_token() -> None:
-    logprobs = torch.log(torch.tensor([[0.6], [0.25]]))
-    proximal = torch.log(torch.tensor([[0.5], [0.25]]))  # u: 1.2 and 1
-    loss = decoupled_loss(logprobs, proximal, a_batch([[math.log(0.25)], None]), CLIP)  # weights 2 and, unknown, 1
-    assert loss.item() == pytest.approx(-(2 * 1.2 - 1) / 2)
-    far = decoupled_loss(logprobs, proximal, a_batch([[math.log(0.001)], None]), CLIP)  # weight 500, cut at 4
-    assert far.item() == pytest.approx(-(4 * 1.2 - 1) / 2)
+    assert loss.item() == pytest.approx(-(2 - 1) / 2)
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[-1.0], [0.5]]))
+    far = grpo_loss(logprobs, a_batch([[math.log(0.001)], None], stale=True), tapered=True)  # weight 500, cut at 4
+    assert far.item() == pytest.approx(-(4 - 1) / 2)
 
 
 def test_on_policy_all_corrections_are_grpo() -> None:
     logprobs = torch.log(torch.tensor([[0.5], [0.25]]))
-    batch = a_batch([[math.log(0.5)], [math.log(0.25)]])
-    for loss in (decoupled_loss, tapered_loss):
-        torch.testing.assert_close(loss(logprobs, logprobs, batch, CLIP), grpo_loss(logprobs, logprobs, batch, CLIP))
+    known = [[math.log(0.5)], [math.log(0.25)]]
+    plain = grpo_loss(logprobs, a_batch(known))
+    torch.testing.assert_close(grpo_loss(logprobs, a_batch(known), tapered=True), plain)
+    torch.testing.assert_close(grpo_loss(logprobs, a_batch(known, stale=True)), plain)
 
 
 def test_a_wrong_answer_that_we_would_not_give_weighs_what_we_would_give_it() -> None:
     logprobs = torch.log(torch.tensor([[0.01], [0.02]]))
     batch = a_batch([[math.log(0.5)], [math.log(0.2)]])
-    assert tapered_loss(logprobs, logprobs, batch, CLIP).item() == pytest.approx(-(1 - 0.1) / 2)
+    assert grpo_loss(logprobs, batch, tapered=True).item() == pytest.approx(-(1 - 0.1) / 2)
     liar = a_batch([[math.log(0.5)], [math.log(1e-9)]])  # no claim lifts a weight above 1
-    assert tapered_loss(logprobs, logprobs, liar, CLIP).item() == pytest.approx(0.0)
+    assert grpo_loss(logprobs, liar, tapered=True).item() == pytest.approx(0.0)
 
 
 def test_a_batch_is_padded_at_the_right_and_masks_all_but_answers() -> None:

@@ -14,7 +14,7 @@ from tinymodels import WORDS, folder_of
 from swarmnode.training.rl.groups import as_text, score
 from swarmnode.training.rl.grpo import Split
 from swarmnode.training.rl.learner import Learner, Settings
-from swarmnode.training.rl.policies import PolicySpec, build, kept, parameter_hash, repeat
+from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling, read, sample
 from swarmnode.training.rl.tasks import TaskRef, well_formed
@@ -38,7 +38,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def learner(policy: torch.nn.Module, name: str = "hf") -> Learner:
-    settings = Settings(split=Split(2, 2), sampling=HOW, correction="tapered")
+    settings = Settings(split=Split(2, 2), sampling=HOW, tapered=True)
     return Learner(name, policy, settings, seed=1)
 
 
@@ -52,7 +52,7 @@ def test_a_cache_changes_no_logit(folder: Path, trained: Trained) -> None:
         whole = policy(tokens)  # (3, 9, V)
         logits, state = policy.begin(tokens[:, :4])
         torch.testing.assert_close(logits, whole[:, 3], atol=1e-5, rtol=1e-4)
-        state = kept(repeat(state, 2), torch.tensor([0, 2, 4]))
+        state = state.repeat(2).kept(torch.tensor([0, 2, 4]))
         for place in range(4, 9):
             logits, state = policy.step(tokens[:, place], state)
             torch.testing.assert_close(logits, whole[:, place], atol=1e-5, rtol=1e-4)

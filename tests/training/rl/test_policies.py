@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swarmnode.training.rl.policies import PolicySpec, build, kept, parameter_hash, repeat
+from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.sampling import Sampling, sample, tempered
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS
 
@@ -26,7 +26,7 @@ def test_a_cache_changes_no_logit(spec: PolicySpec) -> None:
         whole = policy(tokens)  # (3, 9, V)
         logits, state = policy.begin(tokens[:, :4])
         torch.testing.assert_close(logits, whole[:, 3], atol=1e-5, rtol=1e-4)
-        state = kept(repeat(state, 2), torch.tensor([0, 2, 4]))  # each row once again
+        state = state.repeat(2).kept(torch.tensor([0, 2, 4]))  # each row once again
         for place in range(4, 9):
             logits, state = policy.step(tokens[:, place], state)
             torch.testing.assert_close(logits, whole[:, place], atol=1e-5, rtol=1e-4)
